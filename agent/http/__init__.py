@@ -1,0 +1,1 @@
+"""See the code map in ARCHITECTURE.md."""

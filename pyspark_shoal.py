@@ -1,0 +1,1 @@
+"""Lets format("shoal") find the data source where Shoal is installed."""
