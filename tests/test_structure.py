@@ -1,0 +1,283 @@
+"""The rules that we care about, as tests: who may import whom, what is pure, how large things grow.
+
+A rule that only stands in a document is forgotten; each of these fails with the place that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ("agent", "membership", "replication", "segment_store", "shoal")
+LINKED = PACKAGES[:4]
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 70
+# What each package may import of ours, beside itself. The batch format is a leaf that all may use.
+ALLOWED_IMPORTS = {
+    "membership": set(),
+    "replication": {"shoal.batch"},
+    "segment_store": {"shoal.batch"},
+    "shoal": {"shoal"},
+    "agent": {"shoal"},
+}
+# Third-party packages with an owner: only these files may import them.
+OWNERS = {
+    "liburing": {"segment_store/ring_disk.py"},
+    "pyspark": {"shoal/spark.py"},
+    "zeroconf": {"membership/mdns.py"},
+    "typer": {"agent/cli/"},
+    "rich": {"agent/cli/"},
+    "prometheus_client": {"agent/metrics.py"},
+    "aiohttp": {"agent/http/", "agent/links.py", "agent/broker.py", "agent/agent.py", "shoal/aio.py"},
+}
+# Files that decide: no clock, no chance, no input or output (architecture: "calling convention").
+PURE = (
+    "replication/*.py",
+    "membership/swim.py",
+    "membership/suspicion.py",
+    "membership/awareness.py",
+    "membership/broadcasts.py",
+    "membership/members.py",
+    "membership/serf.py",
+    "membership/config.py",
+    "membership/wire/*.py",
+    "segment_store/layout.py",
+    "segment_store/index.py",
+    "segment_store/tail.py",
+    "segment_store/recovery.py",
+    "agent/bootstrap.py",
+    "agent/catalog.py",
+    "agent/config.py",
+    "agent/partition.py",
+    "agent/producers.py",
+    "agent/routes.py",
+    "shoal/batch.py",
+    "shoal/batching.py",
+    "shoal/errors.py",
+    "shoal/records.py",
+    "shoal/routing.py",
+)
+IMPURE_MODULES = {
+    "aiohttp", "asyncio", "fcntl", "http", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",
+    "select", "selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time",
+    "urllib", "uuid", "zeroconf", "liburing",
+}  # fmt: skip
+LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b|pytest\.mark\.(skip|xfail)|pytest\.skip")
+
+
+def sources(*packages: str) -> Iterator[pathlib.Path]:
+    for package in packages or PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            relative = path.relative_to(ROOT)
+            if relative.parts[0] == "shoal" and len(relative.parts) > 1 and relative.parts[1] in LINKED:
+                continue  # the same file through its link
+            yield path
+
+
+def tests_and_scripts() -> list[pathlib.Path]:
+    return sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").glob("*.py"))
+
+
+def imported_modules(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, wherever in the file; `from a.b import c` gives a.b and a.b.c."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or path.name == "__init__.py", (
+                f"{path}: relative imports hide who knows whom"
+            )
+            yield node.lineno, node.module or ""
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def owner_of(module: str) -> str | None:
+    """Which of our packages a module belongs to, None for everybody else's."""
+    if module != "shoal" and not module.startswith("shoal."):
+        return None
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LINKED else "shoal"
+
+
+def test_arrows_point_down() -> None:
+    """membership, replication and segment_store know none of each other; shoal never knows the agent."""
+    wrong = []
+    for path in sources():
+        package = path.relative_to(ROOT).parts[0]
+        for line, module in imported_modules(path):
+            owner = owner_of(module)
+            if owner in (None, package) or package == "agent":
+                continue
+            allowed = ALLOWED_IMPORTS[package]
+            if (
+                not any(module == name or module.startswith(f"{name}.") for name in allowed)
+                and module != "shoal"
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert wrong == []
+
+
+def test_packages_are_imported_by_their_full_names() -> None:
+    """`from agent import ...` would break beside a user's own agent.py."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in [*sources(), *tests_and_scripts()]
+        for line, module in imported_modules(path)
+        if module.split(".")[0] in LINKED
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", LINKED)
+def test_linked_packages_refuse_their_bare_name(package: str) -> None:
+    """The guard at the top of each linked package is there, and the link leads to the folder."""
+    assert f'__name__ != "shoal.{package}"' in (ROOT / package / "__init__.py").read_text()
+    link = ROOT / "shoal" / package
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / package
+
+
+def test_third_party_packages_have_owners() -> None:
+    """A library that has an owner is imported there and nowhere else in the product."""
+    wrong = []
+    for path in sources():
+        relative = str(path.relative_to(ROOT))
+        for line, module in imported_modules(path):
+            owners = OWNERS.get(module.split(".")[0])
+            if owners is not None and not any(relative == o or relative.startswith(o) for o in owners):
+                wrong.append(f"{relative}:{line} imports {module}")
+    assert sorted(set(wrong)) == []
+
+
+def test_every_dependency_is_explained() -> None:
+    """Each requirement of setup.cfg has its line in ARCHITECTURE.md: why it and not another."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().lower()
+    section = (ROOT / "setup.cfg").read_text().split("[options]")[1].split("[options.packages.find]")[0]
+    names = re.findall(r"^    ([A-Za-z][A-Za-z0-9_-]+)(?:[<>=;\[]|$)", section, re.MULTILINE)
+    assert len(names) >= 10, names
+    assert [name for name in names if f"`{name.lower()}`" not in text] == []
+
+
+def test_pure_files_are_pure() -> None:
+    """What decides has no clock, no chance, no socket and no file."""
+    wrong, seen = [], 0
+    for pattern in PURE:
+        paths = sorted(ROOT.glob(pattern))
+        assert paths, f"{pattern}: no such file; a pure file was renamed, so rename it here"
+        for path in paths:
+            seen += 1
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.AsyncFunctionDef | ast.Await):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} awaits")
+            for line, module in imported_modules(path):
+                if module.split(".")[0] in IMPURE_MODULES:
+                    wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+                if module == "random" or module.startswith("random."):
+                    text = path.read_text()
+                    for use in re.findall(r"random\.(\w+)", text):
+                        if use != "Random":
+                            wrong.append(
+                                f"{path.relative_to(ROOT)}: uses random.{use}; chance is an argument"
+                            )
+    assert seen > 20
+    assert sorted(set(wrong)) == []
+
+
+def test_sizes() -> None:
+    """Files stay under 700 lines and functions under 70: the tail is what hurts readers."""
+    wrong = []
+    for path in [*sources(), *tests_and_scripts()]:
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > FILE_LINES_MAX:
+            wrong.append(f"{path.relative_to(ROOT)} has {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > FUNCTION_LINES_MAX:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {size} lines")
+    assert wrong == []
+
+
+def test_files_open_with_their_law() -> None:
+    """Every file says first what lives in it."""
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in [*sources(), *tests_and_scripts()]
+        if not ast.get_docstring(ast.parse(path.read_text())) and path.read_text().strip()
+    ]
+    assert wrong == []
+
+
+def test_every_test_says_what_it_shows() -> None:
+    """A test without a sentence is a riddle for whoever breaks it."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and node.name.startswith("test_") and not ast.get_docstring(node):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert wrong == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    """No marks of unfinished work, no skipped tests, no swallowed exceptions."""
+    wrong = []
+    for path in [*sources(), *tests_and_scripts()]:
+        if path == pathlib.Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if LEFTOVERS.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and _catches_everything(node) and _does_nothing(node):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} swallows every exception")
+    assert wrong == []
+
+
+def _catches_everything(node: ast.ExceptHandler) -> bool:
+    return node.type is None or (
+        isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}
+    )
+
+
+def _does_nothing(node: ast.ExceptHandler) -> bool:
+    return all(isinstance(statement, ast.Pass | ast.Continue) for statement in node.body)
+
+
+def documents() -> list[pathlib.Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    """Every relative link of every document names a file that exists."""
+    wrong = []
+    for document in documents():
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
+            if not target.startswith(("http:", "https:")) and not (document.parent / target).exists():
+                wrong.append(f"{document.relative_to(ROOT)} -> {target}")
+    assert wrong == []
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    """The code map names no file that is not there, and leaves out no package."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(
+        re.findall(r"`((?:agent|membership|replication|segment_store|shoal|scripts|tests)/[\w/.]+)`", text)
+    )
+    assert len(named) > 20
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_no_bare_top_level_modules_are_shipped() -> None:
+    """site-packages gets `shoal/` and `pyspark_shoal.py`, and nothing that a user's own names could meet."""
+    text = (ROOT / "setup.cfg").read_text()
+    assert "py_modules = pyspark_shoal" in text
+    assert re.search(r"include =\n    shoal\n    shoal\.\*\n", text)
