@@ -1,1 +1,28 @@
-"""What users import. Importing this package is cheap: names are loaded when they are first used."""
+"""What users import. Importing this package is cheap: a name is loaded when it is first used (PEP 562)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = ["DEFAULT_SCHEMA", "BatchError", "ShoalError", "__version__"]
+
+__version__: Final = "0.1.0"
+
+_HOMES: Final = {
+    "DEFAULT_SCHEMA": "shoal.batch",
+    "BatchError": "shoal.batch",
+    "ShoalError": "shoal.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load `name` from the module that defines it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,313 @@
+"""Arrow record batch messages: made from our own batches, and admitted from a client's IPC stream.
+
+A message here is what a stream carries, without a stamp: the framing, its bounds and the check that a batch
+fits its topic live here. Stamps, offsets and logs are unknown (batch.py adds them). Bodies are copied once and
+otherwise stay as they were sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.arrow_metadata import (
+    HEADER_DICTIONARY_BATCH,
+    HEADER_RECORD_BATCH,
+    HEADER_SCHEMA,
+    MAX_METADATA_BYTES,
+    BatchError,
+    MessageHeader,
+    RecordBatchHeader,
+    encode_record_batch_header,
+    read_message_header,
+    read_record_batch_header,
+    require_little_endian,
+)
+
+MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_RECORD_BYTES: Final = 8 * 2**20
+MAX_RECORDS_PER_BATCH: Final = 1_000_000
+MAX_UNCOMPRESSED_BYTES: Final = 64 * 2**20
+"""Of one compressed body, unpacked: what every reader must be able to hold. Four times a plain body."""
+
+CONTINUATION: Final = b"\xff\xff\xff\xff"
+END_OF_STREAM: Final = CONTINUATION + b"\0\0\0\0"
+
+DEFAULT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field(
+            "headers",
+            pa.list_(
+                pa.field("element", pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())]))
+            ),
+        ),
+    ]
+)
+"""The columns of a topic that declares no schema. All nullable: Spark refuses any other."""
+
+_TIMESTAMP: Final = "timestamp"
+_PREFIX = struct.Struct("<4si")
+_I64 = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record batch message without a stamp. `metadata`: the flatbuffer padded to 8 bytes, no framing."""
+
+    metadata: bytes
+    body: bytes | memoryview
+    record_count: int
+    max_timestamp_us: int  # 0 for a batch without records or a schema without a timestamp column
+
+
+def message_from_batch(batch: pa.RecordBatch) -> Message:
+    """Encode a trusted batch. Raises BatchError("limit") when it is larger than a stored batch may be."""
+    if batch.num_rows > MAX_RECORDS_PER_BATCH:
+        raise BatchError("limit", f"more than {MAX_RECORDS_PER_BATCH} records in a batch")
+    encoded = memoryview(batch.serialize())
+    metadata_size = _PREFIX.unpack_from(encoded)[1]
+    body = encoded[8 + metadata_size :]
+    if len(body) > MAX_BODY_BYTES or metadata_size > MAX_METADATA_BYTES:
+        raise BatchError("limit", f"a batch may have at most {MAX_BODY_BYTES} bytes")
+    metadata = bytes(encoded[8 : 8 + metadata_size])
+    return Message(metadata, body, batch.num_rows, _max_timestamp_us(batch))
+
+
+def _max_timestamp_us(batch: pa.RecordBatch) -> int:
+    if batch.num_rows == 0 or _TIMESTAMP not in batch.schema.names:
+        return 0
+    greatest = pc.max(batch.column(_TIMESTAMP)).value
+    return 0 if greatest is None else int(greatest)
+
+
+def check_schema(offered: pa.Schema, wanted: pa.Schema) -> None:
+    """Refuse a client's schema that is not the topic's. Names, types, nullability count; metadata do not.
+
+    Raises BatchError: unsupported for dictionaries and extension types, else schema.
+    """
+    for field in offered:
+        _refuse_encoded(field)
+    if not offered.equals(wanted, check_metadata=False):
+        raise BatchError("schema", f"the stream's schema is not the topic's: {_difference(offered, wanted)}")
+
+
+def _refuse_encoded(field: pa.Field) -> None:
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        raise BatchError("unsupported", f"column {field.name!r} is dictionary-encoded")
+    if isinstance(kind, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {}):
+        raise BatchError("unsupported", f"column {field.name!r} has an extension type")
+    for number in range(kind.num_fields):
+        _refuse_encoded(kind.field(number))
+
+
+def _difference(offered: pa.Schema, wanted: pa.Schema) -> str:
+    if offered.names != wanted.names:
+        return f"columns {offered.names}, expected {wanted.names}"
+    for mine, theirs in zip(offered, wanted, strict=True):
+        if not mine.equals(theirs, check_metadata=False):
+            nullable = "" if mine.nullable else " not null"
+            return f"column {mine.name!r} is {mine.type}{nullable}, expected {theirs.type}"
+    return "byte order"
+
+
+class StreamDecoder:
+    """An Arrow IPC stream arriving in pieces of any size -> admitted Messages.
+
+    Checked before anything is stored: framing, schema, lengths, buffer ranges, declared uncompressed sizes,
+    then the values themselves (pyarrow's full validation), then null timestamps. The metadata are written anew
+    in canonical form, so padding and custom metadata of the client are dropped. Memory is bounded by one message
+    and what one feed() brings. After an error the decoder must not be fed again.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        max_message_bytes: int = MAX_BODY_BYTES,
+        max_records_per_batch: int = MAX_RECORDS_PER_BATCH,
+    ) -> None:
+        """`schema`: the topic's; `max_message_bytes` bounds one message's body."""
+        self._schema = schema
+        self._max_message_bytes = max_message_bytes
+        self._max_records_per_batch = max_records_per_batch
+        self._pieces: deque[memoryview] = deque()
+        self._held_bytes = 0
+        self._schema_seen = False
+        self._ended = False
+        self._metadata_size: int | None = None
+        self._pending: tuple[bytes, MessageHeader] | None = None
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes. Raises BatchError, any reason but short and checksum."""
+        if data:
+            self._pieces.append(memoryview(data))
+            self._held_bytes += len(data)
+        messages: list[Message] = []
+        while self._advance(messages):
+            pass
+        return messages
+
+    def close(self) -> None:
+        """The stream has ended; the end-of-stream marker is optional. Raises BatchError("short")."""
+        if self._held_bytes or self._metadata_size is not None or self._pending is not None:
+            raise BatchError("short", "the stream ends inside a message")
+        if not self._schema_seen:
+            raise BatchError("short", "the stream has no schema message")
+
+    def _advance(self, messages: list[Message]) -> bool:
+        """Take one part (prefix, metadata or body) if it is there."""
+        if self._pending is not None:
+            metadata, header = self._pending
+            body = self._take(header.body_length)
+            if body is None:
+                return False
+            self._pending = None
+            messages.append(self._admit(metadata, header, body))
+            return True
+        if self._metadata_size is not None:
+            parts = self._take(self._metadata_size)
+            if parts is None:
+                return False
+            self._metadata_size = None
+            self._read_metadata(b"".join(parts))
+            return True
+        return self._read_prefix()
+
+    def _read_prefix(self) -> bool:
+        if self._ended:
+            if self._held_bytes:
+                raise BatchError("invalid", "bytes after the end of the stream")
+            return False
+        parts = self._take(8)
+        if parts is None:
+            return False
+        mark, size = _PREFIX.unpack(b"".join(parts))
+        if mark != CONTINUATION:
+            raise BatchError("magic", "this is not an Arrow IPC stream")
+        if size == 0:
+            self._ended = True
+            return True
+        if size < 0 or size > MAX_METADATA_BYTES:
+            raise BatchError("limit", f"a message's metadata may have at most {MAX_METADATA_BYTES} bytes")
+        self._metadata_size = size
+        return True
+
+    def _take(self, count: int) -> list[memoryview] | None:
+        """Exactly `count` bytes, in pieces, or None while they have not arrived."""
+        if self._held_bytes < count:
+            return None
+        self._held_bytes -= count
+        taken: list[memoryview] = []
+        while count:
+            piece = self._pieces[0]
+            if len(piece) <= count:
+                taken.append(self._pieces.popleft())
+                count -= len(piece)
+            else:
+                taken.append(piece[:count])
+                self._pieces[0] = piece[count:]
+                count = 0
+        return taken
+
+    def _read_metadata(self, metadata: bytes) -> None:
+        header = read_message_header(metadata)
+        if header.kind == HEADER_SCHEMA:
+            self._read_schema(metadata, header)
+            return
+        if not self._schema_seen:
+            raise BatchError("invalid", "the stream does not begin with a schema")
+        if header.kind == HEADER_DICTIONARY_BATCH:
+            raise BatchError("unsupported", "dictionary batches are not accepted")
+        if header.kind != HEADER_RECORD_BATCH:
+            raise BatchError("unsupported", f"messages of kind {header.kind} are not accepted")
+        if header.body_length > self._max_message_bytes:
+            raise BatchError("limit", f"a batch may have at most {self._max_message_bytes} bytes")
+        self._pending = (metadata, header)
+
+    def _read_schema(self, metadata: bytes, header: MessageHeader) -> None:
+        if self._schema_seen:
+            raise BatchError("invalid", "a second schema in one stream")
+        if header.body_length:
+            raise BatchError("invalid", "a schema message with a body")
+        require_little_endian(metadata, header)
+        framed = pa.py_buffer(_PREFIX.pack(CONTINUATION, len(metadata)) + metadata)
+        try:
+            offered = pa.ipc.read_schema(framed)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise BatchError("schema", _one_line(error)) from error
+        check_schema(offered, self._schema)
+        self._schema_seen = True
+
+    def _admit(self, metadata: bytes, header: MessageHeader, body: list[memoryview]) -> Message:
+        fields = read_record_batch_header(metadata, header)
+        if fields.record_count > self._max_records_per_batch:
+            raise BatchError("limit", f"more than {self._max_records_per_batch} records in a batch")
+        used = max((offset + length for offset, length in fields.buffers), default=0)
+        stored_length = min(-(-used // 8) * 8, fields.body_length)
+        if stored_length % 8:
+            raise BatchError("length", "the body is not a multiple of 8 bytes")
+        canonical = encode_record_batch_header(fields._replace(body_length=stored_length))
+        framed = b"".join((_PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
+        view = memoryview(framed)[: 8 + len(canonical) + stored_length]
+        stored = view[8 + len(canonical) :]
+        unpacked_bytes = _unpacked_bytes(fields, stored)
+        batch = _read_validated(view, self._schema)
+        _check_values(batch, unpacked_bytes)
+        return Message(canonical, stored, fields.record_count, _max_timestamp_us(batch))
+
+
+def _unpacked_bytes(header: RecordBatchHeader, body: memoryview) -> int:
+    """The body's size in memory, from the lengths its compressed buffers declare. Nothing is unpacked."""
+    if header.codec is None:
+        return len(body)
+    total = 0
+    for offset, length in header.buffers:
+        if length == 0:
+            continue
+        if length < 8:
+            raise BatchError("length", "a compressed buffer without its length")
+        declared = _I64.unpack_from(body, offset)[0]
+        if declared < -1:
+            raise BatchError("length", "a compressed buffer declares a negative length")
+        total += length - 8 if declared == -1 else declared
+        if total > MAX_UNCOMPRESSED_BYTES:
+            raise BatchError("limit", f"a body may unpack to at most {MAX_UNCOMPRESSED_BYTES} bytes")
+    return total
+
+
+def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(framed), schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BatchError("invalid", _one_line(error)) from error
+    return batch
+
+
+def _check_values(batch: pa.RecordBatch, unpacked_bytes: int) -> None:
+    if _TIMESTAMP in batch.schema.names and batch.column(_TIMESTAMP).null_count:
+        raise BatchError("invalid", "a record has no timestamp")
+    if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
+        _check_record_sizes(batch)
+
+
+def _check_record_sizes(batch: pa.RecordBatch) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
+            if longest > MAX_RECORD_BYTES:
+                detail = f"a record's {name!r} has {longest} bytes, at most {MAX_RECORD_BYTES} are accepted"
+                raise BatchError("limit", detail)
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["unreadable"])[0][:300]

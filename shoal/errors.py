@@ -1,0 +1,128 @@
+"""The table of error codes, once: agents answer with it, clients read it, documentation is made from it.
+
+Knows HTTP status numbers, but neither requests nor responses. Problem documents are RFC 9457.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+JSON: TypeAlias = "bool | int | float | str | list[Any] | dict[str, Any] | None"
+
+PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
+_TYPE_PREFIX: Final = "urn:shoal:problem:"
+
+
+class ErrorCode(NamedTuple):
+    """One line of the table.
+
+    `retriable`: the same request may succeed later, or elsewhere. `definite`: what was asked certainly did
+    not happen; a client that repeats an indefinite append without a producer id may store it twice.
+    """
+
+    code: str
+    status: int
+    title: str
+    retriable: bool
+    definite: bool
+
+
+def _table(*rows: ErrorCode) -> dict[str, ErrorCode]:
+    return {row.code: row for row in rows}
+
+
+ERRORS: Final[dict[str, ErrorCode]] = _table(
+    ErrorCode("bad-request", 400, "The request cannot be understood", False, True),
+    ErrorCode("ambiguous-body", 400, "The body could mean two things", False, True),
+    ErrorCode("schema-mismatch", 400, "The records do not fit the topic's schema", False, True),
+    ErrorCode("illegal-name", 400, "The name is not allowed", False, True),
+    ErrorCode("foreign-origin", 403, "Requests from this origin are refused", False, True),
+    ErrorCode("unknown-topic", 404, "There is no such topic", False, True),
+    ErrorCode("unknown-partition", 404, "The topic has no such partition", False, True),
+    ErrorCode("unknown-member", 404, "There is no such member", False, True),
+    ErrorCode("unknown-route", 404, "There is nothing at this address", False, True),
+    ErrorCode("method-not-allowed", 405, "This address does not take this method", False, True),
+    ErrorCode("not-acceptable", 406, "None of the accepted media types can be served", False, True),
+    ErrorCode("topic-differs", 409, "The topic exists with other settings", False, True),
+    ErrorCode("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
+    ErrorCode("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
+    ErrorCode("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
+    ErrorCode("trimmed", 410, "The records at this offset have been removed", False, True),
+    ErrorCode("too-large", 413, "The request or one of its records is too large", False, True),
+    ErrorCode("unsupported-media-type", 415, "The body's media type is not supported", False, True),
+    ErrorCode("beyond-end", 416, "The offset lies beyond the end of the log", False, True),
+    ErrorCode("not-leader", 421, "Another agent leads this partition", True, True),
+    ErrorCode("overloaded", 429, "The agent has as much work as it can hold", True, True),
+    ErrorCode("internal", 500, "The agent failed in an unexpected way", False, False),
+    ErrorCode("no-leader", 503, "The partition has no leader at present", True, True),
+    ErrorCode("not-ready", 503, "The agent is not ready yet", True, True),
+    ErrorCode("stopping", 503, "The agent is stopping", True, True),
+    ErrorCode("damaged", 503, "The log is damaged here and waits for an intact copy", False, True),
+    ErrorCode("timeout", 504, "No answer came in time; it may have happened", True, False),
+    ErrorCode("leadership-lost", 504, "Leadership was lost on the way; it may have happened", True, False),
+    ErrorCode("disk-full", 507, "The disk is full", True, True),
+)
+
+_RESERVED_MEMBERS: Final = frozenset({"type", "title", "status", "detail", "code", "retriable", "definite"})
+
+
+class ShoalError(Exception):
+    """A fault with a stable code of ERRORS. `extra` are further members of the problem document."""
+
+    def __init__(self, code: str, detail: str, *, definite: bool | None = None, **extra: JSON) -> None:
+        """`definite` None: as the table says. `extra`: JSON values, for example leader_url."""
+        assert code in ERRORS, f"unknown error code {code!r}"
+        assert not _RESERVED_MEMBERS & extra.keys(), "an extra member would hide one of the document's own"
+        super().__init__(f"{code}: {detail}")
+        self._row = ERRORS[code]
+        self.code = code
+        self.detail = detail
+        self.definite = self._row.definite if definite is None else definite
+        self.extra: dict[str, JSON] = extra
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._row.status
+
+    @property
+    def retriable(self) -> bool:
+        """May the same request succeed later, or at another agent?"""
+        return self._row.retriable
+
+    def to_problem(self) -> dict[str, JSON]:
+        """The RFC 9457 document."""
+        return {
+            "type": _TYPE_PREFIX + self.code,
+            "title": self._row.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            "retriable": self.retriable,
+            "definite": self.definite,
+            **self.extra,
+        }
+
+    @classmethod
+    def from_problem(cls, document: Mapping[str, Any]) -> ShoalError:
+        """Read a problem document. One that no agent of this version writes becomes `internal`, indefinite."""
+        extra = {str(name): value for name, value in document.items() if name not in _RESERVED_MEMBERS}
+        code = document.get("code")
+        detail = str(document.get("detail") or document.get("title") or "no detail given")
+        if not isinstance(code, str) or code not in ERRORS:
+            return _restore(cls, "internal", f"{code or 'unknown problem'}: {detail}", False, extra)
+        definite = document.get("definite")
+        return _restore(cls, code, detail, definite if isinstance(definite, bool) else None, extra)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore, (type(self), self.code, self.detail, self.definite, self.extra))
+
+
+def _restore(
+    kind: type[ShoalError], code: str, detail: str, definite: bool | None, extra: dict[str, JSON]
+) -> ShoalError:
+    """Built in two steps: members of a foreign document may be called like parameters."""
+    error = kind(code, detail, definite=definite)
+    error.extra = extra
+    return error
