@@ -8,8 +8,8 @@ MINIMUM = (3, 11)
 NEWEST_MINOR = 15
 
 
-def require():  # type: () -> None
-    """Goes on under a newer interpreter when this one is too old; ends with one clear line when there is none."""
+def require():  # type: () -> None  # noqa: ANN201
+    """Goes on under a newer interpreter when this one is too old; ends with one clear line without one."""
     if sys.version_info >= MINIMUM:
         return
     for minor in range(NEWEST_MINOR, MINIMUM[1] - 1, -1):
