@@ -63,25 +63,34 @@ class LocalCluster:
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
         self.agents: list[AgentProcess] = []
+        self._command: list[str] = []
         self._list = directory / "agents.json"
 
     def start(self, shoal: str, cluster: str, names: tuple[str, ...] = NAMES) -> None:
         """Starts one agent per name and waits until each has said its URL. Raises ClusterProblem."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._command = [shoal, "agent", "--cluster", cluster]
         for name in names:
-            self.agents.append(self._spawn(shoal, cluster, name))
+            self.agents.append(self._spawn(name))
             self._remember()
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         for agent in self.agents:
             agent.url = _wait_for_url(agent, deadline)
         self._remember()
 
-    def _spawn(self, shoal: str, cluster: str, name: str) -> AgentProcess:
+    def restart(self, agent: AgentProcess) -> None:
+        """Starts an agent that has ended again, on its own data, under its own ports."""
+        assert not agent.is_alive()
+        again = self._spawn(agent.name)
+        again.url = _wait_for_url(again, time.monotonic() + START_TIMEOUT_SECONDS)
+        self.agents[self.agents.index(agent)] = again
+        self._remember()
+
+    def _spawn(self, name: str) -> AgentProcess:
         log = self.directory / f"{name}.log"
-        arguments = [shoal, "agent", "--name", name, "--cluster", cluster]
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [*arguments, "--data", str(self.directory / "data" / name)],
+                [*self._command, "--name", name, "--data", str(self.directory / "data" / name)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
