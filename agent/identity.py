@@ -1,0 +1,252 @@
+"""Who this agent is, which replicas it holds, and what each has promised: the durable facts outside the logs.
+
+Law of this file: records and their meaning; how they survive a crash is doubled.py's business. The order at
+the birth of a replica matters and is the host's: registry `creating`, log directory, hard state, registry
+`active`, first message. Registered and active but without its data or its hard state means `lost` (safety 2,
+3).
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from shoal.agent.doubled import DoubledFile
+from shoal.batch import LogIndex, Term
+from shoal.replication.interfaces import HardState, ReplicaId
+from shoal.segment_store.disk import Disk
+
+MAX_NAME_BYTES = 128
+_IDENTITY_KEY = b"agent"
+_GROUP = struct.Struct("<16sI")
+_REGISTRY = struct.Struct("<qqB")
+_HARD_STATE = struct.Struct("<qqqBqqq")
+
+
+class IdentityError(Exception):
+    """The agent's own records are damaged or cannot be what they say. The text says what to do."""
+
+
+class GroupId(NamedTuple):
+    """One partition of one topic: one Raft group. Topic ids are 16 random bytes, made at the topic's
+    birth."""
+
+    topic_id: bytes
+    partition: int
+
+    def to_bytes(self) -> bytes:
+        """20 bytes, for keys and frames."""
+        return _GROUP.pack(self.topic_id, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic_id.hex()}/{self.partition}"
+
+
+GROUP_ID_BYTES = _GROUP.size
+CATALOG_GROUP = GroupId(bytes(16), 0)
+
+
+def group_id_from_bytes(data: bytes) -> GroupId:
+    """The inverse of GroupId.to_bytes. Raises IdentityError."""
+    if len(data) != _GROUP.size:
+        raise IdentityError(f"a group id of {len(data)} bytes")
+    return GroupId(*_GROUP.unpack(data))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """What an agent keeps for life. `cluster_id` is None until it has bootstrapped or joined; ports 0 until
+    known."""
+
+    agent_id: str
+    cluster_id: bytes | None
+    name: str
+    http_port: int = 0
+    gossip_port: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.agent_id) != 32 or self.agent_id != _hex_or_empty(self.agent_id):
+            raise IdentityError(f"agent id {self.agent_id!r} is not 32 lower-case hexadecimal digits")
+        if self.cluster_id is not None and len(self.cluster_id) != 16:
+            raise IdentityError("a cluster id has 16 bytes")
+        if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES:
+            raise IdentityError(f"an agent's name has 1 to {MAX_NAME_BYTES} bytes")
+        if not (0 <= self.http_port <= 65_535 and 0 <= self.gossip_port <= 65_535):
+            raise IdentityError("a port is between 0 and 65535")
+
+    def to_bytes(self) -> bytes:
+        """JSON: small, and readable in a hex dump when everything else is broken."""
+        document = asdict(self)
+        document["cluster_id"] = None if self.cluster_id is None else self.cluster_id.hex()
+        return json.dumps(document, sort_keys=True, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "AgentIdentity":
+        """Raises IdentityError."""
+        try:
+            document = json.loads(data)
+            cluster_id = document.pop("cluster_id")
+            return cls(cluster_id=None if cluster_id is None else bytes.fromhex(cluster_id), **document)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise IdentityError(f"the agent's identity cannot be read: {error}") from error
+
+
+def _hex_or_empty(text: str) -> str:
+    try:
+        return bytes.fromhex(text).hex()
+    except ValueError:
+        return ""
+
+
+def new_agent_id() -> str:
+    """128 random bits; made once, with the data directory (safety 2)."""
+    return os.urandom(16).hex()
+
+
+class IdentityStore:
+    """The one record about the agent itself."""
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> "IdentityStore":
+        """Raises IdentityError when the record was written once and neither copy can be read now."""
+        records = await DoubledFile.open(disk, directory, "identity")
+        if records.damaged_slots:
+            await records.close()
+            raise IdentityError(
+                f"both copies of {directory}/identity are damaged: restore one from a backup, or move the "
+                "directory away and let this agent start anew under another id"
+            )
+        return cls(records)
+
+    def load(self) -> AgentIdentity | None:
+        """None before the first save. Raises IdentityError."""
+        data = self._records.get(_IDENTITY_KEY)
+        return None if data is None else AgentIdentity.from_bytes(data)
+
+    async def save(self, identity: AgentIdentity) -> None:
+        """Durable in both copies on return."""
+        await self._records.save(_IDENTITY_KEY, identity.to_bytes())
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._records.close()
+
+
+class ReplicaState(IntEnum):
+    """creating: nothing was ever said by this replica id. lost: it may have promised what it no longer
+    knows."""
+
+    CREATING = 0
+    ACTIVE = 1
+    LOST = 2
+
+
+class ReplicaRecord(NamedTuple):
+    """One replica this agent holds or held."""
+
+    group: GroupId
+    replica_id: ReplicaId
+    state: ReplicaState
+
+
+class ReplicaRegistry:
+    """Every replica id this agent has taken, outside the partitions' directories (safety 2)."""
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+        self._by_group: dict[GroupId, ReplicaRecord] = {}
+        for key, payload in records.items():
+            record = _decode_record(key, payload)
+            self._by_group[record.group] = record
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> "ReplicaRegistry":
+        """Raises IdentityError when a record cannot be read: which replica it named is then unknown."""
+        records = await DoubledFile.open(disk, directory, "replicas")
+        if records.damaged_slots:
+            await records.close()
+            raise IdentityError(
+                f"both copies of {records.damaged_slots} records of {directory}/replicas are damaged: this "
+                "agent can no longer tell which promises it made; move the directory away and let it start anew"
+            )
+        return cls(records)
+
+    def get(self, group: GroupId) -> ReplicaRecord | None:
+        """None: this agent never held a replica of the group, or deleted it."""
+        return self._by_group.get(group)
+
+    def __iter__(self) -> Iterator[ReplicaRecord]:
+        return iter(list(self._by_group.values()))
+
+    async def put(self, record: ReplicaRecord) -> None:
+        """Durable on return; before the replica's first message."""
+        self._by_group[record.group] = record
+        payload = _REGISTRY.pack(*record.replica_id, record.state)
+        await self._records.save(record.group.to_bytes(), payload)
+
+    async def remove(self, group: GroupId) -> None:
+        """Only on a committed configuration without the replica, or a committed topic deletion (safety 4)."""
+        self._by_group.pop(group, None)
+        await self._records.remove(group.to_bytes())
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._records.close()
+
+
+def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
+    try:
+        term, index, state = _REGISTRY.unpack(payload)
+        return ReplicaRecord(group_id_from_bytes(key), ReplicaId(term, index), ReplicaState(state))
+    except (struct.error, ValueError) as error:
+        raise IdentityError(f"a replica record that cannot be read: {error}") from error
+
+
+class HardStateFile:
+    """Term and vote of every replica here, in one group-committed file (safety 3)."""
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
+        """Damaged slots are no error here: a registered replica without a hard state is lost, the others
+        serve."""
+        return cls(await DoubledFile.open(disk, directory, "hard-state"))
+
+    @property
+    def damaged_slots(self) -> int:
+        """Hard states of which neither copy can be read."""
+        return self._records.damaged_slots
+
+    def get(self, group: GroupId) -> tuple[ReplicaId, HardState] | None:
+        """The replica id it was saved under, and the state; None when there is none. Raises IdentityError."""
+        payload = self._records.get(group.to_bytes())
+        if payload is None:
+            return None
+        try:
+            own_term, own_index, term, voted, vote_term, vote_index, commit = _HARD_STATE.unpack(payload)
+        except struct.error as error:
+            raise IdentityError(f"the hard state of {group} cannot be read: {error}") from error
+        vote = ReplicaId(vote_term, vote_index) if voted else None
+        return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
+
+    async def save(self, group: GroupId, replica_id: ReplicaId, state: HardState) -> None:
+        """Both copies synced on return: only then may anything of that term leave."""
+        vote = state.vote if state.vote is not None else ReplicaId(0, 0)
+        payload = _HARD_STATE.pack(*replica_id, state.term, state.vote is not None, *vote, state.commit_index)
+        await self._records.save(group.to_bytes(), payload)
+
+    async def remove(self, group: GroupId) -> None:
+        """With its replica."""
+        await self._records.remove(group.to_bytes())
+
+    async def close(self) -> None:
+        """Wait for saves under way and close the files."""
+        await self._records.close()

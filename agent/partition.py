@@ -1,0 +1,324 @@
+"""One replica's view of its own log: what the next frame's numbers are, and the fold that a checkpoint
+carries.
+
+Law of this file: pure. It folds frames as they are appended (on the leader when stamped, on a follower when
+its core accepted them, at a restart when scanned), follows truncation by undoing, and follows the commit
+index by settling. The log's own writes lag behind; this is the in-memory end that the next stamp is made
+from. It never learns what a future, a file or a socket is; who waits for which entry is waiting.py's
+business.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from shoal.agent.producers import ProducerTable, ProducerTableError
+from shoal.batch import (
+    BatchError,
+    Flag,
+    Frame,
+    Kind,
+    LogIndex,
+    Offset,
+    Stamp,
+    Term,
+    control_payload,
+    decode_producer_table,
+)
+from shoal.replication.interfaces import Configuration
+
+_CHECKPOINT_MAGIC = b"SHCP"
+_CHECKPOINT_VERSION = 1
+_CHECKPOINT = struct.Struct("<4sHHqqqqIII")
+
+
+class FoldError(ValueError):
+    """A frame or a checkpoint does not continue the log folded so far: the log, not the caller, is wrong."""
+
+
+class GroupState(Protocol):
+    """State that rides in the partition's own log: folded entry by entry, carried by every checkpoint."""
+
+    def fold(self, frame: Frame) -> None:
+        """Take one GROUP_STATE frame, in log order."""
+
+    def undo_from(self, from_index: LogIndex) -> None:
+        """The log was cut from this entry on."""
+
+    def settle(self, commit_index: LogIndex) -> None:
+        """Entries up to here are committed and never cut."""
+
+    def to_bytes(self) -> bytes:
+        """What a checkpoint carries."""
+
+    def restore(self, data: bytes) -> None:
+        """Replace the state by a checkpoint's."""
+
+
+class Checkpoint(NamedTuple):
+    """The fold of the log before an entry (safety 18). `last_index` and `last_term` name the last entry
+    folded, 0 for none."""
+
+    last_index: LogIndex
+    last_term: Term
+    end_offset: Offset
+    append_time_us: int
+    configuration: Configuration
+    producers: bytes
+    group_state: bytes
+
+    def to_bytes(self) -> bytes:
+        """The control payload of a CHECKPOINT frame."""
+        configuration = self.configuration.to_bytes()
+        head = _CHECKPOINT.pack(
+            _CHECKPOINT_MAGIC,
+            _CHECKPOINT_VERSION,
+            0,
+            self.last_index,
+            self.last_term,
+            self.end_offset,
+            self.append_time_us,
+            len(configuration),
+            len(self.producers),
+            len(self.group_state),
+        )
+        return b"".join((head, configuration, self.producers, self.group_state))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Checkpoint":
+        """Raises FoldError for anything but one whole checkpoint; padding zeros after it are allowed."""
+        if len(data) < _CHECKPOINT.size:
+            raise FoldError("a checkpoint shorter than its head")
+        magic, version, _, index, term, end_offset, time_us, *lengths = _CHECKPOINT.unpack_from(data)
+        if magic != _CHECKPOINT_MAGIC or version != _CHECKPOINT_VERSION:
+            raise FoldError(f"not a checkpoint of version {_CHECKPOINT_VERSION}")
+        if min(index, term, end_offset) < 0:
+            raise FoldError("a checkpoint with a negative position")
+        ends = [_CHECKPOINT.size]
+        for length in lengths:
+            ends.append(ends[-1] + length)
+        if ends[-1] > len(data) or any(data[ends[-1] :]):
+            raise FoldError("a checkpoint whose parts and length differ")
+        configuration, producers, group_state = (data[a:b] for a, b in pairwise(ends))
+        return cls(
+            LogIndex(index),
+            Term(term),
+            Offset(end_offset),
+            time_us,
+            decode_configuration(configuration),
+            producers,
+            group_state,
+        )
+
+
+def decode_configuration(data: bytes) -> Configuration:
+    """A configuration entry's payload. Raises FoldError."""
+    try:
+        return Configuration.from_bytes(data)
+    except ValueError as error:
+        raise FoldError(f"a configuration that cannot be read: {error}") from error
+
+
+class Tail(NamedTuple):
+    """Where the log stands after an entry; index 0 and term 0 before the first."""
+
+    last_index: LogIndex
+    last_term: Term
+    end_offset: Offset
+    append_time_us: int
+
+
+EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0)
+
+
+class PartitionState:
+    """The fold of one replica's log up to its in-memory end."""
+
+    def __init__(self, birth: Configuration, group_state: GroupState | None = None) -> None:
+        self._birth = birth
+        self.producers = ProducerTable()
+        self.group_state = group_state
+        self.committed: Tail = EMPTY_TAIL
+        """After the last entry that is committed and in this replica's log: its `end_offset` is the high
+        watermark."""
+        self.tail: Tail = EMPTY_TAIL
+        # One item per entry above the commit index: bounded by the core's bound on uncommitted entries while
+        # running, and by the entries of the segments scanned at a restart until the commit index is known
+        # again.
+        self._uncommitted: deque[Tail] = deque()
+        self._configurations: list[Configuration] = [birth]
+
+    def __repr__(self) -> str:
+        tail = self.tail
+        return (
+            f"PartitionState(last={tail.last_index}/{tail.last_term} end={tail.end_offset} "
+            f"committed={self.committed.last_index} hw={self.committed.end_offset} {self.producers!r})"
+        )
+
+    @property
+    def high_watermark(self) -> Offset:
+        """One past the last record that may be read."""
+        return self.committed.end_offset
+
+    @property
+    def configuration(self) -> Configuration:
+        """The newest in the log, committed or not: what Raft votes with (Ongaro's thesis, 4.1)."""
+        return self._configurations[-1]
+
+    def start_from(self, head: Frame) -> None:
+        """Begin with a segment's first frame instead of index 1. A CHECKPOINT restores; anything else must
+        be index 1.
+
+        Raises FoldError.
+        """
+        assert self.tail is EMPTY_TAIL
+        stamp = head.stamp
+        if stamp.kind == Kind.CHECKPOINT and stamp.index > 1:
+            self._restore(Checkpoint.from_bytes(control_payload(head.data)), stamp)
+        self.append(head)
+
+    def _restore(self, checkpoint: Checkpoint, stamp: Stamp) -> None:
+        if checkpoint.last_index != stamp.index - 1 or checkpoint.last_term != stamp.previous_term:
+            raise FoldError(
+                f"the checkpoint at {stamp.index} folds the log before {checkpoint.last_index + 1}"
+            )
+        if checkpoint.end_offset != stamp.base_offset:
+            raise FoldError(f"the checkpoint at {stamp.index} ends at another offset than its stamp")
+        try:
+            self.producers.restore(checkpoint.producers)
+        except ProducerTableError as error:
+            raise FoldError(f"the checkpoint at {stamp.index}: {error}") from error
+        if self.group_state is not None:
+            self.group_state.restore(checkpoint.group_state)
+        self._configurations = [checkpoint.configuration]
+        end = Offset(checkpoint.end_offset)
+        self.tail = self.committed = Tail(
+            checkpoint.last_index, checkpoint.last_term, end, checkpoint.append_time_us
+        )
+
+    def append(self, frame: Frame) -> None:
+        """Fold the next frame. Raises FoldError when it does not continue the log or its payload cannot be
+        read."""
+        stamp = frame.stamp
+        tail = self.tail
+        if (
+            stamp.index != tail.last_index + 1
+            or stamp.base_offset != tail.end_offset
+            or stamp.previous_term != tail.last_term
+        ):
+            raise FoldError(
+                f"entry {stamp.index} (offset {stamp.base_offset}, after term {stamp.previous_term}) does not "
+                f"continue entry {tail.last_index} (end {tail.end_offset}, term {tail.last_term})"
+            )
+        kind = stamp.kind
+        if kind == Kind.DATA:
+            if stamp.producer is not None or stamp.flags & Flag.GATHERED:
+                self._record_producers(frame)
+        elif kind == Kind.CONFIGURATION:
+            self._configurations.append(decode_configuration(control_payload(frame.data)))
+        elif kind == Kind.GROUP_STATE and self.group_state is not None:
+            self.group_state.fold(frame)
+        self.tail = Tail(
+            stamp.index, stamp.term, Offset(stamp.base_offset + stamp.record_count), stamp.append_time_us
+        )
+        self._uncommitted.append(self.tail)
+
+    def _record_producers(self, frame: Frame) -> None:
+        stamp = frame.stamp
+        record = self.producers.record
+        if not stamp.flags & Flag.GATHERED:
+            assert stamp.producer is not None
+            record(
+                stamp.producer,
+                base_offset=stamp.base_offset,
+                count=stamp.record_count,
+                index=stamp.index,
+                append_time_us=stamp.append_time_us,
+            )
+            return
+        try:
+            ranges = decode_producer_table(control_payload(frame.data))
+        except BatchError as error:
+            raise FoldError(f"entry {stamp.index}: {error}") from error
+        for gathered in ranges:
+            record(
+                gathered.producer,
+                base_offset=Offset(stamp.base_offset + gathered.first_row),
+                count=gathered.rows,
+                index=stamp.index,
+                append_time_us=stamp.append_time_us,
+            )
+
+    def truncate(self, from_index: LogIndex) -> None:
+        """The log lost everything from `from_index` on. Committed entries are never among it."""
+        assert from_index > self.committed.last_index, (from_index, self.committed)
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[-1].last_index >= from_index:
+            uncommitted.pop()
+        self.tail = uncommitted[-1] if uncommitted else self.committed
+        self.producers.undo_from(from_index)
+        if self.group_state is not None:
+            self.group_state.undo_from(from_index)
+        configurations = self._configurations
+        while len(configurations) > 1 and configurations[-1].index >= from_index:
+            configurations.pop()
+
+    def commit(self, commit_index: LogIndex) -> bool:
+        """The group committed up to here; True when this replica's committed end moved."""
+        uncommitted = self._uncommitted
+        if not uncommitted or uncommitted[0].last_index > commit_index:
+            return False
+        committed = self.committed
+        while uncommitted and uncommitted[0].last_index <= commit_index:
+            committed = uncommitted.popleft()
+        self.committed = committed
+        self.producers.settle(committed.last_index)
+        if self.group_state is not None:
+            self.group_state.settle(committed.last_index)
+        configurations = self._configurations
+        while len(configurations) > 1 and configurations[1].index <= committed.last_index:
+            configurations.pop(0)
+        return True
+
+    def term_at(self, index: LogIndex) -> Term | None:
+        """The term of an entry between the committed end and the tail, None outside."""
+        if index == self.committed.last_index:
+            return self.committed.last_term
+        position = index - self.committed.last_index - 1
+        if 0 <= position < len(self._uncommitted):
+            return self._uncommitted[position].last_term
+        return None
+
+    def checkpoint(self) -> Checkpoint:
+        """The fold of everything appended so far: the payload of a checkpoint that comes next."""
+        tail = self.tail
+        return Checkpoint(
+            tail.last_index,
+            tail.last_term,
+            tail.end_offset,
+            tail.append_time_us,
+            self.configuration,
+            self.producers.to_bytes(),
+            b"" if self.group_state is None else self.group_state.to_bytes(),
+        )
+
+
+def check_chain(frames: Sequence[Frame], first_index: LogIndex, previous_term: Term) -> None:
+    """Frames received from a peer continue one another (safety 7). Raises FoldError.
+
+    The first frame's offset is checked when it is folded, against the local log.
+    """
+    index, term = first_index, previous_term
+    offset: Offset | None = None
+    for frame in frames:
+        stamp = frame.stamp
+        if stamp.index != index or stamp.previous_term != term or stamp.term < term:
+            raise FoldError(f"entry {stamp.index}/{stamp.term} where {index} after term {term} was named")
+        if offset is not None and stamp.base_offset != offset:
+            raise FoldError(
+                f"entry {stamp.index} starts at {stamp.base_offset}, the one before ends at {offset}"
+            )
+        offset = Offset(stamp.base_offset + stamp.record_count)
+        index, term = LogIndex(index + 1), stamp.term

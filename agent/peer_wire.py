@@ -1,0 +1,214 @@
+"""The frames between two agents: bytes <-> values.
+
+Law of this file: pure. Every length is checked before it is believed, and everything that is wrong raises
+PeerWireError and nothing else; a link that meets one is closed. Raft's own messages are encoded by
+replication/messages.py, batches by shoal/batch.py: here they are opaque.
+
+A frame on the wire: u32 payload length, u8 type, payload; little endian.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from shoal.agent.identity import GROUP_ID_BYTES, GroupId, group_id_from_bytes
+from shoal.batch import MAX_FRAME_BYTES
+
+PROTOCOL = "shoal-peer/1"
+VERSION = 1
+MAX_CONTROL_PAYLOAD_BYTES = 2**20
+"""Heartbeats, votes, acknowledgements of all groups for one turn: a heartbeat never waits behind more than
+this."""
+MAX_BULK_PAYLOAD_BYTES = MAX_FRAME_BYTES + 2**20
+"""One stored frame of the largest size, or many small ones, with the message that carries them."""
+MAX_REASON_BYTES = 512
+
+FRAME_HEAD = struct.Struct("<IB")
+_HELLO = struct.Struct("<4sHB16s16s16s8s")
+_HELLO_MAGIC = b"SHPR"
+_LENGTH = struct.Struct("<I")
+_CORRELATION = struct.Struct("<QB")
+
+NONCE_BYTES = 8
+
+
+class PeerWireError(ValueError):
+    """What arrived is no frame of this protocol."""
+
+
+class LinkKind(IntEnum):
+    """Two connections a pair of agents, so that a heartbeat never waits behind a batch (safety 24)."""
+
+    CONTROL = 0
+    BULK = 1
+
+
+class FrameType(IntEnum):
+    """0 to 63 belong to the links and the host; from 64 on, to whoever composes the agent."""
+
+    HELLO = 1
+    REFUSED = 2
+    LIVENESS = 3
+    GROUPS = 4
+    APPEND = 5
+    REQUEST = 6
+    RESPONSE = 7
+
+
+MAX_PAYLOAD_BYTES = {LinkKind.CONTROL: MAX_CONTROL_PAYLOAD_BYTES, LinkKind.BULK: MAX_BULK_PAYLOAD_BYTES}
+
+
+class RawFrame(NamedTuple):
+    """Type (known or not) and payload."""
+
+    type: int
+    payload: bytes
+
+
+class FrameReader:
+    """Frames out of a byte stream, whatever the pieces it arrives in; holds at most one unfinished frame."""
+
+    def __init__(self, max_payload_bytes: int) -> None:
+        self._max_payload_bytes = max_payload_bytes
+        self._buffer = bytearray()
+
+    def limit(self, max_payload_bytes: int) -> None:
+        """The bound from the next frame on: small until the handshake is done."""
+        self._max_payload_bytes = max_payload_bytes
+
+    def feed(self, data: bytes) -> list[RawFrame]:
+        """All frames that are complete now. Raises PeerWireError as soon as a length is out of bounds."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[RawFrame] = []
+        position = 0
+        with memoryview(buffer) as view:
+            while len(view) - position >= FRAME_HEAD.size:
+                length, frame_type = FRAME_HEAD.unpack_from(view, position)
+                if length > self._max_payload_bytes:
+                    raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
+                end = position + FRAME_HEAD.size + length
+                if end > len(view):
+                    break
+                frames.append(RawFrame(frame_type, bytes(view[position + FRAME_HEAD.size : end])))
+                position = end
+        if position:
+            del buffer[:position]
+        return frames
+
+
+def frame_head(frame_type: int, payload_bytes: int) -> bytes:
+    """What stands before a payload of this length."""
+    return FRAME_HEAD.pack(payload_bytes, frame_type)
+
+
+class Hello(NamedTuple):
+    """Who speaks, to whom, for which cluster, in which life. Ids are 32 hexadecimal digits, as everywhere."""
+
+    kind: LinkKind
+    cluster_id: bytes
+    agent_id: str
+    expected_agent_id: str
+    boot_nonce: bytes
+
+    def to_bytes(self) -> bytes:
+        """The payload of a HELLO frame."""
+        return _HELLO.pack(
+            _HELLO_MAGIC,
+            VERSION,
+            self.kind,
+            self.cluster_id,
+            bytes.fromhex(self.agent_id),
+            bytes.fromhex(self.expected_agent_id),
+            self.boot_nonce,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Hello":
+        """Raises PeerWireError."""
+        if len(data) != _HELLO.size:
+            raise PeerWireError(f"a greeting of {len(data)} bytes")
+        magic, version, kind, cluster_id, agent_id, expected, nonce = _HELLO.unpack(data)
+        if magic != _HELLO_MAGIC:
+            raise PeerWireError("not a greeting")
+        if version != VERSION:
+            raise PeerWireError(
+                f"the peer speaks version {version} of the link protocol, this agent {VERSION}"
+            )
+        if kind not in (LinkKind.CONTROL, LinkKind.BULK):
+            raise PeerWireError(f"link kind {kind}")
+        return cls(LinkKind(kind), cluster_id, agent_id.hex(), expected.hex(), nonce)
+
+
+def encode_refusal(reason: str) -> bytes:
+    """The payload of a REFUSED frame."""
+    return reason.encode()[:MAX_REASON_BYTES]
+
+
+def decode_refusal(payload: bytes) -> str:
+    """Never raises: a reason is for people."""
+    return payload[:MAX_REASON_BYTES].decode("utf-8", "replace")
+
+
+def encode_group_messages(messages: Iterable[tuple[GroupId, bytes]]) -> list[bytes]:
+    """Payloads of GROUPS frames: all messages for one peer and turn, cut where the bound demands."""
+    payloads: list[bytes] = []
+    parts: list[bytes] = []
+    size = 0
+    for group, message in messages:
+        item_bytes = GROUP_ID_BYTES + _LENGTH.size + len(message)
+        assert item_bytes <= MAX_CONTROL_PAYLOAD_BYTES
+        if size + item_bytes > MAX_CONTROL_PAYLOAD_BYTES:
+            payloads.append(b"".join(parts))
+            parts, size = [], 0
+        parts += (group.to_bytes(), _LENGTH.pack(len(message)), message)
+        size += item_bytes
+    if parts:
+        payloads.append(b"".join(parts))
+    return payloads
+
+
+def decode_group_messages(payload: bytes) -> list[tuple[GroupId, bytes]]:
+    """Raises PeerWireError."""
+    messages = []
+    position = 0
+    while position < len(payload):
+        group, message, position = _take_message(payload, position)
+        messages.append((group, message))
+    return messages
+
+
+def _take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
+    start = position + GROUP_ID_BYTES + _LENGTH.size
+    if start > len(payload):
+        raise PeerWireError("a group message without its head")
+    group = group_id_from_bytes(payload[position : position + GROUP_ID_BYTES])
+    (length,) = _LENGTH.unpack_from(payload, start - _LENGTH.size)
+    if length > len(payload) - start:
+        raise PeerWireError("a group message longer than its frame")
+    return group, payload[start : start + length], start + length
+
+
+def encode_append(group: GroupId, message: bytes, frames: Sequence[bytes]) -> list[bytes]:
+    """The pieces of an APPEND payload: the message that names the entries, then the stored frames,
+    unchanged."""
+    return [group.to_bytes(), _LENGTH.pack(len(message)), message, *frames]
+
+
+def decode_append(payload: bytes) -> tuple[GroupId, bytes, int]:
+    """Group, message, and the position where the stored frames begin. Raises PeerWireError."""
+    return _take_message(payload, 0)
+
+
+def encode_request(correlation: int, request_type: int, payload: bytes) -> list[bytes]:
+    """The pieces of a REQUEST payload, and of a RESPONSE payload with its status for a type."""
+    return [_CORRELATION.pack(correlation, request_type), payload]
+
+
+def decode_request(payload: bytes) -> tuple[int, int, bytes]:
+    """Correlation, type or status, payload. Raises PeerWireError."""
+    if len(payload) < _CORRELATION.size:
+        raise PeerWireError("a request without its head")
+    correlation, request_type = _CORRELATION.unpack_from(payload)
+    return correlation, request_type, payload[_CORRELATION.size :]
