@@ -1,7 +1,7 @@
 """The metadata of one Arrow IPC message: a bounded flatbuffer reader, and a writer for record batches.
 
 Only what admitting a client's record batch needs (Message.fbs and Schema.fbs of the Arrow format, version V5)
-is known here. Input is hostile: every position is checked before it is used, and the only error is BatchError.
+is known here. Input is hostile: every position is checked before use, and the only error is BatchError.
 The writer has one canonical form, so that nothing a client hid in its metadata is ever stored.
 """
 
@@ -39,20 +39,13 @@ class BatchError(ValueError):
         return (BatchError, (self.reason, self.detail))
 
 
-class BufferRange(NamedTuple):
-    """Where one buffer lies in the body: bytes."""
-
-    offset: int
-    length: int
-
-
 class RecordBatchHeader(NamedTuple):
     """What a record batch message says of its body. `nodes`: the raw vector of int64 (length, null count)."""
 
     record_count: int
     body_length: int
     nodes: bytes
-    buffers: tuple[BufferRange, ...]
+    buffers: tuple[tuple[int, int], ...]  # offset and length in the body, bytes
     codec: int | None  # 0 LZ4 frame, 1 ZSTD
 
 
@@ -66,6 +59,7 @@ class MessageHeader(NamedTuple):
 
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
+_U8 = struct.Struct("<B")
 _U16 = struct.Struct("<H")
 _I16 = struct.Struct("<h")
 _I64 = struct.Struct("<q")
@@ -82,59 +76,49 @@ def _follow(data: bytes, position: int) -> int:
     return position + _read(_U32, data, position)
 
 
-def _field(data: bytes, table: int, number: int) -> int | None:
-    """The position of a table's field, or None when the table leaves it at its default."""
+def _fields(data: bytes, table: int, count: int) -> list[int]:
+    """Positions of a table's first `count` fields; 0 for one that is left at its default."""
     vtable = table - _read(_I32, data, table)
-    slot = 4 + 2 * number
-    if slot + 2 > _read(_U16, data, vtable):
-        return None
-    distance = _read(_U16, data, vtable + slot)
-    return table + distance if distance else None
-
-
-def _scalar(data: bytes, table: int, number: int, form: struct.Struct) -> int:
-    position = _field(data, table, number)
-    return 0 if position is None else _read(form, data, position)
-
-
-def _byte(data: bytes, table: int, number: int) -> int:
-    position = _field(data, table, number)
-    if position is None:
-        return 0
-    if not 0 <= position < len(data):
+    slots = min(count, (_read(_U16, data, vtable) - 4) // 2)
+    if slots < 0 or vtable + 4 + 2 * slots > len(data):
         raise BatchError("invalid", "metadata points outside itself")
-    return data[position]
+    distances = struct.unpack_from(f"<{slots}H", data, vtable + 4)
+    positions = [table + distance if distance else 0 for distance in distances]
+    return positions + [0] * (count - slots)
 
 
-def _pairs(data: bytes, table: int, number: int) -> bytes:
-    """A vector of structs of two int64 each, as raw bytes."""
-    position = _field(data, table, number)
-    if position is None:
-        return b""
+def _scalar(form: struct.Struct, data: bytes, position: int) -> int:
+    return _read(form, data, position) if position else 0
+
+
+def _pairs(data: bytes, position: int) -> tuple[int, int]:
+    """Where a vector of structs of two int64 each begins, and how many int64 it has."""
+    if not position:
+        return 0, 0
     vector = _follow(data, position)
-    end = vector + 4 + 16 * _read(_U32, data, vector)
-    if end > len(data):
+    count = _read(_U32, data, vector)
+    if vector + 4 + 16 * count > len(data):
         raise BatchError("invalid", "metadata points outside itself")
-    return data[vector + 4 : end]
+    return vector + 4, 2 * count
 
 
 def read_message_header(metadata: bytes) -> MessageHeader:
-    """Read the outer table. Raises BatchError: version, invalid."""
-    table = _follow(metadata, 0)
-    if _scalar(metadata, table, 0, _I16) not in _VERSIONS:
+    """Read the outer table. Raises BatchError: version, length, invalid."""
+    version, kind, header, body_length = _fields(metadata, _follow(metadata, 0), 4)
+    if _scalar(_I16, metadata, version) not in _VERSIONS:
         raise BatchError("version", "Arrow metadata version is neither V4 nor V5")
-    position = _field(metadata, table, 2)
-    if position is None:
+    if not header:
         raise BatchError("invalid", "the message has no header")
-    body_length = _scalar(metadata, table, 3, _I64)
-    if body_length < 0:
+    length = _scalar(_I64, metadata, body_length)
+    if length < 0:
         raise BatchError("length", "negative body length")
-    return MessageHeader(_byte(metadata, table, 1), _follow(metadata, position), body_length)
+    return MessageHeader(_scalar(_U8, metadata, kind), _follow(metadata, header), length)
 
 
 def require_little_endian(metadata: bytes, header: MessageHeader) -> None:
-    """Refuse a schema whose data would be big-endian. Raises BatchError: unsupported."""
-    if _scalar(metadata, header.table, 0, _I16) != 0:
+    """Refuse a schema whose data would be big-endian. Raises BatchError: unsupported, invalid."""
+    (endianness,) = _fields(metadata, header.table, 1)
+    if _scalar(_I16, metadata, endianness) != 0:
         raise BatchError("unsupported", "big-endian Arrow data are not accepted")
 
 
@@ -143,41 +127,52 @@ def read_record_batch_header(metadata: bytes, header: MessageHeader) -> RecordBa
 
     Raises BatchError: invalid, length, unsupported.
     """
-    table = header.table
-    count = _scalar(metadata, table, 0, _I64)
-    if not 0 <= count <= _MAX_ELEMENT_COUNT:
+    length, nodes, buffers, compression, variadic = _fields(metadata, header.table, 5)
+    record_count = _scalar(_I64, metadata, length)
+    if not 0 <= record_count <= _MAX_ELEMENT_COUNT:
         raise BatchError("length", "impossible record count")
-    if _field(metadata, table, 4) is not None and _read(_U32, metadata, _follow_field(metadata, table, 4)):
+    if variadic and _read(_U32, metadata, _follow(metadata, variadic)):
         raise BatchError("unsupported", "columns of view types are not accepted")
-    nodes = _pairs(metadata, table, 1)
-    for length, null_count in struct.iter_unpack("<qq", nodes):
+    return RecordBatchHeader(
+        record_count,
+        header.body_length,
+        _read_nodes(metadata, nodes),
+        _read_buffers(metadata, buffers, header.body_length),
+        _read_codec(metadata, compression),
+    )
+
+
+def _read_nodes(metadata: bytes, position: int) -> bytes:
+    start, count = _pairs(metadata, position)
+    numbers = struct.unpack_from(f"<{count}q", metadata, start)
+    for length, null_count in zip(numbers[::2], numbers[1::2], strict=True):
         if not 0 <= null_count <= length <= _MAX_ELEMENT_COUNT:
             raise BatchError("invalid", "impossible field length or null count")
-    body_length = header.body_length
-    buffers = tuple(BufferRange(*pair) for pair in struct.iter_unpack("<qq", _pairs(metadata, table, 2)))
+    return metadata[start : start + 8 * count]
+
+
+def _read_buffers(metadata: bytes, position: int, body_length: int) -> tuple[tuple[int, int], ...]:
+    start, count = _pairs(metadata, position)
+    numbers = struct.unpack_from(f"<{count}q", metadata, start)
+    buffers = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     for offset, length in buffers:
         if offset < 0 or length < 0 or offset + length > body_length:
             raise BatchError("length", "a buffer lies outside the body")
-    return RecordBatchHeader(count, body_length, nodes, buffers, _read_codec(metadata, table))
+    return buffers
 
 
-def _follow_field(data: bytes, table: int, number: int) -> int:
-    position = _field(data, table, number)
-    assert position is not None
-    return _follow(data, position)
-
-
-def _read_codec(metadata: bytes, table: int) -> int | None:
-    if _field(metadata, table, 3) is None:
+def _read_codec(metadata: bytes, position: int) -> int | None:
+    if not position:
         return None
-    compression = _follow_field(metadata, table, 3)
-    codec = _byte(metadata, compression, 0)
-    if codec not in (0, 1) or _byte(metadata, compression, 1) != 0:
+    codec, method = (
+        _scalar(_U8, metadata, field) for field in _fields(metadata, _follow(metadata, position), 2)
+    )
+    if codec not in (0, 1) or method != 0:
         raise BatchError("unsupported", "unknown body compression")
     return codec
 
 
-# The canonical layout with its positions: the root offset, each table behind its vtable, then the two vectors.
+# The canonical layout with its positions: the root offset, each table behind its vtable, then two vectors.
 # Eight-byte values stand at multiples of eight, as flatbuffers require.
 _CANONICAL = struct.Struct(
     "<I"  # 0 root: the message table

@@ -1,8 +1,8 @@
 """Arrow record batch messages: made from our own batches, and admitted from a client's IPC stream.
 
 A message here is what a stream carries, without a stamp: the framing, its bounds and the check that a batch
-fits its topic live here. Stamps, offsets and logs are unknown (batch.py adds them). Bodies are copied once and
-otherwise stay as they were sent.
+fits its topic live here. Stamps, offsets and logs are unknown (batch.py adds them). Bodies are copied once
+and otherwise stay as they were sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -95,6 +96,10 @@ def check_schema(offered: pa.Schema, wanted: pa.Schema) -> None:
     """
     for field in offered:
         _refuse_encoded(field)
+    _require_equal(offered, wanted)
+
+
+def _require_equal(offered: pa.Schema, wanted: pa.Schema) -> None:
     if not offered.equals(wanted, check_metadata=False):
         raise BatchError("schema", f"the stream's schema is not the topic's: {_difference(offered, wanted)}")
 
@@ -123,9 +128,9 @@ class StreamDecoder:
     """An Arrow IPC stream arriving in pieces of any size -> admitted Messages.
 
     Checked before anything is stored: framing, schema, lengths, buffer ranges, declared uncompressed sizes,
-    then the values themselves (pyarrow's full validation), then null timestamps. The metadata are written anew
-    in canonical form, so padding and custom metadata of the client are dropped. Memory is bounded by one message
-    and what one feed() brings. After an error the decoder must not be fed again.
+    then the values themselves (pyarrow's full validation), then null timestamps. The metadata are written
+    anew in canonical form, so padding and custom metadata of the client are dropped. Memory is bounded by one
+    message and what one feed() brings. After an error the decoder must not be fed again.
     """
 
     def __init__(
@@ -238,13 +243,11 @@ class StreamDecoder:
             raise BatchError("invalid", "a second schema in one stream")
         if header.body_length:
             raise BatchError("invalid", "a schema message with a body")
-        require_little_endian(metadata, header)
-        framed = pa.py_buffer(_PREFIX.pack(CONTINUATION, len(metadata)) + metadata)
-        try:
-            offered = pa.ipc.read_schema(framed)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise BatchError("schema", _one_line(error)) from error
-        check_schema(offered, self._schema)
+        if len(metadata) <= _CACHED_SCHEMA_BYTES:
+            offered = _read_schema_cached(metadata, header)
+        else:
+            offered = _read_schema(metadata, header)
+        _require_equal(offered, self._schema)
         self._schema_seen = True
 
     def _admit(self, metadata: bytes, header: MessageHeader, body: list[memoryview]) -> Message:
@@ -263,6 +266,24 @@ class StreamDecoder:
         batch = _read_validated(view, self._schema)
         _check_values(batch, unpacked_bytes)
         return Message(canonical, stored, fields.record_count, _max_timestamp_us(batch))
+
+
+def _read_schema(metadata: bytes, header: MessageHeader) -> pa.Schema:
+    require_little_endian(metadata, header)
+    framed = pa.py_buffer(_PREFIX.pack(CONTINUATION, len(metadata)) + metadata)
+    try:
+        offered = pa.ipc.read_schema(framed)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BatchError("schema", _one_line(error)) from error
+    for field in offered:
+        _refuse_encoded(field)
+    return offered
+
+
+# A producer sends the same schema bytes with every request: what was read once costs a look-up (refusals are
+# not kept). At most 64 of at most 4 KiB each.
+_CACHED_SCHEMA_BYTES: Final = 4096
+_read_schema_cached = lru_cache(maxsize=64)(_read_schema)
 
 
 def _unpacked_bytes(header: RecordBatchHeader, body: memoryview) -> int:

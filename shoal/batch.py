@@ -217,7 +217,7 @@ def stamp_message(
     producer: ProducerStamp | None = None,
     control: bytes = b"",
 ) -> Frame:
-    """The stored form of `message`: one copy of its body. Raises BatchError("limit") above MAX_FRAME_BYTES."""
+    """`message` in its stored form: one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
     stamp = Stamp(
         kind,
         flags,
@@ -296,7 +296,7 @@ def control_frame(
     append_time_us: int,
     flags: Flag = Flag.NONE,
 ) -> Frame:
-    """A frame without records, invisible to Arrow readers: a zero-row batch of `schema` carrying `control`."""
+    """A frame without records, invisible to Arrow readers: a zero-row batch of `schema` with `control`."""
     assert kind not in (Kind.SCHEMA, Kind.DATA), "a control frame has a control kind"
     return stamp_message(
         _empty_message(schema),

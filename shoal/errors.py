@@ -106,7 +106,7 @@ class ShoalError(Exception):
 
     @classmethod
     def from_problem(cls, document: Mapping[str, Any]) -> ShoalError:
-        """Read a problem document. One that no agent of this version writes becomes `internal`, indefinite."""
+        """Read a problem document. One that no agent of this version writes is `internal`, indefinite."""
         extra = {str(name): value for name, value in document.items() if name not in _RESERVED_MEMBERS}
         code = document.get("code")
         detail = str(document.get("detail") or document.get("title") or "no detail given")
