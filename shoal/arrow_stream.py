@@ -39,13 +39,18 @@ MAX_UNCOMPRESSED_BYTES: Final = 64 * 2**20
 CONTINUATION: Final = b"\xff\xff\xff\xff"
 END_OF_STREAM: Final = CONTINUATION + b"\0\0\0\0"
 
+TIMESTAMP_COLUMN: Final = "timestamp"
+KEY_COLUMN: Final = "key"
+VALUE_COLUMN: Final = "value"
+HEADERS_COLUMN: Final = "headers"
+
 DEFAULT_SCHEMA: Final = pa.schema(
     [
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
+        pa.field(TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC")),
+        pa.field(KEY_COLUMN, pa.binary()),
+        pa.field(VALUE_COLUMN, pa.binary()),
         pa.field(
-            "headers",
+            HEADERS_COLUMN,
             pa.list_(
                 pa.field("element", pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())]))
             ),
@@ -54,7 +59,6 @@ DEFAULT_SCHEMA: Final = pa.schema(
 )
 """The columns of a topic that declares no schema. All nullable: Spark refuses any other."""
 
-_TIMESTAMP: Final = "timestamp"
 _PREFIX = struct.Struct("<4si")
 _I64 = struct.Struct("<q")
 
@@ -83,9 +87,9 @@ def message_from_batch(batch: pa.RecordBatch) -> Message:
 
 
 def _max_timestamp_us(batch: pa.RecordBatch) -> int:
-    if batch.num_rows == 0 or _TIMESTAMP not in batch.schema.names:
+    if batch.num_rows == 0 or TIMESTAMP_COLUMN not in batch.schema.names:
         return 0
-    greatest = pc.max(batch.column(_TIMESTAMP)).value
+    greatest = pc.max(batch.column(TIMESTAMP_COLUMN)).value
     return 0 if greatest is None else int(greatest)
 
 
@@ -315,7 +319,7 @@ def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _check_values(batch: pa.RecordBatch, unpacked_bytes: int) -> None:
-    if _TIMESTAMP in batch.schema.names and batch.column(_TIMESTAMP).null_count:
+    if TIMESTAMP_COLUMN in batch.schema.names and batch.column(TIMESTAMP_COLUMN).null_count:
         raise BatchError("invalid", "a record has no timestamp")
     if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
         _check_record_sizes(batch)

@@ -1,0 +1,414 @@
+"""Records as people write and read them (JSON, NDJSON, one raw value) <-> columns and batches.
+
+Pure: no request, no topic, no clock. What arrives is hostile; the only error is ShoalError, and it says which
+record is wrong (numbered from 0). Arrow streams do not come by here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import pyarrow as pa
+
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    HEADERS_COLUMN,
+    KEY_COLUMN,
+    MAX_RECORD_BYTES,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+)
+from shoal.errors import ShoalError
+
+Headers: TypeAlias = "list[tuple[str, bytes | None]]"
+ValueAs: TypeAlias = Literal["text", "json"]
+
+MAX_JSON_BYTES: Final = 8 * 2**20  # of one JSON or raw body
+MAX_HEADERS: Final = 256  # of one record: far above tracing and routing headers, far below a second payload
+
+_RECORD_OVERHEAD_BYTES: Final = 32  # offsets and validity of four columns, roughly
+_HEADER_OVERHEAD_BYTES: Final = 16
+_WRAPPING: Final = (
+    'wrap records as {"records":[{"key":"k","value":"v"}]}, or send one value per line with '
+    "Content-Type: application/x-ndjson"
+)
+
+
+@dataclass(slots=True)
+class RecordColumns:
+    """Records by column; every list is equally long. A null timestamp means the time of arrival."""
+
+    timestamps_us: list[int | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    headers: list[Headers | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def append(
+        self, timestamp_us: int | None, key: bytes | None, value: bytes | None, headers: Headers | None
+    ) -> None:
+        """Add one record."""
+        self.timestamps_us.append(timestamp_us)
+        self.keys.append(key)
+        self.values.append(value)
+        self.headers.append(headers)
+
+    def extend(self, other: RecordColumns) -> None:
+        """Add the other's records behind these."""
+        self.timestamps_us.extend(other.timestamps_us)
+        self.keys.extend(other.keys)
+        self.values.extend(other.values)
+        self.headers.extend(other.headers)
+
+    def take(self, rows: Sequence[int]) -> RecordColumns:
+        """The given rows, in that order."""
+        return RecordColumns(
+            [self.timestamps_us[row] for row in rows],
+            [self.keys[row] for row in rows],
+            [self.values[row] for row in rows],
+            [self.headers[row] for row in rows],
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """About what the records will take in a batch."""
+        total = _RECORD_OVERHEAD_BYTES * len(self.values)
+        total += sum(len(key) for key in self.keys if key is not None)
+        total += sum(len(value) for value in self.values if value is not None)
+        return total + sum(_headers_bytes(headers) for headers in self.headers if headers)
+
+
+def _headers_bytes(headers: Headers) -> int:
+    return sum(_HEADER_OVERHEAD_BYTES + len(key.encode()) + len(value or b"") for key, value in headers)
+
+
+# --- from JSON
+
+
+def _fail(number: int, what: str) -> NoReturn:
+    raise ShoalError("bad-request", f"record {number}: {what}", record=number)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _decode_json(text: bytes) -> Any:
+    """Raises ValueError for anything but one JSON value in UTF-8."""
+    try:
+        return _DECODER.decode(text.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_json(body: bytes) -> RecordColumns:
+    """Read {"records":[...]}. Raises ShoalError: bad-request, too-large."""
+    if len(body) > MAX_JSON_BYTES:
+        raise ShoalError("too-large", f"a JSON body may have at most {MAX_JSON_BYTES} bytes; stream NDJSON")
+    try:
+        document = _decode_json(body)
+    except ValueError as error:
+        raise ShoalError("bad-request", f"the body is not JSON ({error}); {_WRAPPING}") from error
+    if not isinstance(document, dict) or "records" not in document:
+        raise ShoalError("bad-request", f"the body has no 'records'; {_WRAPPING}")
+    records = document["records"]
+    if not isinstance(records, list) or len(document) > 1:
+        raise ShoalError("bad-request", f"'records' must be a list and stand alone; {_WRAPPING}")
+    columns = RecordColumns()
+    for number, record in enumerate(records):
+        _append_json(columns, number, record)
+    return columns
+
+
+_FIELDS: Final = frozenset({"key", "key_base64", "value", "value_base64", "timestamp", "headers"})
+
+
+def _append_json(columns: RecordColumns, number: int, record: Any) -> None:
+    if not isinstance(record, dict):
+        _fail(number, 'must be an object like {"key":"k","value":"v"}')
+    if not record.keys() <= _FIELDS:
+        unknown = min(record.keys() - _FIELDS)
+        if unknown == "deliver_at":
+            _fail(number, "'deliver_at' needs a topic of kind timer")
+        _fail(number, f"unknown field {unknown!r}, expected some of {', '.join(sorted(_FIELDS))}")
+    if "value" not in record and "value_base64" not in record:
+        _fail(number, "has no 'value' (null makes a tombstone)")
+    key = _json_bytes(number, "key", record)
+    value = _json_bytes(number, "value", record)
+    headers = _json_headers(number, record.get("headers"))
+    _check_size(number, key, value, headers)
+    columns.append(_json_time(number, record.get("timestamp")), key, value, headers)
+
+
+def _json_bytes(number: int, name: str, record: Mapping[str, Any]) -> bytes | None:
+    """`name` as bytes: a string is its UTF-8, name_base64 is decoded, null stays, else compact JSON."""
+    encoded = record.get(f"{name}_base64")
+    if encoded is None:
+        return _to_bytes(number, name, record.get(name))
+    if name in record:
+        _fail(number, f"has both '{name}' and '{name}_base64'")
+    if not isinstance(encoded, str):
+        _fail(number, f"'{name}_base64' must be a string")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        _fail(number, f"'{name}_base64' is not base64")
+
+
+def _to_bytes(number: int, name: str, value: Any) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        text = value if isinstance(value, str) else _ENCODER.encode(value)
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        _fail(number, f"'{name}' holds half of a surrogate pair, which UTF-8 cannot express")
+    except (ValueError, RecursionError):
+        _fail(number, f"'{name}' holds a number or a nesting that JSON cannot express")
+
+
+def _json_time(number: int, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        _fail(number, "'timestamp' must be RFC 3339 text or milliseconds since the epoch")
+    try:
+        return parse_time(str(value))
+    except ShoalError as error:
+        _fail(number, error.detail)
+
+
+def _json_headers(number: int, value: Any) -> Headers | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        pairs = [(name, _to_bytes(number, "headers", item)) for name, item in value.items()]
+    elif isinstance(value, list):
+        pairs = [_json_header(number, item) for item in value]
+    else:
+        _fail(number, '\'headers\' must be an object, or a list of {"key","value"}')
+    if len(pairs) > MAX_HEADERS:
+        _fail(number, f"has more than {MAX_HEADERS} headers")
+    for name, _ in pairs:
+        _to_bytes(number, "headers", name)
+    return pairs
+
+
+def _json_header(number: int, item: Any) -> tuple[str, bytes | None]:
+    if not isinstance(item, dict) or not isinstance(item.get("key"), str):
+        _fail(number, 'a header in a list must be an object like {"key":"k","value":"v"}')
+    if not item.keys() <= {"key", "value", "value_base64"}:
+        _fail(number, "a header has only 'key' and 'value' (or 'value_base64')")
+    return item["key"], _json_bytes(number, "value", item)
+
+
+def _check_size(number: int, key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
+    size = len(key or b"") + len(value or b"") + (_headers_bytes(headers) if headers else 0)
+    if size > MAX_RECORD_BYTES:
+        detail = f"record {number} has {size} bytes, at most {MAX_RECORD_BYTES} are accepted"
+        raise ShoalError("too-large", detail, record=number)
+
+
+def parse_ndjson_line(line: bytes, key_field: str | None, number: int) -> tuple[bytes | None, bytes]:
+    """Key and value of one line (without its line feed): the line verbatim, its key from `key_field`.
+
+    Raises ShoalError: bad-request (not JSON, or no such field), too-large.
+    """
+    if len(line) > MAX_RECORD_BYTES:
+        _check_size(number, None, line, None)
+    try:
+        document = _decode_json(line)
+    except ValueError as error:
+        _fail(number, f"the line is not JSON ({error})")
+    if key_field is None:
+        return None, line
+    if not isinstance(document, dict) or key_field not in document:
+        _fail(number, f"has no field {key_field!r} to take the key from (null means no key)")
+    return _to_bytes(number, key_field, document[key_field]), line
+
+
+def parse_ndjson(body: bytes, key_field: str | None, first_record: int = 0) -> RecordColumns:
+    """Read whole lines; blank ones are passed over. `first_record` numbers the first, for error messages.
+
+    Raises ShoalError: bad-request, too-large.
+    """
+    columns = RecordColumns()
+    for raw_line in body.split(b"\n"):
+        line = raw_line.removesuffix(b"\r")
+        if line.strip():
+            key, value = parse_ndjson_line(line, key_field, first_record + len(columns))
+            columns.append(None, key, value, None)
+    return columns
+
+
+def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> RecordColumns:
+    """The body is one value, whatever its type says. Raises ShoalError: ambiguous-body, too-large."""
+    if len(body) > MAX_JSON_BYTES:
+        raise ShoalError("too-large", f"a body that is one value may have at most {MAX_JSON_BYTES} bytes")
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type == "application/x-www-form-urlencoded" and _looks_like_records(body):
+        detail = (
+            "the body is JSON with 'records' but was sent as a form, as curl -d does; use curl --json, or "
+            "--data-binary with -H 'Content-Type: application/octet-stream' to store it as one value"
+        )
+        raise ShoalError("ambiguous-body", detail)
+    columns = RecordColumns()
+    columns.append(None, key, body, None)
+    _check_size(0, key, body, None)
+    return columns
+
+
+def _looks_like_records(body: bytes) -> bool:
+    try:
+        document = _decode_json(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "records" in document
+
+
+# --- to and from batches
+
+
+def columns_to_batch(columns: RecordColumns, now_us: int) -> pa.RecordBatch:
+    """A batch of DEFAULT_SCHEMA; records without timestamp get `now_us`."""
+    timestamp, key, value, headers = (DEFAULT_SCHEMA.field(number).type for number in range(4))
+    timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
+    if any(columns.headers):
+        header_array = pa.array(columns.headers, headers)
+    else:
+        header_array = pa.nulls(len(columns), headers)
+    arrays = [pa.array(timestamps, timestamp), pa.array(columns.keys, key), pa.array(columns.values, value)]
+    return pa.RecordBatch.from_arrays([*arrays, header_array], schema=DEFAULT_SCHEMA)
+
+
+def render_records(
+    batch: pa.RecordBatch, base_offset: int, value_as: ValueAs = "text"
+) -> list[dict[str, Any]]:
+    """Records as JSON objects. `value_as` json: a value that parses as JSON is embedded instead of quoted."""
+    times = batch.column(TIMESTAMP_COLUMN).cast(pa.int64()).to_pylist()
+    keys = batch.column(KEY_COLUMN).to_pylist()
+    values = batch.column(VALUE_COLUMN).to_pylist()
+    headers = batch.column(HEADERS_COLUMN).to_pylist()
+    rendered = []
+    for row, time_us in enumerate(times):
+        record: dict[str, Any] = {
+            "offset": base_offset + row,
+            "timestamp": None if time_us is None else format_time(time_us),
+        }
+        _render_bytes(record, "key", keys[row])
+        _render_value(record, values[row], value_as)
+        record["headers"] = [_render_header(header) for header in headers[row] or ()]
+        rendered.append(record)
+    return rendered
+
+
+def _render_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
+    try:
+        target[name] = None if value is None else value.decode("utf-8")
+    except UnicodeDecodeError:
+        assert value is not None
+        target[f"{name}_base64"] = base64.b64encode(value).decode("ascii")
+
+
+def _render_value(record: dict[str, Any], value: bytes | None, value_as: ValueAs) -> None:
+    if value_as == "json" and value is not None:
+        try:
+            document = _decode_json(value)
+            _ENCODER.encode(document).encode(
+                "utf-8"
+            )  # what parses may not be writable: 1e999, half surrogates
+        except (ValueError, RecursionError):
+            _render_bytes(record, "value", value)
+        else:
+            record["value"] = document
+    else:
+        _render_bytes(record, "value", value)
+
+
+def _render_header(header: Mapping[str, Any] | None) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"key": header["key"] if header else None}
+    _render_bytes(rendered, "value", header["value"] if header else None)
+    return rendered
+
+
+def render_ndjson(
+    batch: pa.RecordBatch,
+    base_offset: int,
+    view: Literal["record", "value"] = "record",
+    value_as: ValueAs = "text",
+) -> bytes:
+    """A line for each record. `view` value: the values alone, byte for byte; a tombstone is `null`."""
+    if view == "value":
+        values = batch.column(VALUE_COLUMN).to_pylist()
+        return b"".join((b"null" if value is None else value) + b"\n" for value in values)
+    lines = [_ENCODER.encode(record) for record in render_records(batch, base_offset, value_as)]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8")
+
+
+# --- times and durations
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_MAX_TIME_MS: Final = 2**63 // 1000 - 1  # as microseconds it must fit an int64
+_MILLISECONDS = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+_RFC_3339 = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
+    r"(?:[Zz]|([+ -])([0-9]{2}):([0-5][0-9]))",
+    re.ASCII,
+)
+_DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)?", re.ASCII)
+_UNIT_MS: Final = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since the epoch, from RFC 3339 (a `+` may have become a space) or from milliseconds.
+
+    Digits below a microsecond are dropped. Raises ShoalError("bad-request").
+    """
+    if _MILLISECONDS.fullmatch(text):
+        milliseconds = int(text)
+        if abs(milliseconds) > _MAX_TIME_MS:
+            raise ShoalError("bad-request", f"time {text} is out of range")
+        return milliseconds * 1000
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        detail = f"time {text[:64]!r} is neither like 2013-01-01T05:00:00Z nor milliseconds since the epoch"
+        raise ShoalError("bad-request", detail)
+    date, clock, fraction, sign, hours, minutes = match.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}")
+        shift = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+        moment = moment.replace(tzinfo=timezone(-shift if sign == "-" else shift))
+    except ValueError as error:
+        raise ShoalError("bad-request", f"time {text!r}: {error}") from error
+    return (moment - _EPOCH) // _MICROSECOND + int((fraction or "").ljust(6, "0")[:6])
+
+
+def format_time(us: int) -> str:
+    """RFC 3339 with microseconds and Z. Beyond the years 1 to 9999: milliseconds since the epoch, as text."""
+    try:
+        moment = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return str(us // 1000)
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds, from 500ms, 30s, 5m, 2h, 7d or plain milliseconds. Raises ShoalError("bad-request")."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ShoalError("bad-request", f"duration {text[:64]!r} is not like 500ms, 30s, 5m or 7d")
+    return int(match[1]) * _UNIT_MS[match[2]]

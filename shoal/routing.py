@@ -1,0 +1,106 @@
+"""The routing rule, once: which partition holds a key. Agents, clients and Spark use this file.
+
+A partition owns a range of 32-bit key hashes. Leaders and addresses are unknown here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+from shoal.batch import KEY_COLUMN
+from shoal.records import RecordColumns
+
+HASH_SPACE: Final = 2**32
+
+
+class HashRange(NamedTuple):
+    """Hashes from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+
+def key_hash(key: bytes) -> int:
+    """The upper 32 bits of xxh3-64 of the key."""
+    digest: int = xxh3_64_intdigest(key)
+    return digest >> 32
+
+
+def hash_ranges(partitions: int) -> tuple[HashRange, ...]:
+    """The birth ranges of a topic: equal but for rounding, ascending, covering every hash once."""
+    assert 1 <= partitions <= HASH_SPACE
+    edges = [number * HASH_SPACE // partitions for number in range(partitions + 1)]
+    return tuple(HashRange(low, high - 1) for low, high in pairwise(edges))
+
+
+@lru_cache(maxsize=1024)  # topics in use; an entry is some hundred bytes for each partition
+def _ascending(ranges: tuple[HashRange, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranges' low ends in ascending order, and whose they are. They must cover all hashes exactly once."""
+    order = sorted(range(len(ranges)), key=lambda partition: ranges[partition].low)
+    expected = 0
+    for partition in order:
+        assert ranges[partition].low == expected, f"hash ranges overlap or leave a gap at {expected}"
+        expected = ranges[partition].high + 1
+    assert expected == HASH_SPACE, f"hash ranges end at {expected}"
+    return tuple(ranges[partition].low for partition in order), tuple(order)
+
+
+def partition_for(hash_: int, ranges: Sequence[HashRange]) -> int:
+    """The partition whose range holds the hash; `ranges[p]` is partition p's; together they cover all."""
+    lows, order = _ascending(tuple(ranges))
+    return order[bisect_right(lows, hash_) - 1]
+
+
+def partition_batch(
+    batch: pa.RecordBatch, ranges: Sequence[HashRange], null_key_hash: int
+) -> dict[int, pa.RecordBatch]:
+    """Split a batch by its keys' partitions; rows keep their order. Each distinct key is hashed once.
+
+    Rows without key go where `null_key_hash` falls. Partitions without rows are absent.
+    """
+    if batch.num_rows == 0:
+        return {}
+    if len(ranges) == 1:
+        return {0: batch}
+    keys = batch.column(KEY_COLUMN).dictionary_encode()
+    lows, order = _ascending(tuple(ranges))
+    owners = [
+        order[bisect_right(lows, xxh3_64_intdigest(key) >> 32) - 1] for key in keys.dictionary.to_pylist()
+    ]
+    null_owner = partition_for(null_key_hash, ranges)
+    present = set(owners) | ({null_owner} if keys.null_count else set())
+    if len(present) == 1:
+        return {present.pop(): batch}
+    owner_of_row = pc.fill_null(pc.take(pa.array(owners, pa.int32()), keys.indices), null_owner)
+    grouped = batch.take(pc.sort_indices(owner_of_row))  # Arrow's index sort is stable
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(owner_of_row).to_pylist()}
+    parts: dict[int, pa.RecordBatch] = {}
+    first_row = 0
+    for owner in sorted(counts):
+        parts[owner] = grouped.slice(first_row, counts[owner])
+        first_row += counts[owner]
+    return parts
+
+
+def partition_columns(
+    columns: RecordColumns, ranges: Sequence[HashRange], null_key_hash: int
+) -> dict[int, list[int]]:
+    """The row numbers that each partition gets, ascending; as partition_batch, for columns."""
+    if not len(columns):
+        return {}
+    if len(ranges) == 1:
+        return {0: list(range(len(columns)))}
+    lows, order = _ascending(tuple(ranges))
+    parts: dict[int, list[int]] = {}
+    for row, key in enumerate(columns.keys):
+        hashed = null_key_hash if key is None else xxh3_64_intdigest(key) >> 32
+        parts.setdefault(order[bisect_right(lows, hashed) - 1], []).append(row)
+    return parts
