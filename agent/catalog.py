@@ -1,0 +1,353 @@
+"""The catalog: which topics exist, with which ids, settings and births. A replicated state machine.
+
+Law of this file: pure. Commands are the records of the `_catalog` log, applied in offset order and never
+otherwise; the same commands give the same state on every agent. It knows no member list, clock, network or
+disk: whoever proposes a command has put everything into it (ids, times, voters). A reader must be able to
+trust that whatever stands here was committed.
+
+Rules kept here (safety 1, 4, 6): a topic's birth never changes; a deleted topic leaves a tombstone until
+each of its holders has confirmed that the data are gone; once the catalog is sealed no topic can be
+created, and it can be sealed only while it holds none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shoal.agent.topic_settings import TopicSettings, settings_from_body
+from shoal.errors import ShoalError
+from shoal.routing import HashRange
+
+COMMAND_VERSION = 1
+MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
+MAX_SNAPSHOT_BYTES = 16 << 20  # one link frame; about ten thousand ordinary topics
+ID_BYTES = 16
+
+
+class CatalogError(ValueError):
+    """Bytes that are no catalog command or snapshot of a version this code understands."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBirth:
+    """Hash range and birth voters (agent ids; the first is the preferred leader). Never changes."""
+
+    hash_range: HashRange
+    voters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """One topic as the catalog holds it. Times are unix microseconds."""
+
+    name: str
+    topic_id: bytes
+    settings: TopicSettings
+    partitions: tuple[PartitionBirth, ...]
+    created_us: int
+
+    def holders(self) -> frozenset[str]:
+        """Every agent that was ever asked by the catalog to hold a replica."""
+        return frozenset(agent for partition in self.partitions for agent in partition.voters)
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A deleted topic whose data some holders may still have on their disks."""
+
+    topic_id: bytes
+    name: str
+    partitions: int
+    waiting_for: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Takes effect only if the name is free and the catalog is not sealed."""
+
+    entry: TopicEntry
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """By id, so that a late retry never deletes a namesake."""
+
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmDeletion:
+    """`agent_id` no longer has any byte of the deleted topic."""
+
+    topic_id: bytes
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """No topic may ever be created here: this empty cluster gives itself up for another."""
+
+    successor: bytes
+
+
+Command = CreateTopic | DeleteTopic | ConfirmDeletion | Seal
+Outcome = Literal["done", "name-taken", "unknown-id", "sealed", "not-empty", "already-applied"]
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The fold of the commands at offsets 0 to version - 1."""
+
+    version: int = 0
+    topics: dict[str, TopicEntry] = field(default_factory=dict)
+    tombstones: dict[bytes, Tombstone] = field(default_factory=dict)
+    sealed_for: bytes | None = None
+    _by_id: dict[bytes, TopicEntry] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        names = ",".join(sorted(self.topics))
+        return f"Catalog(version={self.version} topics=[{names}] tombstones={len(self.tombstones)})"
+
+    def by_id(self, topic_id: bytes) -> TopicEntry | None:
+        return self._by_id.get(topic_id)
+
+    def apply(self, offset: int, command: Command) -> Outcome:
+        """Fold in the command committed at this offset. A replayed offset changes nothing.
+
+        The outcome is a function of state and command alone, so every agent reaches the same one.
+        """
+        if offset < self.version:
+            return "already-applied"
+        assert offset == self.version, f"catalog at version {self.version} was given offset {offset}"
+        self.version += 1
+        match command:
+            case CreateTopic(entry):
+                return self._create(entry)
+            case DeleteTopic(topic_id):
+                return self._delete(topic_id)
+            case ConfirmDeletion(topic_id, agent_id):
+                return self._confirm(topic_id, agent_id)
+            case Seal(successor):
+                return self._seal(successor)
+
+    def _create(self, entry: TopicEntry) -> Outcome:
+        if self.sealed_for is not None:
+            return "sealed"
+        if entry.name in self.topics:
+            return "name-taken"
+        self.topics[entry.name] = entry
+        self._by_id[entry.topic_id] = entry
+        return "done"
+
+    def _delete(self, topic_id: bytes) -> Outcome:
+        entry = self._by_id.pop(topic_id, None)
+        if entry is None:
+            return "unknown-id"
+        del self.topics[entry.name]
+        self.tombstones[topic_id] = Tombstone(topic_id, entry.name, len(entry.partitions), entry.holders())
+        return "done"
+
+    def _confirm(self, topic_id: bytes, agent_id: str) -> Outcome:
+        tombstone = self.tombstones.get(topic_id)
+        if tombstone is None:
+            return "unknown-id"
+        waiting_for = tombstone.waiting_for - {agent_id}
+        if waiting_for:
+            self.tombstones[topic_id] = Tombstone(topic_id, tombstone.name, tombstone.partitions, waiting_for)
+        else:
+            del self.tombstones[topic_id]
+        return "done"
+
+    def _seal(self, successor: bytes) -> Outcome:
+        if self.topics:
+            return "not-empty"
+        if self.sealed_for is None:
+            self.sealed_for = successor
+        return "done"
+
+    def check_invariants(self) -> None:
+        """Asserts; called by tests after every command."""
+        assert {entry.topic_id for entry in self.topics.values()} == set(self._by_id)
+        assert all(name == entry.name for name, entry in self.topics.items())
+        assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
+        assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
+        assert self.sealed_for is None or not self.topics
+
+    # ---- snapshots ----------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The whole state, for a follower's pull and for the copy on disk."""
+        document = {
+            "v": COMMAND_VERSION,
+            "version": self.version,
+            "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
+            "topics": [_entry_document(self.topics[name]) for name in sorted(self.topics)],
+            "tombstones": [_tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Catalog:
+        """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
+        document = _load(data, MAX_SNAPSHOT_BYTES)
+        catalog = cls(version=_integer(document, "version"))
+        sealed_for = document.get("sealed_for")
+        catalog.sealed_for = None if sealed_for is None else _id(document, "sealed_for")
+        for item in _list(document, "topics"):
+            entry = _entry_from(item)
+            if entry.name in catalog.topics or entry.topic_id in catalog._by_id:
+                raise CatalogError(f"topic {entry.name!r} stands twice in the snapshot")
+            catalog.topics[entry.name] = entry
+            catalog._by_id[entry.topic_id] = entry
+        for item in _list(document, "tombstones"):
+            tombstone = _tombstone_from(item)
+            catalog.tombstones[tombstone.topic_id] = tombstone
+        return catalog
+
+
+# ---- commands as JSON ----------------------------------------------------------------------------
+
+
+def encode_command(command: Command) -> bytes:
+    """The value of one `_catalog` record."""
+    document: dict[str, Any] = {"v": COMMAND_VERSION}
+    match command:
+        case CreateTopic(entry):
+            document |= {"op": "create", "topic": _entry_document(entry)}
+        case DeleteTopic(topic_id):
+            document |= {"op": "delete", "id": topic_id.hex()}
+        case ConfirmDeletion(topic_id, agent_id):
+            document |= {"op": "confirm", "id": topic_id.hex(), "agent": agent_id}
+        case Seal(successor):
+            document |= {"op": "seal", "successor": successor.hex()}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def decode_command(data: bytes) -> Command:
+    """Raises CatalogError, and nothing else."""
+    document = _load(data, MAX_COMMAND_BYTES)
+    operation = document.get("op")
+    match operation:
+        case "create":
+            return CreateTopic(_entry_from(document.get("topic")))
+        case "delete":
+            return DeleteTopic(_id(document, "id"))
+        case "confirm":
+            return ConfirmDeletion(_id(document, "id"), _agent_id(document.get("agent")))
+        case "seal":
+            return Seal(_id(document, "successor"))
+        case _:
+            raise CatalogError(f"unknown operation {operation!r}")
+
+
+def _entry_document(entry: TopicEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "id": entry.topic_id.hex(),
+        "settings": entry.settings.to_document(),
+        "created_us": entry.created_us,
+        "partitions": [
+            {"range": [birth.hash_range.low, birth.hash_range.high], "voters": list(birth.voters)}
+            for birth in entry.partitions
+        ],
+    }
+
+
+def _entry_from(item: Any) -> TopicEntry:
+    document = _mapping(item)
+    try:
+        settings, _ = settings_from_body(_mapping(document.get("settings")))
+    except ShoalError as error:
+        raise CatalogError(f"settings: {error.detail}") from None
+    partitions = tuple(_birth_from(birth) for birth in _list(document, "partitions"))
+    if len(partitions) != settings.partitions:
+        raise CatalogError("the number of births is not the number of partitions")
+    name = document.get("name")
+    if not isinstance(name, str) or not name:
+        raise CatalogError("a topic without a name")
+    return TopicEntry(name, _id(document, "id"), settings, partitions, _integer(document, "created_us"))
+
+
+def _birth_from(item: Any) -> PartitionBirth:
+    document = _mapping(item)
+    bounds = _list(document, "range")
+    if len(bounds) != 2 or not all(type(bound) is int for bound in bounds):
+        raise CatalogError("a hash range is two whole numbers")
+    low, high = bounds
+    if not 0 <= low <= high < 2**32:
+        raise CatalogError(f"hash range {low} to {high} is not inside 32 bits")
+    voters = tuple(_agent_id(voter) for voter in _list(document, "voters"))
+    if not voters or len(set(voters)) != len(voters):
+        raise CatalogError("a birth needs voters, each of them once")
+    return PartitionBirth(HashRange(low, high), voters)
+
+
+def _tombstone_document(tombstone: Tombstone) -> dict[str, Any]:
+    return {
+        "id": tombstone.topic_id.hex(),
+        "name": tombstone.name,
+        "partitions": tombstone.partitions,
+        "waiting_for": sorted(tombstone.waiting_for),
+    }
+
+
+def _tombstone_from(item: Any) -> Tombstone:
+    document = _mapping(item)
+    waiting_for = frozenset(_agent_id(agent) for agent in _list(document, "waiting_for"))
+    name = document.get("name")
+    if not isinstance(name, str) or not waiting_for:
+        raise CatalogError("a tombstone needs a name and somebody to wait for")
+    return Tombstone(_id(document, "id"), name, _integer(document, "partitions"), waiting_for)
+
+
+def _load(data: bytes, limit: int) -> Mapping[str, Any]:
+    if len(data) > limit:
+        raise CatalogError(f"{len(data)} bytes, over the limit of {limit}")
+    try:
+        document = _mapping(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"not JSON: {type(error).__name__}") from None
+    if document.get("v") != COMMAND_VERSION:
+        raise CatalogError(
+            f"version {document.get('v')!r}: this agent understands {COMMAND_VERSION}; upgrade it"
+        )
+    return document
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CatalogError("an object is needed")
+    return value
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    value = document.get(name)
+    if not isinstance(value, list):
+        raise CatalogError(f"{name} must be a list")
+    return value
+
+
+def _integer(document: Mapping[str, Any], name: str) -> int:
+    value = document.get(name)
+    if type(value) is not int or value < 0:
+        raise CatalogError(f"{name} must be a whole number")
+    return value
+
+
+def _id(document: Mapping[str, Any], name: str) -> bytes:
+    value = document.get(name)
+    if isinstance(value, str) and len(value) == 2 * ID_BYTES:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise CatalogError(f"{name} must be {2 * ID_BYTES} hex digits")
+
+
+def _agent_id(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 64:
+        raise CatalogError("an agent id is 1 to 64 characters")
+    return value

@@ -1,0 +1,384 @@
+"""What one agent was told: a single frozen value.
+
+Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig and
+refuses every combination that could not work, saying what to do about it. It reads no file, no environment
+and no clock, and it knows no other package: agent.py translates these values into the configuration of the
+parts.
+
+Precedence: flags > environment (SHOAL_*) > file > defaults.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+DEFAULT_HTTP_PORT = 7070
+DEFAULT_GOSSIP_PORT = 7946
+DEFAULT_CLUSTER = "shoal"
+MAX_NAME_CHARACTERS = 64  # names and domains travel in gossip tags, which share 512 bytes
+MAX_SEEDS = 64  # enough for any seed list; a longer one is a mistake in a template
+MAX_EXPECTED_MEMBERS = 99
+MAX_CORES = 256
+LONGEST_WINDOW_MS = 10 * 60_000  # a start that waits longer than this looks like a hang
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+DISKS = ("auto", "ring", "threads")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work. The text is one line: what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Everything one agent is told. A port of None means: the default, or the next free one above it.
+
+    Ports of 0 let the kernel choose (tests). Durations are milliseconds.
+    """
+
+    data: str
+    bind: str = "127.0.0.1"
+    advertise: str | None = None
+    http_port: int | None = None
+    gossip_port: int | None = None
+    cluster: str = DEFAULT_CLUSTER
+    cluster_is_explicit: bool = False
+    name: str | None = None
+    join: tuple[str, ...] = ()
+    expect: int | None = None
+    failure_domain: str | None = None
+    weight: int = 100
+    gossip: str = "embedded"
+    cores: int = 1
+    mdns: bool | None = None
+    disk: str = "auto"
+    auto_create_topics: bool = True
+    discovery_window_ms: int = 3_000
+    heartbeat_interval_ms: int = 100
+    election_timeout_ms: int = 600
+    shutdown_timeout_ms: int = 10_000
+    dissolve_timeout_ms: int = 15_000
+
+    @classmethod
+    def from_sources(
+        cls,
+        flags: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+        file: Mapping[str, Any] | None = None,
+    ) -> AgentConfig:
+        """Merge the sources and validate. A flag of None (or an empty list) was not given.
+
+        Raises ConfigError, naming the source of the value at fault.
+        """
+        values: dict[str, Any] = {}
+        values.update(_from_file(file or {}))
+        values.update(_from_environment(environment or {}))
+        values.update(_from_flags(flags))
+        if "data" not in values:
+            raise ConfigError("no data directory: give --data DIR, SHOAL_DATA or `data` in the file")
+        values["cluster_is_explicit"] = "cluster" in values
+        config = cls(**values)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Check every field and every rule between fields; raises ConfigError."""
+        if not self.data or "\0" in self.data:
+            raise ConfigError("the data directory is empty: give --data DIR")
+        self._validate_addresses()
+        self._validate_names()
+        self._validate_start()
+        self._validate_timing()
+
+    def _validate_addresses(self) -> None:
+        _check_address("--bind", self.bind, allow_unspecified=True)
+        if self.advertise is not None:
+            _check_address("--advertise", self.advertise, allow_unspecified=False)
+        if self.advertise is None and is_unspecified(self.bind):
+            raise ConfigError(
+                f"--bind {self.bind} listens on every interface, so peers need one address to reach: "
+                "add --advertise ADDR"
+            )
+        if self.advertise is not None and is_loopback(self.bind) and not is_loopback(self.advertise):
+            raise ConfigError(
+                f"--advertise {self.advertise} cannot be reached while --bind is {self.bind} (loopback): "
+                "bind that address, or 0.0.0.0"
+            )
+        for flag, port in (("--http-port", self.http_port), ("--gossip-port", self.gossip_port)):
+            if port is not None and not 0 <= port <= 65_535:
+                raise ConfigError(f"{flag} {port} is not a port: give 1 to 65535, or 0 for any free one")
+        if self.http_port and self.http_port == self.gossip_port:
+            raise ConfigError(
+                f"--http-port and --gossip-port are both {self.http_port}: give two different ports"
+            )
+
+    def _validate_names(self) -> None:
+        named = (
+            ("--cluster", self.cluster),
+            ("--name", self.name),
+            ("--failure-domain", self.failure_domain),
+        )
+        for flag, value in named:
+            if value is None:
+                continue
+            if len(value) > MAX_NAME_CHARACTERS or NAME_PATTERN.fullmatch(value) is None:
+                raise ConfigError(
+                    f"{flag} {value!r} is not a name: use 1 to {MAX_NAME_CHARACTERS} letters, digits, . _ -"
+                )
+        if self.gossip != "embedded":
+            raise ConfigError(
+                f"--gossip {self.gossip!r} is unknown here: use embedded (it speaks Serf's wire format)"
+            )
+        if self.disk not in DISKS:
+            raise ConfigError(f"disk {self.disk!r} is unknown: use one of {', '.join(DISKS)}")
+        if self.mdns and not is_loopback(self.bind) and not self.cluster_is_explicit:
+            raise ConfigError(
+                "mDNS beyond loopback would meet strangers under the default cluster name: add --cluster NAME"
+            )
+
+    def _validate_start(self) -> None:
+        if len(self.join) > MAX_SEEDS:
+            raise ConfigError(f"--join names {len(self.join)} addresses; at most {MAX_SEEDS} are useful")
+        for text in self.join:
+            parse_host_port(text, "--join")
+        if self.expect is not None and not 1 <= self.expect <= MAX_EXPECTED_MEMBERS:
+            raise ConfigError(
+                f"--expect {self.expect} is out of range: give 1 to {MAX_EXPECTED_MEMBERS} members"
+            )
+        if not 1 <= self.cores <= MAX_CORES:
+            raise ConfigError(f"--cores {self.cores} is out of range: give 1 to {MAX_CORES}")
+        if self.cores > 1 and (self.http_port == 0 or self.gossip_port == 0):
+            raise ConfigError("--cores needs ports that can be counted up: give ports above 0, or none")
+        if not 1 <= self.weight <= 10_000:
+            raise ConfigError(f"weight {self.weight} is out of range: give 1 to 10000 (100 is normal)")
+
+    def _validate_timing(self) -> None:
+        if not 0 <= self.discovery_window_ms <= LONGEST_WINDOW_MS:
+            raise ConfigError(
+                f"discovery_window {self.discovery_window_ms} ms is not between 0 and 10 minutes"
+            )
+        if self.heartbeat_interval_ms < 10:
+            raise ConfigError(f"heartbeat_interval {self.heartbeat_interval_ms} ms is under 10 ms: raise it")
+        if self.election_timeout_ms < 3 * self.heartbeat_interval_ms:
+            raise ConfigError(
+                f"election_timeout {self.election_timeout_ms} ms must be at least three heartbeat intervals "
+                f"({3 * self.heartbeat_interval_ms} ms), else one lost frame starts an election"
+            )
+        for name in ("shutdown_timeout_ms", "dissolve_timeout_ms"):
+            if not 0 < getattr(self, name) <= LONGEST_WINDOW_MS:
+                raise ConfigError(f"{name.removesuffix('_ms')} must be more than 0 and at most 10 minutes")
+
+    @property
+    def advertised_address(self) -> str:
+        """The address peers and clients are told."""
+        return self.advertise if self.advertise is not None else self.bind
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.bind)
+
+    @property
+    def uses_mdns(self) -> bool:
+        """Loopback agents by default; others only with an explicit cluster name (cli-and-packaging)."""
+        if self.mdns is not None:
+            return self.mdns
+        return self.is_loopback or self.cluster_is_explicit
+
+    @property
+    def seeds(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of --join, parsed."""
+        return tuple(parse_host_port(text, "--join") for text in self.join)
+
+    def for_core(self, core: int) -> AgentConfig:
+        """The configuration of one of `cores` peers on this host: own directory and ports, one failure
+        domain.
+        """
+        assert 0 <= core < self.cores
+        if self.cores == 1:
+            return self
+        return replace(
+            self,
+            cores=1,
+            data=f"{self.data}/core-{core}",
+            http_port=None if self.http_port is None else self.http_port + core,
+            gossip_port=None if self.gossip_port is None else self.gossip_port + core,
+            name=None if self.name is None else f"{self.name}-{core}",
+        )
+
+    def as_document(self) -> dict[str, Any]:
+        """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        document["join"] = list(self.join)
+        return document
+
+
+def is_unspecified(address: str) -> bool:
+    """True for 0.0.0.0 and ::."""
+    try:
+        return ipaddress.ip_address(address).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and the name localhost."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def parse_host_port(text: str, flag: str) -> tuple[str, int]:
+    """`host:port`, `[v6]:port` or `host` (then the default gossip port). Raises ConfigError."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::([0-9]{1,5}))?", text)
+    if match is None:
+        raise ConfigError(
+            f"{flag} {text!r} is not an address: give HOST:PORT, such as 10.0.0.5:{DEFAULT_GOSSIP_PORT}"
+        )
+    port = int(match[3]) if match[3] else DEFAULT_GOSSIP_PORT
+    if not 1 <= port <= 65_535:
+        raise ConfigError(f"{flag} {text!r}: {port} is not a port; give 1 to 65535")
+    return match[1] or match[2], port
+
+
+def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
+    if is_unspecified(value) and not allow_unspecified:
+        raise ConfigError(
+            f"{flag} {value} is no address a peer could reach: give one of this host's addresses"
+        )
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        if value == "localhost" or (flag == "--advertise" and re.fullmatch(r"[A-Za-z0-9.-]{1,253}", value)):
+            return
+        raise ConfigError(f"{flag} {value!r} is not an IP address") from None
+
+
+# ---- the sources ---------------------------------------------------------------------------------
+
+DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text is needed")
+    return value.strip()
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("a whole number is needed")
+    return int(value)
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError("true or false is needed")
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part for part in re.split(r"[,\s]+", value) if part)
+    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ValueError("a list of HOST:PORT is needed")
+
+
+def _duration_ms(value: Any) -> int:
+    """Milliseconds: a whole number, or text with a unit (`500ms`, `3s`, `2m`)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m)?", value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a duration such as 500ms, 3s or 2m is needed")
+    return int(match[1]) * DURATION_UNITS_MS[match[2] or "ms"]
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "data": _text,
+    "bind": _text,
+    "advertise": _text,
+    "http_port": _integer,
+    "gossip_port": _integer,
+    "cluster": _text,
+    "name": _text,
+    "join": _addresses,
+    "expect": _integer,
+    "failure_domain": _text,
+    "weight": _integer,
+    "gossip": _text,
+    "cores": _integer,
+    "mdns": _boolean,
+    "disk": _text,
+    "auto_create_topics": _boolean,
+    "discovery_window": _duration_ms,
+    "heartbeat_interval": _duration_ms,
+    "election_timeout": _duration_ms,
+    "shutdown_timeout": _duration_ms,
+    "dissolve_timeout": _duration_ms,
+}
+FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
+NOT_SETTINGS = (
+    "config",
+    "agent",
+    "token",
+)  # SHOAL_CONFIG names the file; SHOAL_AGENT is the client's address
+
+
+def _read(name: str, value: Any, source: str) -> tuple[str, Any]:
+    try:
+        read = READERS[name](value)
+    except ValueError as error:
+        raise ConfigError(f"{source} = {value!r}: {error}") from None
+    return (name if name in AgentConfig.__dataclass_fields__ else f"{name}_ms"), read
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name.removesuffix("_ms"): value for name, value in flags.items() if value not in (None, (), [])}
+    unknown = sorted(set(given) - set(READERS))
+    if unknown:
+        raise ConfigError(f"unknown setting: {', '.join(unknown)}")
+    return dict(_read(name, value, f"--{name.replace('_', '-')}") for name, value in given.items())
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """SHOAL_NAME=value for every setting. Unknown SHOAL_ names are left to other commands."""
+    values = {}
+    for name in READERS:
+        variable = f"SHOAL_{name.upper()}"
+        if name not in NOT_SETTINGS and environment.get(variable):
+            key, value = _read(name, environment[variable], variable)
+            values[key] = value
+    return values
+
+
+def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
+    section = file.get(FILE_SECTION, file)
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"the file's [{FILE_SECTION}] is not a table")
+    values = {}
+    for raw_name, raw_value in section.items():
+        name = raw_name.replace("-", "_")
+        if name not in READERS:
+            raise ConfigError(
+                f"the file sets {raw_name!r}, which is no setting: one of {', '.join(sorted(READERS))}"
+            )
+        key, value = _read(name, raw_value, f"`{raw_name}` in the file")
+        values[key] = value
+    return values

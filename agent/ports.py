@@ -1,0 +1,93 @@
+"""Which ports this agent listens on.
+
+Law of this file: a port that was asked for is taken or refused, never replaced; a default one that is in
+use steps up to the next free one, and the caller says so. Ports kept from the last run come first: peers
+and people know them.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+MAX_STEPS = 256  # agents on one host that share the defaults; beyond it something else is wrong
+HTTP_BACKLOG = 1_024
+TAKEN = (errno.EADDRINUSE, errno.EACCES)
+
+T = TypeVar("T")
+
+
+class PortError(Exception):
+    """No port to listen on. The text is one line: which, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortChoice:
+    """The wish for one listener: an explicit port, or the kept one, or the default and what follows."""
+
+    flag: str
+    explicit: int | None
+    kept: int | None
+    default: int
+
+    def candidates(self) -> Iterator[int]:
+        """The ports to try, in order; 0 lets the kernel choose."""
+        if self.explicit is not None:
+            yield self.explicit
+            return
+        if self.kept:
+            yield self.kept
+        for port in range(self.default, min(self.default + MAX_STEPS, 65_536)):
+            if port != self.kept:
+                yield port
+
+    def has_stepped(self, port: int) -> bool:
+        """Whether people should be told: nobody asked for this port, and it is not the expected one."""
+        return self.explicit is None and port != (self.kept or self.default)
+
+
+async def listen(choice: PortChoice, address: str, start: Callable[[int], Awaitable[T]]) -> T:
+    """Call `start(port)` with the candidates until one is not in use.
+
+    Raises PortError when none is free or the address does not belong to this host.
+    """
+    for port in choice.candidates():
+        try:
+            return await start(port)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise PortError(
+                    f"{address} is not an address of this host: give --bind one that is"
+                ) from None
+            if error.errno not in TAKEN:
+                raise PortError(f"cannot listen on {address}:{port}: {error.strerror or error}") from None
+            if choice.explicit is not None:
+                raise PortError(_explicit_taken(choice, address, port, error)) from None
+    raise PortError(
+        f"ports {choice.default} to {choice.default + MAX_STEPS - 1} on {address} are all in use: "
+        f"give {choice.flag} a free one"
+    )
+
+
+def _explicit_taken(choice: PortChoice, address: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EACCES:
+        return f"port {port} on {address} needs privileges: give {choice.flag} a port above 1023"
+    return f"port {port} on {address} is in use: stop what listens there, or give {choice.flag} another port"
+
+
+async def http_socket(address: str, port: int) -> socket.socket:
+    """A listening TCP socket; raises OSError. Made before the server, so that the port is known first."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((address, port))
+        listener.listen(HTTP_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,53 @@
+"""A counter that can be waited for: the opaque versions of blocking queries.
+
+Law of this file: one event loop, no threads. A version is `<run>.<counter>`: it means something only to the
+agent and the run that gave it out, so that one from elsewhere is simply answered at once with everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+MAX_WAITERS = (
+    4_096  # long polls held open at once; beyond it a poll is answered at once, as if its wait were over
+)
+
+
+class Watch:
+    """Counts changes and wakes those who wait for the next one."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._counter = 1
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def version(self) -> str:
+        return f"{self._run}.{self._counter}"
+
+    def changed(self) -> None:
+        """Something a reader of the document would notice has changed."""
+        self._counter += 1
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_after(self, version: str | None, wait_ms: int) -> None:
+        """Return once the version differs from this one, or when the time is over."""
+        if version != self.version or wait_ms <= 0 or len(self._waiters) >= MAX_WAITERS:
+            return
+        await self.wait_next(wait_ms)
+
+    async def wait_next(self, wait_ms: int) -> bool:
+        """True when a change came in time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(wait_ms / 1_000):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True

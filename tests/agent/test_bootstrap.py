@@ -1,0 +1,149 @@
+"""Who may found a cluster (safety 6): tables of views, and a property over several agents that decide at
+once.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.bootstrap import (
+    Decision,
+    Found,
+    Join,
+    Peer,
+    View,
+    Wait,
+    catalog_voters,
+    decide,
+    must_dissolve,
+)
+
+CLUSTER = b"c" * 16
+OTHER = b"d" * 16
+
+
+def view(**changes: object) -> View:
+    base = View(
+        agent_id="b",
+        peers=(),
+        expect=None,
+        has_seeds=False,
+        started_ms=0,
+        last_change_ms=0,
+        discovery_window_ms=3_000,
+        now_ms=3_000,
+    )
+    return replace(base, **changes)
+
+
+def empty(agent_id: str) -> Peer:
+    return Peer(agent_id, None, f"http://{agent_id}")
+
+
+def member(agent_id: str, cluster_id: bytes = CLUSTER) -> Peer:
+    return Peer(agent_id, cluster_id, f"http://{agent_id}")
+
+
+CASES: list[tuple[str, View, Decision | type[Wait]]] = [
+    ("alone, listening", view(now_ms=2_999), Wait),
+    ("alone, window over", view(), Found(("b",))),
+    ("two empty, smaller id", view(peers=(empty("c"),)), Found(("b",))),
+    ("two empty, larger id", view(peers=(empty("a"),)), Wait),
+    ("three empty", view(peers=(empty("c"), empty("d"))), Found(("b", "c", "d"))),
+    ("a cluster is joined at once", view(now_ms=0, peers=(member("a"),)), Join(CLUSTER, ("http://a",))),
+    (
+        "a cluster beats empty ones",
+        view(peers=(empty("a"), member("z"), member("y"))),
+        Join(CLUSTER, ("http://y", "http://z")),
+    ),
+    (
+        "of two clusters the larger",
+        view(peers=(member("a", OTHER), member("y"), member("z"))),
+        Join(CLUSTER, ("http://y", "http://z")),
+    ),
+    ("a seed that has not answered", view(has_seeds=True, now_ms=10**9), Wait),
+    ("a seed has answered, settling", view(has_seeds=True, peers=(empty("c"),), last_change_ms=1_000), Wait),
+    (
+        "a seed has answered, settled",
+        view(has_seeds=True, peers=(empty("c"),), last_change_ms=0),
+        Found(("b",)),
+    ),
+    ("expects three, two met", view(expect=3, peers=(empty("c"),), now_ms=10**9), Wait),
+    (
+        "expects three, three met",
+        view(expect=3, peers=(empty("c"), empty("d")), now_ms=0),
+        Found(("b", "c", "d")),
+    ),
+    ("expects one: itself", view(expect=1, now_ms=0), Found(("b",))),
+    ("expects three, a cluster exists", view(expect=3, peers=(member("a"),)), Join(CLUSTER, ("http://a",))),
+]
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_decisions(situation: View, expected: Decision | type[Wait]) -> None:
+    """One view, one decision."""
+    decision = decide(situation)
+    if isinstance(expected, type):
+        assert isinstance(decision, expected)
+    else:
+        assert decision == expected
+
+
+def test_waiting_names_a_time_only_when_time_helps() -> None:
+    """A shell that sleeps until `until_ms` must not spin, nor sleep through a change."""
+    assert decide(view(now_ms=1_000)) == Wait("listening for other agents", 3_000)
+    missing = decide(view(expect=2))
+    assert isinstance(missing, Wait)
+    assert missing.until_ms is None
+    assert "1 of 2" in missing.reason
+
+
+@given(
+    st.sets(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=8), st.booleans(), st.booleans()
+)
+def test_of_agents_that_see_each_other_exactly_one_founds(ids: set[str], expect: bool, seeds: bool) -> None:
+    """However many start at once and with whatever flags: one founder, the smallest id."""
+    founders = []
+    for agent_id in ids:
+        others = tuple(empty(other) for other in sorted(ids - {agent_id}))
+        situation = view(
+            agent_id=agent_id,
+            peers=others,
+            expect=len(ids) if expect else None,
+            has_seeds=seeds,
+            now_ms=10**6,
+        )
+        decision = decide(situation)
+        if isinstance(decision, Found):
+            founders.append(agent_id)
+            assert decision.voters[0] == agent_id
+            assert set(decision.voters) <= ids
+    expected = [] if seeds and not expect and len(ids) == 1 else [min(ids)]
+    assert founders == expected
+
+
+@pytest.mark.parametrize(("present", "voters"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (9, 5)])
+def test_the_catalog_has_an_odd_number_of_voters(present: int, voters: int) -> None:
+    """An even one would stop with fewer losses than the odd one below it."""
+    ids = [f"{number}" for number in range(present)]
+    assert len(catalog_voters("0", ids)) == voters
+
+
+@given(
+    st.binary(min_size=1, max_size=2), st.binary(min_size=1, max_size=2), st.integers(0, 2), st.integers(0, 2)
+)
+def test_of_two_clusters_at_most_one_dissolves(
+    one: bytes, two: bytes, topics_one: int, topics_two: int
+) -> None:
+    """And one with topics never does."""
+    if one == two:
+        return
+    first = must_dissolve(one, two, own_topics=topics_one, foreign_has_topics=topics_two > 0)
+    second = must_dissolve(two, one, own_topics=topics_two, foreign_has_topics=topics_one > 0)
+    assert not (first and second)
+    assert not (first and topics_one)
+    assert first or second or (topics_one and topics_two)

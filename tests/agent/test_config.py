@@ -1,0 +1,128 @@
+"""The configuration: precedence of its sources, and every rule that refuses one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
+
+
+def test_flags_beat_environment_beat_file_beat_defaults() -> None:
+    """Each source overrides the ones below it, setting by setting."""
+    config = AgentConfig.from_sources(
+        {"data": "flag", "name": None, "join": []},
+        {"SHOAL_DATA": "environment", "SHOAL_NAME": "from-environment", "SHOAL_JOIN": "a:1, b"},
+        {"agent": {"data": "file", "name": "from-file", "cluster": "from-file", "election-timeout": "2s"}},
+    )
+    assert (config.data, config.name, config.cluster) == ("flag", "from-environment", "from-file")
+    assert config.seeds == (("a", 1), ("b", 7946))
+    assert config.election_timeout_ms == 2_000
+    assert (config.heartbeat_interval_ms, config.bind) == (100, "127.0.0.1")
+
+
+def test_the_cluster_name_counts_as_explicit_only_when_given() -> None:
+    """mDNS beyond loopback depends on it."""
+    assert not AgentConfig.from_sources({"data": "d"}).cluster_is_explicit
+    assert AgentConfig.from_sources({"data": "d", "cluster": "shoal"}).cluster_is_explicit
+
+
+REFUSED = [
+    ({"data": None}, "--data DIR"),
+    ({"bind": "0.0.0.0"}, "--advertise ADDR"),
+    ({"bind": "here"}, "not an IP address"),
+    ({"bind": "127.0.0.1", "advertise": "10.0.0.1"}, "loopback only"),
+    ({"bind": "10.0.0.1", "advertise": "0.0.0.0"}, "no address a peer could reach"),
+    ({"http_port": 65_536}, "not a port"),
+    ({"gossip_port": -1}, "not a port"),
+    ({"http_port": 7070, "gossip_port": 7070}, "two different ports"),
+    ({"cluster": "two words"}, "not a name"),
+    ({"name": "x" * 65}, "not a name"),
+    ({"failure_domain": "/rack"}, "not a name"),
+    ({"gossip": "serf"}, "use embedded"),
+    ({"disk": "tape"}, "use one of"),
+    ({"bind": "10.0.0.1", "mdns": True}, "--cluster NAME"),
+    ({"join": ["no port:x"]}, "HOST:PORT"),
+    ({"join": ["a:0"]}, "not a port"),
+    ({"join": [f"a:{port}" for port in range(1, 70)]}, "at most"),
+    ({"expect": 0}, "give 1 to"),
+    ({"cores": 0}, "give 1 to"),
+    ({"cores": 2, "http_port": 0}, "counted up"),
+    ({"weight": 0}, "out of range"),
+    ({"discovery_window": "11m"}, "10 minutes"),
+    ({"heartbeat_interval": 5}, "raise it"),
+    ({"election_timeout": 299}, "three heartbeat"),
+    ({"shutdown_timeout": 0}, "more than 0"),
+    ({"election_timeout": "soon"}, "duration"),
+    ({"http_port": "seventy"}, "--http-port"),
+    ({"colour": "red"}, "unknown setting"),
+]
+
+
+@pytest.mark.parametrize(("flags", "hint"), REFUSED, ids=[next(iter(flags)) for flags, _ in REFUSED])
+def test_a_refusal_is_one_line_that_says_what_to_do(flags: dict[str, object], hint: str) -> None:
+    """Every rule of validate() has an input here that only it refuses."""
+    with pytest.raises(ConfigError) as caught:
+        AgentConfig.from_sources({"data": "d"} | flags)
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_value_names_its_source() -> None:
+    """Somebody with three sources must know where to look."""
+    with pytest.raises(ConfigError, match="SHOAL_EXPECT"):
+        AgentConfig.from_sources({"data": "d"}, {"SHOAL_EXPECT": "many"})
+    with pytest.raises(ConfigError, match="`expect` in the file"):
+        AgentConfig.from_sources({"data": "d"}, {}, {"expect": True})
+    with pytest.raises(ConfigError, match="no setting"):
+        AgentConfig.from_sources({"data": "d"}, {}, {"expekt": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("10.0.0.5:7946", ("10.0.0.5", 7946)),
+        ("host", ("host", 7946)),
+        ("[::1]:80", ("::1", 80)),
+        ("[::1]", ("::1", 7946)),
+    ],
+)
+def test_addresses(text: str, parsed: tuple[str, int]) -> None:
+    """The forms people write seeds in."""
+    assert parse_host_port(text, "--join") == parsed
+
+
+@given(st.text(max_size=40))
+def test_any_address_is_parsed_or_refused(text: str) -> None:
+    """No other exception than the one callers expect."""
+    try:
+        host, port = parse_host_port(text, "--join")
+    except ConfigError:
+        return
+    assert host
+    assert 1 <= port <= 65_535
+
+
+def test_cores_become_agents_of_one_failure_domain() -> None:
+    """Peers on a host share nothing but the host."""
+    config = AgentConfig.from_sources(
+        {
+            "data": "d",
+            "cores": 2,
+            "http_port": 9000,
+            "gossip_port": 9100,
+            "name": "n",
+            "failure_domain": "rack",
+        }
+    )
+    first, second = config.for_core(0), config.for_core(1)
+    assert (first.data, second.data) == ("d/core-0", "d/core-1")
+    assert (second.http_port, second.gossip_port, second.name) == (9001, 9101, "n-1")
+    assert first.failure_domain == second.failure_domain == "rack"
+
+
+def test_mdns_is_for_loopback_and_named_clusters() -> None:
+    """Two strangers on one network never meet by default."""
+    assert AgentConfig(data="d").uses_mdns
+    assert not AgentConfig(data="d", bind="10.0.0.1").uses_mdns
+    assert AgentConfig(data="d", bind="10.0.0.1", cluster_is_explicit=True).uses_mdns
+    assert not AgentConfig(data="d", mdns=False).uses_mdns
