@@ -1,0 +1,72 @@
+"""The documents' examples, run as they stand against a real agent: what a newcomer copies must work.
+
+An example is the indented block after a line `<!-- run: ... -->`; only the agent's address is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from real_agents import COMMAND_TIMEOUT_SECONDS
+
+pytestmark = pytest.mark.slow
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEFAULT_AGENT = "http://127.0.0.1:7070"
+
+
+def examples(document: pathlib.Path) -> list[str]:
+    """The commands of every marked block, one per line."""
+    commands = []
+    for block in re.findall(r"<!-- run: [^>]*-->\n((?:    .*\n|\n(?=    ))+)", document.read_text()):
+        commands += [line.strip() for line in block.splitlines() if line.strip()]
+    return commands
+
+
+def run_curl(command: str, url: str) -> tuple[int, str]:
+    """The status and the body that one curl command gets, with the agent's real address."""
+    words = shlex.split(command.replace(DEFAULT_AGENT, url))
+    assert words[0] == "curl", command
+    answer = subprocess.run(
+        [*words, "--silent", "--show-error", "--write-out", "\n%{http_code}"],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=True,
+    )
+    body, _, status = answer.stdout.rpartition("\n")
+    return int(status), body
+
+
+def test_the_readme_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Every marked curl command of the README, in order, answers 2xx with JSON."""
+    url = start_cluster(1).agents[0].url
+    commands = examples(ROOT / "README.md")
+    assert len(commands) >= 3
+    for command in commands:
+        status, body = run_curl(command, url)
+        assert 200 <= status < 300, (command, status, body)
+        assert json.loads(body), command
+
+
+def test_the_quickstart_prints_commands_that_work(start_cluster: Callable[..., Any]) -> None:
+    """The four curl commands at the end of the show answer 2xx with what they promise."""
+    import show
+
+    url = start_cluster(1).agents[0].url
+    made = subprocess.run(
+        ["curl", "-sf", "-X", "PUT", f"{url}/v1/topics/flights"], capture_output=True, timeout=30, check=True
+    )
+    assert json.loads(made.stdout)["name"] == "flights"
+    commands = show.goodbye_commands(url)
+    assert len(commands) == 4
+    for command in commands:
+        status, body = run_curl(command, url)
+        assert 200 <= status < 300, (command, status, body)
+    assert [record["value"] for record in json.loads(body)["records"]] == ["hi"]
