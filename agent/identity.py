@@ -173,7 +173,7 @@ class ReplicaRegistry:
             await records.close()
             raise IdentityError(
                 f"both copies of {records.damaged_slots} records of {directory}/replicas are damaged: this "
-                "agent can no longer tell which promises it made; move the directory away and let it start anew"
+                "agent can no longer tell what it promised; move the directory away and let it start anew"
             )
         return cls(records)
 

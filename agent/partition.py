@@ -27,6 +27,7 @@ from shoal.batch import (
     control_payload,
     decode_producer_table,
 )
+from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration
 
 _CHECKPOINT_MAGIC = b"SHCP"
@@ -117,7 +118,7 @@ def decode_configuration(data: bytes) -> Configuration:
     """A configuration entry's payload. Raises FoldError."""
     try:
         return Configuration.from_bytes(data)
-    except ValueError as error:
+    except WireError as error:
         raise FoldError(f"a configuration that cannot be read: {error}") from error
 
 
@@ -209,8 +210,8 @@ class PartitionState:
             or stamp.previous_term != tail.last_term
         ):
             raise FoldError(
-                f"entry {stamp.index} (offset {stamp.base_offset}, after term {stamp.previous_term}) does not "
-                f"continue entry {tail.last_index} (end {tail.end_offset}, term {tail.last_term})"
+                f"entry {stamp.index} (offset {stamp.base_offset}, after term {stamp.previous_term}) does "
+                f"not continue entry {tail.last_index} (end {tail.end_offset}, term {tail.last_term})"
             )
         kind = stamp.kind
         if kind == Kind.DATA:

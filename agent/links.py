@@ -1,0 +1,497 @@
+"""The links between this agent and its peers: two connections a pair, kept up, listened to, and bounded.
+
+Law of this file: it knows agents, never groups. Of a pair the agent with the smaller id dials, so a pair
+never has two connections of one kind; the other accepts on the HTTP port. Frames that cannot be sent are
+dropped: Raft repeats. A peer that is not heard on its control link, or whose boot nonce changed, is reported
+silent, once (safety 24, 25).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from shoal.agent.clock import Clock
+from shoal.agent.peer_connection import PeerConnection, Refused
+from shoal.agent.peer_wire import (
+    MAX_BULK_PAYLOAD_BYTES,
+    PROTOCOL,
+    FrameType,
+    Hello,
+    LinkKind,
+    PeerWireError,
+    RawFrame,
+    decode_request,
+    encode_request,
+)
+
+MAX_REQUESTS_IN_FLIGHT = 64
+"""Per peer and direction: placement and catalogue questions, a few a second."""
+MAX_WAITING_CONNECTIONS = 64
+"""Accepted but not greeted yet; a port scan must not fill the table of descriptors."""
+_OK, _FAILED = 0, 1
+
+logger = logging.getLogger(__name__)
+
+FrameHandler = Callable[[str, bytes], None]
+RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class PeerUnavailable(Exception):
+    """No answer: not connected, lost on the way, too many questions, or out of time. It may have been
+    carried out."""
+
+
+class PeerRequestFailed(Exception):
+    """The peer answered that it cannot; the text is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Milliseconds.
+
+    heartbeat_interval_ms: a liveness frame to every connected peer each interval. silence_after_ms: a peer
+    unheard for so long is reported silent; below an election timeout's mean. silence_after_loss_ms: the same
+    when its control connection has broken, which a killed process does at once. redial_min_ms,
+    redial_max_ms: doubling between, with jitter; a peer that restarts is back within a second.
+    """
+
+    heartbeat_interval_ms: int = 100
+    silence_after_ms: int = 600
+    silence_after_loss_ms: int = 200
+    greeting_timeout_ms: int = 3_000
+    redial_min_ms: int = 50
+    redial_max_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval_ms < self.silence_after_loss_ms <= self.silence_after_ms:
+            raise ValueError("silence lasts longer than a heartbeat interval")
+        if not 0 < self.redial_min_ms <= self.redial_max_ms:
+            raise ValueError("redial_min_ms is above 0 and not above redial_max_ms")
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one agent. `silent` from the report until it is heard again."""
+
+    agent_id: str
+    heard_ms: int
+    url: str | None = None
+    boot_nonce: bytes = b""
+    silent: bool = False
+    lost_ms: int | None = None
+    connections: dict[LinkKind, PeerConnection] = field(default_factory=dict)
+    dialling: dict[LinkKind, asyncio.Task[None]] = field(default_factory=dict)
+    requests: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+    answering: int = 0
+    last_complaint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatistics:
+    """One peer, for the status page."""
+
+    agent_id: str
+    control: bool
+    bulk: bool
+    silent: bool
+    unheard_ms: int
+
+
+class Links:
+    """All links of this agent. Handlers are set before start; they are called from the event loop and must
+    not raise anything but PeerWireError."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        boot_nonce: bytes,
+        cluster_id: bytes | None,
+        clock: Clock,
+        rng: random.Random,
+        config: LinkConfig | None = None,
+    ) -> None:
+        self.agent_id = agent_id
+        self.boot_nonce = boot_nonce
+        self.cluster_id = cluster_id
+        """None until the agent has bootstrapped or joined; nobody is connected before."""
+        self.on_silence: Callable[[str], None] = lambda _: None
+        self._clock = clock
+        self._rng = rng
+        self._config = config or LinkConfig()
+        self._peers: dict[str, _Peer] = {}
+        self._handlers: dict[int, FrameHandler] = {}
+        self._request_handlers: dict[int, RequestHandler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._greeting: set[PeerConnection] = set()
+        self._correlation = 0
+        self._running = False
+        self.dropped_frames = 0
+
+    def handle(self, frame_type: int, handler: FrameHandler) -> None:
+        """`handler(agent_id, payload)` for every frame of this type."""
+        assert frame_type not in self._handlers
+        self._handlers[frame_type] = handler
+
+    def handle_request(self, request_type: int, handler: RequestHandler) -> None:
+        """`await handler(agent_id, payload)` is the answer; an exception of it reaches the asker as a
+        reason."""
+        assert 0 <= request_type <= 255
+        assert request_type not in self._request_handlers
+        self._request_handlers[request_type] = handler
+
+    async def start(self) -> None:
+        """Begin to dial and to listen for silence."""
+        assert not self._running
+        self._running = True
+        self._spawn(self._watch())
+        self._dial_missing()
+
+    async def stop(self) -> None:
+        """Close every connection; nobody is reported silent for it."""
+        self._running = False
+        for task in list(self._tasks):
+            task.cancel()
+        connections = [*self._greeting]
+        for peer in self._peers.values():
+            connections += peer.connections.values()
+            self._fail_requests(peer)
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.closed.wait() for connection in connections))
+
+    def _spawn(self, coroutine: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a link's task failed", exc_info=task.exception())
+
+    # Whom to be connected with
+
+    def set_addresses(self, urls: Mapping[str, str]) -> None:
+        """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected."""
+        now_ms = self._clock.now_ms()
+        for agent_id, url in urls.items():
+            if agent_id != self.agent_id:
+                self._peers.setdefault(agent_id, _Peer(agent_id, now_ms)).url = url
+        for agent_id in [known for known in self._peers if known not in urls]:
+            self._forget(agent_id)
+        if self._running:
+            self._dial_missing()
+
+    def _forget(self, agent_id: str) -> None:
+        peer = self._peers.pop(agent_id)
+        self._fail_requests(peer)
+        for task in peer.dialling.values():
+            task.cancel()
+        for connection in list(peer.connections.values()):
+            connection.close()
+
+    def _dial_missing(self) -> None:
+        for peer in self._peers.values():
+            if peer.url is None or self.agent_id > peer.agent_id:
+                continue
+            for kind in LinkKind:
+                task = peer.dialling.get(kind)
+                if task is None or task.done():
+                    peer.dialling[kind] = self._spawn(self._keep_dialled(peer, kind))
+
+    async def _keep_dialled(self, peer: _Peer, kind: LinkKind) -> None:
+        delay_ms = self._config.redial_min_ms
+        while self._running:
+            if self.cluster_id is not None and await self._dial(peer, kind):
+                delay_ms = self._config.redial_min_ms
+            # Jitter, so that a restarted agent is not met by all its peers in the same instant.
+            await asyncio.sleep(delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
+            delay_ms = min(2 * delay_ms, self._config.redial_max_ms)
+
+    async def _dial(self, peer: _Peer, kind: LinkKind) -> bool:
+        """True when it was open once; returns when it is closed."""
+        assert peer.url is not None
+        parts = urlsplit(peer.url)
+        connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
+                await loop.create_connection(lambda: connection, parts.hostname, parts.port or 80)
+                await connection.opened
+        except ConnectionRefusedError:
+            # Nobody listens where a live agent was: the process is gone, no need to wait for the silence.
+            if kind == LinkKind.CONTROL and peer.lost_ms is not None:
+                self._report_silence(peer)
+            return False
+        except (OSError, TimeoutError, Refused) as error:
+            self._complain(peer, f"cannot connect: {error}")
+            connection.abort()
+            return False
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        try:
+            await connection.closed.wait()
+        finally:
+            connection.abort()
+        return True
+
+    def _complain(self, peer: _Peer, reason: str) -> None:
+        """Once per reason: a peer that is down is dialled every second."""
+        if peer.last_complaint != reason:
+            peer.last_complaint = reason
+            logger.warning("peer %s: %s", peer.agent_id, reason)
+
+    async def accept(self, request: web.Request) -> web.StreamResponse:
+        """The handler of GET /v1/peer: takes the connection over from the HTTP server and returns when it is
+        closed."""
+        transport = request.transport
+        if request.headers.get("Upgrade", "").lower() != PROTOCOL:
+            return web.Response(status=426, headers={"Upgrade": PROTOCOL}, text=f"upgrade to {PROTOCOL}\n")
+        if not self._running or self.cluster_id is None or len(self._greeting) >= MAX_WAITING_CONNECTIONS:
+            return web.Response(status=503, text="not ready for peers\n")
+        if transport is None or transport.is_closing():
+            return web.Response(status=400)
+        http_protocol = request.protocol
+        connection = PeerConnection(self, None)
+        self._greeting.add(connection)
+        transport.write(
+            f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
+        )
+        transport.set_protocol(connection)
+        if not transport.is_reading():
+            transport.resume_reading()
+        connection.connection_made(transport)
+        try:
+            await self._greet_in_time(connection)
+            await connection.closed.wait()
+        finally:
+            self._greeting.discard(connection)
+            connection.abort()
+            # The HTTP server still counts this connection among its own: tell it what its transport told us.
+            http_protocol.connection_lost(None)
+        return web.Response()
+
+    async def _greet_in_time(self, connection: PeerConnection) -> None:
+        try:
+            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
+                await asyncio.shield(connection.opened)
+        except TimeoutError:
+            connection.refuse("no greeting in time")
+        except Refused as error:
+            logger.info("a peer was not accepted: %s", error)
+        finally:
+            self._greeting.discard(connection)
+
+    # What connections report
+
+    def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
+        """What this agent says of itself."""
+        assert self.cluster_id is not None
+        return Hello(kind, self.cluster_id, self.agent_id, peer_id, self.boot_nonce)
+
+    def check(self, hello: Hello, connection: PeerConnection) -> None:
+        """Raises Refused (safety 2, 6, 24)."""
+        if hello.cluster_id != self.cluster_id:
+            raise Refused(
+                f"agent {hello.agent_id} belongs to cluster {hello.cluster_id.hex()}, not to this one"
+            )
+        if hello.agent_id == self.agent_id:
+            logger.error("another process runs under this agent's id: a copied data directory?")
+            raise Refused("this is my own agent id: a data directory was copied")
+        if hello.expected_agent_id != self.agent_id:
+            raise Refused(f"agent {hello.expected_agent_id} is not here, this is {self.agent_id}")
+        peer = self._peers.get(hello.agent_id)
+        if peer is None or hello.boot_nonce == peer.boot_nonce:
+            return
+        control = peer.connections.get(LinkKind.CONTROL)
+        heard_lately = self._clock.now_ms() - peer.heard_ms < self._config.silence_after_ms
+        if control is not None and control is not connection and heard_lately:
+            logger.error("two live processes use agent id %s: a copied data directory?", hello.agent_id)
+            raise Refused(f"another live process has agent id {hello.agent_id}")
+
+    def opened(self, connection: PeerConnection, hello: Hello) -> None:
+        """A connection is usable; it replaces one of the same kind."""
+        now_ms = self._clock.now_ms()
+        peer = self._peers.setdefault(hello.agent_id, _Peer(hello.agent_id, now_ms))
+        reborn = peer.boot_nonce not in (b"", hello.boot_nonce)
+        peer.boot_nonce = hello.boot_nonce
+        previous = peer.connections.get(connection.kind)
+        peer.connections[connection.kind] = connection
+        if previous is not None:
+            previous.close()
+        peer.last_complaint = ""
+        if reborn:
+            self._report_silence(peer)
+        if connection.kind == LinkKind.CONTROL:
+            self._heard(peer)
+
+    def lost(self, connection: PeerConnection) -> None:
+        """An open connection ended."""
+        peer = self._peers.get(connection.peer_id)
+        if peer is None or peer.connections.get(connection.kind) is not connection:
+            return
+        del peer.connections[connection.kind]
+        if connection.kind == LinkKind.CONTROL:
+            peer.lost_ms = self._clock.now_ms()
+        else:
+            self._fail_requests(peer)
+
+    def frame(self, connection: PeerConnection, frame: RawFrame) -> None:
+        """One frame of an open connection. Raises PeerWireError."""
+        peer = self._peers.get(connection.peer_id)
+        if peer is None or peer.connections.get(connection.kind) is not connection:
+            connection.close()
+            return
+        if connection.kind == LinkKind.CONTROL:
+            self._heard(peer)
+        if frame.type == FrameType.LIVENESS:
+            if frame.payload != connection.boot_nonce:
+                raise PeerWireError("the boot nonce changed within a connection")
+        elif frame.type == FrameType.REQUEST:
+            self._take_request(peer, frame.payload)
+        elif frame.type == FrameType.RESPONSE:
+            self._take_response(peer, frame.payload)
+        else:
+            handler = self._handlers.get(frame.type)
+            if handler is None:
+                raise PeerWireError(f"unknown frame type {frame.type}")
+            handler(peer.agent_id, frame.payload)
+
+    # Silence
+
+    def _heard(self, peer: _Peer) -> None:
+        peer.heard_ms = self._clock.now_ms()
+        peer.silent = False
+        peer.lost_ms = None
+
+    def _report_silence(self, peer: _Peer) -> None:
+        if not peer.silent:
+            peer.silent = True
+            self.on_silence(peer.agent_id)
+
+    async def _watch(self) -> None:
+        interval_s = self._config.heartbeat_interval_ms / 1000
+        while self._running:
+            for peer in list(self._peers.values()):
+                self.send_control(peer.agent_id, FrameType.LIVENESS, self.boot_nonce)
+                self._check_silence(peer)
+            await asyncio.sleep(interval_s)
+
+    def _check_silence(self, peer: _Peer) -> None:
+        now_ms = self._clock.now_ms()
+        lost = peer.lost_ms is not None and now_ms - peer.lost_ms >= self._config.silence_after_loss_ms
+        if lost or now_ms - peer.heard_ms >= self._config.silence_after_ms:
+            self._report_silence(peer)
+
+    def is_silent(self, agent_id: str) -> bool:
+        """True for a peer unheard for too long, and for one never met."""
+        peer = self._peers.get(agent_id)
+        return peer is None or peer.silent
+
+    def statistics(self) -> tuple[PeerStatistics, ...]:
+        """Every known peer."""
+        now_ms = self._clock.now_ms()
+        return tuple(
+            PeerStatistics(
+                peer.agent_id,
+                LinkKind.CONTROL in peer.connections,
+                LinkKind.BULK in peer.connections,
+                peer.silent,
+                now_ms - peer.heard_ms,
+            )
+            for peer in self._peers.values()
+        )
+
+    # Sending
+
+    def send_control(self, agent_id: str, frame_type: int, payload: bytes) -> bool:
+        """False when it was dropped."""
+        return self._send(agent_id, LinkKind.CONTROL, frame_type, [payload])
+
+    def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[bytes]) -> bool:
+        """False when it was dropped."""
+        return self._send(agent_id, LinkKind.BULK, frame_type, pieces)
+
+    def _send(self, agent_id: str, kind: LinkKind, frame_type: int, pieces: Sequence[bytes]) -> bool:
+        peer = self._peers.get(agent_id)
+        connection = None if peer is None else peer.connections.get(kind)
+        if connection is not None and connection.send(frame_type, pieces):
+            return True
+        self.dropped_frames += 1
+        return False
+
+    # Questions and answers
+
+    async def request(self, agent_id: str, request_type: int, payload: bytes, timeout_ms: int) -> bytes:
+        """The peer's answer. Raises PeerUnavailable, or PeerRequestFailed with the peer's reason."""
+        assert len(payload) < MAX_BULK_PAYLOAD_BYTES
+        peer = self._peers.get(agent_id)
+        if peer is None:
+            raise PeerUnavailable(f"agent {agent_id} is not known here")
+        if len(peer.requests) >= MAX_REQUESTS_IN_FLIGHT:
+            raise PeerUnavailable(f"{MAX_REQUESTS_IN_FLIGHT} requests to {agent_id} are waiting already")
+        self._correlation += 1
+        correlation = self._correlation
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        peer.requests[correlation] = answer
+        try:
+            if not self.send_bulk(
+                agent_id, FrameType.REQUEST, encode_request(correlation, request_type, payload)
+            ):
+                raise PeerUnavailable(f"agent {agent_id} is not connected, or takes nothing")
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await answer
+        except TimeoutError:
+            raise PeerUnavailable(f"agent {agent_id} did not answer within {timeout_ms} ms") from None
+        finally:
+            peer.requests.pop(correlation, None)
+
+    def _fail_requests(self, peer: _Peer) -> None:
+        for answer in peer.requests.values():
+            if not answer.done():
+                answer.set_exception(PeerUnavailable(f"the link to {peer.agent_id} was lost"))
+        peer.requests.clear()
+
+    def _take_response(self, peer: _Peer, payload: bytes) -> None:
+        correlation, status, answer = decode_request(payload)
+        waiting = peer.requests.pop(correlation, None)
+        if waiting is None or waiting.done():
+            return  # out of time here; the peer could not know
+        if status == _OK:
+            waiting.set_result(answer)
+        else:
+            waiting.set_exception(PeerRequestFailed(answer.decode("utf-8", "replace")))
+
+    def _take_request(self, peer: _Peer, payload: bytes) -> None:
+        correlation, request_type, question = decode_request(payload)
+        if peer.answering >= MAX_REQUESTS_IN_FLIGHT:
+            self._respond(peer, correlation, _FAILED, b"too many requests")
+            return
+        peer.answering += 1
+        self._spawn(self._answer(peer, correlation, request_type, question))
+
+    async def _answer(self, peer: _Peer, correlation: int, request_type: int, question: bytes) -> None:
+        handler = self._request_handlers.get(request_type)
+        try:
+            if handler is None:
+                self._respond(peer, correlation, _FAILED, f"unknown request type {request_type}".encode())
+                return
+            self._respond(peer, correlation, _OK, await handler(peer.agent_id, question))
+        except Exception as error:
+            # Whatever failed, the asker must not wait for its timeout to learn of it.
+            logger.exception("a request of %s failed", peer.agent_id)
+            self._respond(peer, correlation, _FAILED, str(error).encode())
+        finally:
+            peer.answering -= 1
+
+    def _respond(self, peer: _Peer, correlation: int, status: int, answer: bytes) -> None:
+        self.send_bulk(peer.agent_id, FrameType.RESPONSE, encode_request(correlation, status, answer))

@@ -1,0 +1,396 @@
+"""Links over real loopback sockets: greeting, frames, bounds, silence, requests."""
+
+import asyncio
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from shoal.agent.clock import SystemClock
+from shoal.agent.links import LinkConfig, Links, PeerRequestFailed, PeerUnavailable
+from shoal.agent.peer_wire import (
+    MAX_BULK_PAYLOAD_BYTES,
+    MAX_CONTROL_PAYLOAD_BYTES,
+    PROTOCOL,
+    FrameReader,
+    FrameType,
+    Hello,
+    LinkKind,
+    RawFrame,
+    frame_head,
+)
+
+CLUSTER = b"c" * 16
+FAST = LinkConfig(heartbeat_interval_ms=20, silence_after_ms=200, silence_after_loss_ms=60, redial_min_ms=10)
+TEST_FRAME = 64
+
+
+def agent_id(letter: str) -> str:
+    """Ids that sort by their letter."""
+    return letter * 32
+
+
+class Node:
+    """Links behind an HTTP server of its own, and everything they reported."""
+
+    def __init__(
+        self, letter: str, *, cluster: bytes = CLUSTER, nonce: bytes = b"nonce---", config: LinkConfig = FAST
+    ):
+        self.links = Links(
+            agent_id=agent_id(letter),
+            boot_nonce=nonce,
+            cluster_id=cluster,
+            clock=SystemClock(),
+            rng=random.Random(1),
+            config=config,
+        )
+        self.received: list[tuple[str, bytes]] = []
+        self.silent: list[str] = []
+        self.links.handle(TEST_FRAME, lambda peer, payload: self.received.append((peer, payload)))
+        self.links.on_silence = self.silent.append
+        self.runner: web.AppRunner | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, port: int = 0) -> None:
+        """Serve and dial."""
+        app = web.Application()
+        app.router.add_get("/v1/peer", self.links.accept)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        await site.start()
+        self.port = self.runner.addresses[0][1]
+        await self.links.start()
+
+    async def stop(self) -> None:
+        """Links first: the HTTP server waits for its handlers, and an accepted link is one."""
+        await self.links.stop()
+        assert self.runner is not None
+        await self.runner.cleanup()
+
+
+@asynccontextmanager
+async def nodes(*made: Node) -> AsyncIterator[tuple[Node, ...]]:
+    """Started nodes that know each other's addresses."""
+    for node in made:
+        await node.start()
+    for node in made:
+        node.links.set_addresses({other.links.agent_id: other.url for other in made if other is not node})
+    try:
+        yield made
+    finally:
+        for node in made:
+            await node.stop()
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait until it holds, or fail."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def connected(node: Node) -> bool:
+    """Both connections to every known peer are open."""
+    return all(peer.control and peer.bulk for peer in node.links.statistics())
+
+
+async def test_both_kinds_connect_and_carry_frames_both_ways() -> None:
+    """Small and large frames arrive whole, in order, at both ends, on both connections."""
+    a, b = Node("a"), Node("b")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        assert a.links.send_control(agent_id("b"), TEST_FRAME, b"one")
+        assert b.links.send_control(agent_id("a"), TEST_FRAME, b"two")
+        big = random.Random(2).randbytes(3 * 2**20)
+        assert a.links.send_bulk(agent_id("b"), TEST_FRAME, [big[:100], big[100:]])
+        await until(lambda: len(b.received) == 2 and len(a.received) == 1)
+        assert b.received == [(agent_id("a"), b"one"), (agent_id("a"), big)]
+        assert a.received == [(agent_id("b"), b"two")]
+        assert a.silent == b.silent == []
+
+
+async def test_an_unknown_peer_gets_nothing() -> None:
+    """Frames to an agent that is not connected are dropped, and counted."""
+    a = Node("a")
+    async with nodes(a):
+        assert not a.links.send_control(agent_id("z"), TEST_FRAME, b"x")
+        assert a.links.dropped_frames == 1
+        with pytest.raises(PeerUnavailable):
+            await a.links.request(agent_id("z"), 1, b"", 100)
+
+
+async def test_a_foreign_cluster_is_refused() -> None:
+    """Two clusters never exchange a frame, whoever dials."""
+    a, b = Node("a"), Node("b", cluster=b"d" * 16)
+    async with nodes(a, b):
+        await until(lambda: a.silent and b.silent)
+        assert not any(peer.control or peer.bulk for node in (a, b) for peer in node.links.statistics())
+        assert not a.links.send_control(agent_id("b"), TEST_FRAME, b"x")
+
+
+async def test_a_wrong_agent_behind_an_address_is_refused() -> None:
+    """The address of b leads to c: nobody takes c for b."""
+    a, c = Node("a"), Node("c")
+    await a.start()
+    await c.start()
+    try:
+        a.links.set_addresses({agent_id("b"): c.url})
+        await until(lambda: a.silent == [agent_id("b")])
+        assert not connected(a)
+        assert c.links.statistics() == ()
+    finally:
+        await a.stop()
+        await c.stop()
+
+
+async def test_a_copied_data_directory_is_refused() -> None:
+    """Of two live processes with one agent id the second is refused, and the first goes on."""
+    a, b, twin = Node("a"), Node("b"), Node("a", nonce=b"another-")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        await twin.start()
+        try:
+            twin.links.set_addresses({agent_id("b"): b.url})
+            await until(lambda: twin.silent)
+            assert not connected(twin)
+            assert a.links.send_control(agent_id("b"), TEST_FRAME, b"still here")
+            await until(lambda: b.received == [(agent_id("a"), b"still here")])
+        finally:
+            await twin.stop()
+
+
+async def test_silence_is_reported_once_and_ends_when_heard_again() -> None:
+    """A stopped peer is reported within the bound, once; its next life connects and is reported as new."""
+    a, b = Node("a"), Node("b")
+    await a.start()
+    await b.start()
+    a.links.set_addresses({agent_id("b"): b.url})
+    b.links.set_addresses({agent_id("a"): a.url})
+    await until(lambda: connected(a) and connected(b))
+    port = b.port
+    await b.stop()
+    await until(lambda: a.silent == [agent_id("b")], 2.0)
+    assert a.links.is_silent(agent_id("b"))
+    again = Node("b", nonce=b"reborn--")
+    await again.start(port)
+    again.links.set_addresses({agent_id("a"): a.url})
+    try:
+        await until(lambda: connected(a) and connected(again))
+        assert not a.links.is_silent(agent_id("b"))
+        assert len(a.silent) == 1
+    finally:
+        await again.stop()
+        await a.stop()
+
+
+async def test_a_new_boot_nonce_is_reported_even_without_silence() -> None:
+    """A peer that restarts faster than silence is noticed has lost what it knew: quiet groups must wake."""
+    slow = LinkConfig(
+        heartbeat_interval_ms=20, silence_after_ms=5_000, silence_after_loss_ms=4_000, redial_min_ms=10
+    )
+    a, b = Node("a", config=slow), Node("b", config=slow)
+    await a.start()
+    await b.start()
+    a.links.set_addresses({agent_id("b"): b.url})
+    await until(lambda: connected(a))
+    await b.links.stop()
+    assert b.runner is not None
+    port = b.port
+    await b.runner.cleanup()
+    a_reports = len(a.silent)
+    again = Node("b", nonce=b"reborn--", config=slow)
+    await again.start(port)
+    try:
+        await until(lambda: connected(a))
+        assert len(a.silent) in (1, a_reports + 1)
+        assert a.silent[0] == agent_id("b")
+    finally:
+        await again.stop()
+        await a.stop()
+
+
+async def test_requests_are_answered_refused_and_bounded_in_time() -> None:
+    """An answer, a failure with its reason, an unknown type, and a timeout are told apart."""
+    a, b = Node("a"), Node("b")
+
+    async def echo(peer: str, payload: bytes) -> bytes:
+        return peer.encode() + payload
+
+    async def fail(peer: str, payload: bytes) -> bytes:
+        raise ValueError("no such thing")
+
+    async def hang(peer: str, payload: bytes) -> bytes:
+        await asyncio.sleep(30)
+        return b""
+
+    handlers: list[Callable[[str, bytes], Awaitable[bytes]]] = [echo, fail, hang]
+    for number, handler in enumerate(handlers):
+        b.links.handle_request(number, handler)
+    async with nodes(a, b):
+        await until(lambda: connected(a))
+        ask = a.links.request
+        assert await ask(agent_id("b"), 0, b"!", 1_000) == agent_id("a").encode() + b"!"
+        with pytest.raises(PeerRequestFailed, match="no such thing"):
+            await ask(agent_id("b"), 1, b"", 1_000)
+        with pytest.raises(PeerRequestFailed, match="unknown request type 9"):
+            await ask(agent_id("b"), 9, b"", 1_000)
+        with pytest.raises(PeerUnavailable, match="within 30 ms"):
+            await ask(agent_id("b"), 2, b"", 30)
+
+
+async def test_a_lost_link_fails_its_requests() -> None:
+    """Whoever waits for an answer learns at once that it will not come."""
+    a, b = Node("a"), Node("b")
+    asked = asyncio.Event()
+
+    async def hang(peer: str, payload: bytes) -> bytes:
+        asked.set()
+        await asyncio.sleep(30)
+        return b""
+
+    b.links.handle_request(0, hang)
+    await a.start()
+    await b.start()
+    a.links.set_addresses({agent_id("b"): b.url})
+    await until(lambda: connected(a))
+    waiting = asyncio.create_task(a.links.request(agent_id("b"), 0, b"", 20_000))
+    await asked.wait()
+    await b.stop()
+    with pytest.raises(PeerUnavailable):
+        await asyncio.wait_for(waiting, 5)
+    await a.stop()
+
+
+async def test_a_full_outbox_drops_whole_frames() -> None:
+    """A peer that does not read costs a bounded buffer; what arrives later is whole."""
+    a, b = Node("a"), Node("b")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        b_side = b.links._peers[agent_id("a")].connections[LinkKind.BULK]
+        assert b_side._transport is not None
+        b_side._transport.pause_reading()
+        sent = sum(a.links.send_bulk(agent_id("b"), TEST_FRAME, [bytes(2**20)]) for _ in range(80))
+        assert 32 <= sent < 80
+        assert a.links.dropped_frames == 80 - sent
+        b_side._transport.resume_reading()
+        await until(lambda: len(b.received) == sent, 20)
+        assert all(len(payload) == 2**20 for _, payload in b.received)
+
+
+class RawPeer:
+    """A stranger with a socket: says what the test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, node: Node) -> "RawPeer":
+        """Upgraded, but not greeted."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(
+            f"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
+        )
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert answer.startswith(b"HTTP/1.1 101 ")
+        return cls(reader, writer)
+
+    async def greet(self, node: Node, kind: LinkKind = LinkKind.CONTROL) -> None:
+        """As agent 1111..., correctly."""
+        hello = Hello(kind, CLUSTER, "1" * 32, node.links.agent_id, b"stranger").to_bytes()
+        self.writer.write(frame_head(FrameType.HELLO, len(hello)) + hello)
+        frame = await self.next_frame()
+        assert frame.type == FrameType.HELLO
+
+    async def next_frame(self) -> RawFrame:
+        """One frame."""
+        head = await asyncio.wait_for(self.reader.readexactly(5), 5)
+        length, frame_type = struct.unpack("<IB", head)
+        return RawFrame(frame_type, await self.reader.readexactly(length))
+
+    async def closed(self) -> bytes:
+        """Everything until the other side closes."""
+        return await asyncio.wait_for(self.reader.read(), 5)
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"\xff\xff\xff\xff\x01" + bytes(100),
+        frame_head(FrameType.HELLO, 3) + b"abc",
+        frame_head(FrameType.GROUPS, 3) + b"abc",
+        b"GET / HTTP/1.1\r\n\r\n",
+        random.Random(3).randbytes(400),
+    ],
+)
+async def test_garbage_before_the_greeting_closes(opening: bytes) -> None:
+    """No frame is believed before the greeting, and none is longer than one."""
+    a = Node("a")
+    async with nodes(a):
+        peer = await RawPeer.connect(a)
+        peer.writer.write(opening)
+        frames = FrameReader(2**20).feed(await peer.closed())
+        assert [frame.type for frame in frames] == [FrameType.REFUSED]
+        assert a.links.statistics() == ()
+        peer.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_too_many"),
+    [(LinkKind.CONTROL, MAX_CONTROL_PAYLOAD_BYTES + 1), (LinkKind.BULK, MAX_BULK_PAYLOAD_BYTES + 1)],
+)
+async def test_an_oversized_frame_closes(kind: LinkKind, bytes_too_many: int) -> None:
+    """The length alone is enough: nothing of such a frame is awaited or stored."""
+    a = Node("a")
+    async with nodes(a):
+        peer = await RawPeer.connect(a)
+        await peer.greet(a, kind)
+        peer.writer.write(struct.pack("<IB", bytes_too_many, TEST_FRAME))
+        await peer.closed()
+        await until(lambda: not any(p.control or p.bulk for p in a.links.statistics()))
+        peer.writer.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [frame_head(99, 0), frame_head(FrameType.LIVENESS, 1) + b"x", frame_head(FrameType.RESPONSE, 1) + b"x"],
+)
+async def test_a_frame_that_is_none_closes(frame: bytes) -> None:
+    """An unknown type, a foreign nonce, a response without its head."""
+    a = Node("a")
+    async with nodes(a):
+        peer = await RawPeer.connect(a)
+        await peer.greet(a)
+        peer.writer.write(frame)
+        await peer.closed()
+        assert not connected(a)
+        peer.writer.close()
+
+
+async def test_plain_http_gets_an_http_answer() -> None:
+    """A curl on the peer route is told what the route is."""
+    a = Node("a")
+    async with nodes(a):
+        reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
+        writer.write(b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 426 ")
+        writer.close()
+
+
+async def test_forgotten_agents_are_disconnected() -> None:
+    """An agent that left the member list is dropped, with its connections and requests."""
+    a, b = Node("a"), Node("b")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        a.links.set_addresses({})
+        assert a.links.statistics() == ()
+        await until(lambda: not any(peer.control for peer in b.links.statistics()))
