@@ -1,0 +1,137 @@
+"""Elections: asking, counting, and answering those who ask.
+
+Law of this file: whether a vote is given or won is decided here; what a role change does stands in
+transitions.py.
+"""
+
+from shoal.batch import Term
+from shoal.replication.follower import Follower
+from shoal.replication.interfaces import ReplicaId
+from shoal.replication.messages import PreVote, PreVoteReply, Vote, VoteReply
+from shoal.replication.quorum import VoteResult, vote_result
+from shoal.replication.transitions import RaftState, Role
+
+
+class Candidate:
+    """A candidate or a pre-candidate. votes holds answers, its own included once it may be counted."""
+
+    __slots__ = ("_state", "_transfer", "election_deadline_ms", "retry_deadline_ms", "votes")
+
+    def __init__(self, state: RaftState, now_ms: int, transfer: bool) -> None:
+        self._state = state
+        self._transfer = transfer
+        self.votes: dict[ReplicaId, bool] = {}
+        self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+        self.retry_deadline_ms = now_ms + state.config.heartbeat_interval_ms
+
+    def begin(self, now_ms: int) -> None:
+        """Ask everybody. A pre-vote of one's own promises nothing and counts at once; a vote waits for the
+        disk."""
+        if self._state.role is Role.PRE_CANDIDATE:
+            self.votes[self._state.replica_id] = True
+        self._ask()
+        self._count(now_ms)
+
+    def deadline(self) -> int | None:
+        """When to ask again, or to begin again."""
+        return min(self.election_deadline_ms, self.retry_deadline_ms)
+
+    def wake(self, now_ms: int) -> None:
+        """Begin again when the election failed; before that, repeat the question to whoever has not
+        answered."""
+        if now_ms >= self.election_deadline_ms:
+            self._state.campaign(now_ms)
+        elif now_ms >= self.retry_deadline_ms:
+            self.retry_deadline_ms = now_ms + self._state.config.heartbeat_interval_ms
+            self._ask()
+
+    def hears_leader(self, now_ms: int) -> bool:
+        """A candidate hears none."""
+        return False
+
+    def _ask(self) -> None:
+        state = self._state
+        for voter in state.configuration.voters:
+            if voter == state.replica_id or voter in self.votes:
+                continue
+            log = state.log
+            if state.role is Role.PRE_CANDIDATE:
+                term = Term(state.term + 1)
+                state.send(PreVote(state.replica_id, voter, term, log.last_index, log.last_term))
+            else:
+                # Waits for the disk with its term: a candidate that forgot its term in a crash could ask
+                # twice in it, with two different logs, and count a vote given to the longer one.
+                state.send(
+                    Vote(
+                        state.replica_id,
+                        voter,
+                        state.term,
+                        log.last_index,
+                        log.last_term,
+                        transfer=self._transfer,
+                    )
+                )
+
+    def on_pre_vote_reply(self, message: PreVoteReply, now_ms: int) -> None:
+        """Count it, if it answers the question asked."""
+        expected = self._state.term + 1 if message.granted else self._state.term
+        if self._state.role is Role.PRE_CANDIDATE and message.term == expected:
+            self._record(message.sender, message.granted, now_ms)
+
+    def on_vote_reply(self, message: VoteReply, now_ms: int) -> None:
+        """Count it; terms were compared in raft.py."""
+        if self._state.role is Role.CANDIDATE:
+            self._record(message.sender, message.granted, now_ms)
+
+    def own_vote_synced(self, now_ms: int) -> None:
+        """The vote for oneself is on disk and counts like any other."""
+        if self._state.role is Role.CANDIDATE and self._state.replica_id not in self.votes:
+            self._record(self._state.replica_id, True, now_ms)
+
+    def _record(self, voter: ReplicaId, granted: bool, now_ms: int) -> None:
+        self.votes.setdefault(voter, granted)
+        self._count(now_ms)
+
+    def _count(self, now_ms: int) -> None:
+        state = self._state
+        match vote_result(state.configuration.voters, self.votes):
+            case VoteResult.WON if state.role is Role.PRE_CANDIDATE:
+                state.become_candidate(now_ms, transfer=False)
+            case VoteResult.WON if state.replica_id in self.votes:
+                state.become_leader(now_ms)
+            case VoteResult.LOST:
+                state.become_follower(state.term, None, now_ms)
+            case _:
+                pass  # undecided; or won before the own vote is on disk, which the term must not outrun
+
+    def check_invariants(self) -> None:
+        """A candidate has voted for itself."""
+        assert self._state.role in (Role.PRE_CANDIDATE, Role.CANDIDATE)
+        assert self._state.role is Role.PRE_CANDIDATE or self._state.vote == self._state.replica_id
+
+
+def answer_pre_vote(state: RaftState, message: PreVote, *, hears_leader: bool) -> None:
+    """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6)."""
+    granted = (
+        message.term > state.term
+        and not hears_leader
+        and state.log.is_up_to_date(message.last_index, message.last_term)
+    )
+    term = message.term if granted else state.term
+    state.send(PreVoteReply(state.replica_id, message.sender, term, granted))
+
+
+def answer_vote(state: RaftState, message: Vote, now_ms: int) -> None:
+    """RequestVote, rule 2 (figure 2), in the current term."""
+    granted = (
+        state.vote in (None, message.sender)
+        and state.leader is None
+        and state.log.is_up_to_date(message.last_index, message.last_term)
+    )
+    if not granted:
+        state.send(VoteReply(state.replica_id, message.sender, state.term, False))
+        return
+    state.grant_vote(message.sender)
+    state.outbox.send_after_sync(VoteReply(state.replica_id, message.sender, state.term, True))
+    if isinstance(state.behaviour, Follower):
+        state.behaviour.restart_timer(now_ms)

@@ -1,0 +1,134 @@
+"""What a follower does.
+
+Law of this file: a follower answers and waits; the only thing it starts is an election when it hears no
+leader.
+"""
+
+from shoal.batch import LogIndex
+from shoal.replication.messages import AppendReply, AppendRequest, TimeoutNow
+from shoal.replication.transitions import RaftState
+
+
+class Follower:
+    """heard_ms: when a leader of this term was last heard; None before that. quiet: the leader stopped its
+    heartbeats by agreement, and no timer runs (safety 25)."""
+
+    __slots__ = ("_state", "election_deadline_ms", "heard_ms", "quiet")
+
+    def __init__(self, state: RaftState, now_ms: int) -> None:
+        self._state = state
+        self.heard_ms: int | None = None
+        self.quiet = False
+        self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+
+    def deadline(self) -> int | None:
+        """When to campaign; never for a learner, or while quiet."""
+        return self.election_deadline_ms if self._state.is_voter and not self.quiet else None
+
+    def wake(self, now_ms: int) -> None:
+        """No leader was heard for an election timeout: campaign (section 5.2)."""
+        deadline_ms = self.deadline()
+        if deadline_ms is not None and now_ms >= deadline_ms:
+            self._state.campaign(now_ms)
+
+    def hears_leader(self, now_ms: int) -> bool:
+        """Whether there is no reason to help in replacing the leader (thesis 4.2.3, 6.2)."""
+        if not self._state.config.check_quorum or self._state.leader is None or self.heard_ms is None:
+            return False
+        return self.quiet or now_ms < self.heard_ms + self._state.config.election_timeout_ms
+
+    def doubt_leader(self, within_ms: int, now_ms: int) -> None:
+        """Stop being quiet and campaign after a random part of within_ms, unless the leader speaks first."""
+        self.quiet = False
+        self.heard_ms = None
+        self.election_deadline_ms = now_ms + self._state.rng.randrange(max(1, within_ms))
+
+    def restart_timer(self, now_ms: int) -> None:
+        """A leader, or a candidate that has this replica's vote, deserves a full timeout."""
+        self.election_deadline_ms = now_ms + self._state.draw_election_timeout_ms()
+
+    def on_append_request(self, message: AppendRequest, now_ms: int) -> None:
+        """AppendEntries, rules 2 to 5 (figure 2); rule 1 is settled in raft.py."""
+        state = self._state
+        if state.leader not in (None, message.sender):
+            state.violations += 1  # two leaders in one term
+            return
+        state.follow(message.sender)
+        self.heard_ms = now_ms
+        self.quiet = False
+        self.restart_timer(now_ms)
+        if not state.log.has(message.previous_index, message.previous_term):
+            self._refuse(message)
+            return
+        if not self._take_entries(message):
+            return
+        state.commit_to(min(message.commit_index, message.last_index))
+        self.quiet = message.quiet and state.commit_index == state.log.last_index == message.commit_index
+        self._accept(message)
+
+    def _take_entries(self, message: AppendRequest) -> bool:
+        """Rules 3 and 4: remove what conflicts, append what is new; false if the request cannot be true."""
+        state = self._state
+        difference = state.log.first_difference(message.runs)
+        if difference is None:
+            return True
+        if difference <= state.commit_index:
+            state.violations += 1  # a leader lacks a committed entry
+            return False
+        if difference <= state.log.last_index:
+            state.truncate(difference)
+        state.append_runs(message.runs, difference, message.configurations)
+        return True
+
+    def _accept(self, message: AppendRequest) -> None:
+        """An acknowledgement of entries is a promise and waits for the disk. A heartbeat's does not: it
+        claims only what is synced already, so that a slow disk does not look like a lost follower."""
+        stable_index = self._state.log.stable_index
+        if message.last_index > stable_index and message.runs:
+            self._state.outbox.send_after_sync(self._reply(message, message.last_index))
+        else:
+            self._state.send(self._reply(message, min(message.last_index, stable_index)))
+
+    def _reply(self, message: AppendRequest, match_index: LogIndex) -> AppendReply:
+        state = self._state
+        return AppendReply(
+            sender=state.replica_id,
+            receiver=message.sender,
+            term=state.term,
+            accepted=True,
+            previous_index=message.previous_index,
+            match_index=match_index,
+            commit_index=state.commit_index,
+            read_token=message.read_token,
+            quiet=self.quiet,
+        )
+
+    def _refuse(self, message: AppendRequest) -> None:
+        state = self._state
+        hint_index, hint_term = state.log.conflict_hint(message.previous_index, message.previous_term)
+        state.send(
+            AppendReply(
+                sender=state.replica_id,
+                receiver=message.sender,
+                term=state.term,
+                accepted=False,
+                previous_index=message.previous_index,
+                match_index=LogIndex(0),
+                commit_index=state.commit_index,
+                reject_hint_index=hint_index,
+                reject_hint_term=hint_term,
+                read_token=message.read_token,
+            )
+        )
+
+    def on_timeout_now(self, message: TimeoutNow, now_ms: int) -> None:
+        """The leader hands over (thesis 3.10)."""
+        if self._state.is_voter and message.sender == self._state.leader:
+            self._state.campaign(now_ms, transfer=True)
+
+    def check_invariants(self) -> None:
+        """A follower is quiet only under a leader, holding and knowing the whole commit."""
+        state = self._state
+        if self.quiet:
+            assert state.leader is not None
+            assert state.commit_index == state.log.last_index

@@ -1,0 +1,171 @@
+"""The values that the Raft core and its caller exchange.
+
+Law of this file: frozen values and their bytes; no behaviour of the protocol.
+
+A replica's identity is (term, index) of the configuration entry that added it, or (0, ordinal) at birth, so
+that an agent which lost its data and is added again is somebody else (safety 2). A configuration takes effect
+when it is appended, not when it is committed (thesis 4.1).
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from shoal.batch import LogIndex, Term
+from shoal.replication.errors import WireError
+
+MAX_REPLICAS: Final = 255  # one byte counts them; "replication_factor: all" means a learner on every agent
+MAX_AGENT_ID_BYTES: Final = 128
+MAX_INTEGER: Final = 2**63 - 1  # terms and indices fit a signed 64-bit field of any reader
+
+NO_TERM: Final = Term(0)
+NO_INDEX: Final = LogIndex(0)
+
+_CONFIGURATION_HEAD: Final = struct.Struct("<QB")
+_REPLICA_HEAD: Final = struct.Struct("<QQ?B")
+
+
+class ReplicaId(NamedTuple):
+    """Who a replica is, for ever: (term, index) of the entry that added it; (0, ordinal) at birth."""
+
+    term: int
+    index: int
+
+    def __repr__(self) -> str:
+        return f"{self.term}.{self.index}"
+
+
+# Stands for a replica that `propose_configuration` shall add; the core gives it its id, that of the entry.
+UNBORN: Final = ReplicaId(-1, -1)
+
+
+class Run(NamedTuple):
+    """Consecutive entries of one term, both ends included."""
+
+    first: LogIndex
+    last: LogIndex
+    term: Term
+
+    def __repr__(self) -> str:
+        return f"{self.first}..{self.last}@{self.term}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One copy of the log: its identity, the agent that holds it, and whether it votes."""
+
+    id: ReplicaId
+    agent_id: str
+    learner: bool = False
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Who replicates this group, as of entry `index` (0: as born)."""
+
+    index: LogIndex
+    replicas: tuple[Replica, ...]
+
+    @staticmethod
+    def birth(agent_ids: tuple[str, ...]) -> "Configuration":
+        """The configuration in which a group starts: voters in order, the first being the preferred
+        leader."""
+        replicas = tuple(
+            Replica(ReplicaId(0, ordinal), agent_id) for ordinal, agent_id in enumerate(agent_ids)
+        )
+        return Configuration(LogIndex(0), replicas)
+
+    @cached_property
+    def voters(self) -> tuple[ReplicaId, ...]:
+        """Ids of the replicas that vote and count towards a commit."""
+        return tuple(replica.id for replica in self.replicas if not replica.learner)
+
+    @cached_property
+    def learners(self) -> tuple[ReplicaId, ...]:
+        """Ids of the replicas that only follow."""
+        return tuple(replica.id for replica in self.replicas if replica.learner)
+
+    def find(self, replica_id: ReplicaId) -> Replica | None:
+        """The replica of that id, if this configuration has it."""
+        return next((replica for replica in self.replicas if replica.id == replica_id), None)
+
+    def to_bytes(self) -> bytes:
+        """Length-prefixed, little endian; at most 64 KiB."""
+        assert len(self.replicas) <= MAX_REPLICAS
+        parts = [_CONFIGURATION_HEAD.pack(self.index, len(self.replicas))]
+        for replica in self.replicas:
+            name = replica.agent_id.encode()
+            assert len(name) <= MAX_AGENT_ID_BYTES
+            parts.append(_REPLICA_HEAD.pack(replica.id.term, replica.id.index, replica.learner, len(name)))
+            parts.append(name)
+        return b"".join(parts)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Configuration":
+        """The inverse of `to_bytes`; raises WireError on anything else."""
+        try:
+            index, count = _CONFIGURATION_HEAD.unpack_from(data, 0)
+            position = _CONFIGURATION_HEAD.size
+            replicas = []
+            for _ in range(count):
+                replica, position = _replica_from_bytes(data, position)
+                replicas.append(replica)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise WireError(f"configuration: {error}") from None
+        if position != len(data) or index > MAX_INTEGER:
+            raise WireError("configuration: trailing bytes or an index out of range")
+        configuration = Configuration(LogIndex(index), tuple(replicas))
+        if problem := configuration.problem():
+            raise WireError(f"configuration: {problem}")
+        return configuration
+
+    def problem(self) -> str | None:
+        """Why no group may have this configuration, or None."""
+        if not self.voters:
+            return "no voter"
+        if len(self.replicas) > MAX_REPLICAS:
+            return f"more than {MAX_REPLICAS} replicas"
+        if len({replica.id for replica in self.replicas}) != len(self.replicas):
+            return "a replica id stands twice"
+        if len({replica.agent_id for replica in self.replicas}) != len(self.replicas):
+            return "an agent holds two replicas"
+        if any(not 0 < len(replica.agent_id.encode()) <= MAX_AGENT_ID_BYTES for replica in self.replicas):
+            return f"an agent id is not 1 to {MAX_AGENT_ID_BYTES} bytes long"
+        return None
+
+    def __repr__(self) -> str:
+        names = ",".join(f"{replica.id}{'?' if replica.learner else ''}" for replica in self.replicas)
+        return f"({names})@{self.index}"
+
+
+def _replica_from_bytes(data: bytes, position: int) -> tuple[Replica, int]:
+    term, index, learner, length = _REPLICA_HEAD.unpack_from(data, position)
+    position += _REPLICA_HEAD.size
+    if length > MAX_AGENT_ID_BYTES or position + length > len(data) or max(term, index) > MAX_INTEGER:
+        raise WireError("configuration: a replica out of range")
+    name = data[position : position + length].decode()
+    return Replica(ReplicaId(term, index), name, bool(learner)), position + length
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What must be on disk before anything of its term leaves (section 5.2 of the paper; safety 3).
+
+    commit_index is a hint for a quicker start. It is not promised to be current.
+    """
+
+    term: Term = NO_TERM
+    vote: ReplicaId | None = None
+    commit_index: LogIndex = NO_INDEX
+
+
+class Proposal(NamedTuple):
+    """Where a proposal stands: the driver stamps its entries from first_index on, with this term, at once.
+
+    previous_term is the term of the entry before first_index (0: none), which the stamp carries (safety 7).
+    """
+
+    term: Term
+    first_index: LogIndex
+    previous_term: Term

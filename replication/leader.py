@@ -1,0 +1,459 @@
+"""What a leader does: append, send, count, commit, and step down in time.
+
+Law of this file: everything here exists only while leading; losing the role drops it whole. Hand-over is in
+transfer.py, confirmed reads in reads.py; both are fields of this role.
+"""
+
+from shoal.batch import LogIndex, Term
+from shoal.replication.errors import ChangePending, InvalidChange, Overloaded, TransferInProgress
+from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replica, ReplicaId
+from shoal.replication.messages import MAX_CONFIGURATIONS, AppendReply, AppendRequest
+from shoal.replication.progress import Progress, ProgressState
+from shoal.replication.quorum import has_majority, majority_value
+from shoal.replication.reads import ReadQueue
+from shoal.replication.transfer import Transfer
+from shoal.replication.transitions import RaftState
+
+
+class Leader:
+    """term_start: the entry that opened this term; nothing commits by counting before it (section 5.4.2).
+
+    quiet: no heartbeats, by agreement with every replica that can be reached (safety 25). quieting: asking
+    for it.
+    """
+
+    __slots__ = (
+        "_heartbeat_due",
+        "_notice_deadline_ms",
+        "_state",
+        "active_ms",
+        "heartbeat_deadline_ms",
+        "progress",
+        "quiet",
+        "quieting",
+        "quorum_deadline_ms",
+        "reads",
+        "term_start",
+        "transfer",
+    )
+
+    def __init__(self, state: RaftState, now_ms: int) -> None:
+        self._state = state
+        self.progress: dict[ReplicaId, Progress] = {}
+        self.term_start = LogIndex(state.log.last_index + 1)
+        self.transfer: Transfer | None = None
+        self.reads = ReadQueue(state.config.max_pending_reads)
+        self.quiet = False
+        self.quieting = False
+        self.active_ms = now_ms
+        self.heartbeat_deadline_ms = now_ms
+        self.quorum_deadline_ms = now_ms + state.config.election_timeout_ms
+        self._heartbeat_due = False
+        self._notice_deadline_ms: int | None = None
+
+    def begin(self, now_ms: int) -> None:
+        """Open the term with an entry of one's own, and tell everybody at once."""
+        self._follow_configuration(now_ms)
+        self._state.append(self.term_start, self._state.term)
+        self._state.outbox.noop(self.term_start)
+        self._send_heartbeats_soon(now_ms)
+
+    # Time
+
+    def deadline(self) -> int | None:
+        """The nearest thing to do; none while quiet."""
+        if self.quiet:
+            return None
+        deadline_ms = self.heartbeat_deadline_ms
+        if self._state.config.check_quorum:
+            deadline_ms = min(deadline_ms, self.quorum_deadline_ms)
+        if self._notice_deadline_ms is not None:
+            deadline_ms = min(deadline_ms, self._notice_deadline_ms)
+        return deadline_ms if self.transfer is None else min(deadline_ms, self.transfer.deadline_ms)
+
+    def wake(self, now_ms: int) -> None:
+        """Step down if nobody listens; else whatever is due."""
+        if self.quiet:
+            return
+        if self._state.config.check_quorum and now_ms >= self.quorum_deadline_ms:
+            if not self._hears_majority(now_ms):
+                self._state.become_follower(self._state.term, None, now_ms)
+                return
+            self.quorum_deadline_ms = now_ms + self._state.config.election_timeout_ms
+        if self.transfer is not None and now_ms >= self.transfer.deadline_ms:
+            self.transfer = None  # the other one did not take over in time: lead on (thesis 3.10)
+        if self._notice_deadline_ms is not None and now_ms >= self._notice_deadline_ms:
+            self._notice_deadline_ms = None
+            self._heartbeat_due = True
+        if now_ms >= self.heartbeat_deadline_ms:
+            self._tick(now_ms)
+
+    def _tick(self, now_ms: int) -> None:
+        self._send_heartbeats_soon(now_ms)
+        for progress in self.progress.values():
+            progress.retry_if_stuck(self._state.config, now_ms)
+        self._hand_over_if_stalled(now_ms)
+        self._consider_quiet(now_ms)
+
+    def _send_heartbeats_soon(self, now_ms: int) -> None:
+        self._heartbeat_due = True
+        self.heartbeat_deadline_ms = now_ms + self._state.config.heartbeat_interval_ms
+
+    def hears_leader(self, now_ms: int) -> bool:
+        """A leader that checks its quorum is heard by a majority, or soon no leader."""
+        return self._state.config.check_quorum
+
+    def _hears_majority(self, now_ms: int) -> bool:
+        """Check-quorum (thesis 6.2): a leader cut off must not be waited for."""
+        return has_majority(self._state.configuration.voters, self._reachable(now_ms))
+
+    def _reachable(self, now_ms: int) -> list[ReplicaId]:
+        since_ms = now_ms - self._state.config.election_timeout_ms
+        heard = [id_ for id_, item in self.progress.items() if item.heard_ms >= since_ms and not item.silent]
+        return [*heard, self._state.replica_id]
+
+    def _hand_over_if_stalled(self, now_ms: int) -> None:
+        """A disk that does not answer must not hold the group (safety 26)."""
+        limit_ms = self._state.config.sync_stall_ms
+        if limit_ms is None or self.transfer is not None or self._state.outbox.sync_age_ms(now_ms) < limit_ms:
+            return
+        if (target := self._best_voter(now_ms)) is not None:
+            self.start_transfer(target, now_ms)
+
+    # Proposals
+
+    def propose(self, count: int, now_ms: int) -> Proposal:
+        """Append `count` entries; see RaftCore.propose."""
+        assert count >= 1
+        state = self._state
+        if self.transfer is not None:
+            raise TransferInProgress("leadership is being handed over")
+        uncommitted = state.log.last_index - state.commit_index
+        # A single oversized proposal passes when nothing waits, or it could never be made at all.
+        if uncommitted and uncommitted + count > state.config.max_uncommitted_entries:
+            raise Overloaded(f"{uncommitted} entries wait for a majority")
+        proposal = Proposal(state.term, LogIndex(state.log.last_index + 1), state.log.last_term)
+        state.append(LogIndex(state.log.last_index + count), state.term)
+        self.be_active(now_ms)
+        return proposal
+
+    def propose_configuration(self, replicas: tuple[Replica, ...], now_ms: int) -> Proposal:
+        """Change the configuration by one voter, or by one new learner; see
+        RaftCore.propose_configuration."""
+        state = self._state
+        if state.commit_index < self.term_start or state.configuration.index > state.commit_index:
+            # The bug of thesis 4.1's erratum: changes of two terms, neither committed, may have disjoint
+            # majorities.
+            raise ChangePending("the last configuration, or this term's first entry, is not committed yet")
+        index = LogIndex(state.log.last_index + 1)
+        new_id = ReplicaId(state.term, index)
+        named = tuple(
+            Replica(new_id, item.agent_id, item.learner) if item.id == UNBORN else item for item in replicas
+        )
+        configuration = Configuration(index, named)
+        self._check_change(configuration, new_id)
+        proposal = self.propose(1, now_ms)
+        state.adopt(configuration)
+        self._follow_configuration(now_ms)
+        return proposal
+
+    def _check_change(self, new: Configuration, new_id: ReplicaId) -> None:
+        """One voter more or less (thesis 4.1: their majorities meet), by way of a learner that has caught
+        up."""
+        if problem := new.problem():
+            raise InvalidChange(problem)
+        old = self._state.configuration
+        if len(set(old.voters) ^ set(new.voters)) > 1:
+            raise InvalidChange("more than one voter changes")
+        for replica in new.replicas:
+            before = old.find(replica.id)
+            if before is None and (replica.id != new_id or not replica.learner):
+                raise InvalidChange(f"{replica.agent_id} must begin as a new learner")
+            if before is not None and before.agent_id != replica.agent_id:
+                raise InvalidChange(f"{replica.id} lives on {before.agent_id}, not on {replica.agent_id}")
+            if (
+                before is not None
+                and before.learner
+                and not replica.learner
+                and not self._is_caught_up(replica.id)
+            ):
+                raise InvalidChange(f"{replica.agent_id} has not caught up yet")
+
+    def _is_caught_up(self, learner: ReplicaId) -> bool:
+        behind = self._state.commit_index - self.progress[learner].match_index
+        return behind <= self._state.config.max_entries_per_append  # one request away (thesis 4.2.1)
+
+    def _follow_configuration(self, now_ms: int) -> None:
+        """Keep one progress per other replica; a new one is tried from the end of the log."""
+        state = self._state
+        others = {item.id for item in state.configuration.replicas} - {state.replica_id}
+        for gone in self.progress.keys() - others:
+            del self.progress[gone]
+        for added in sorted(others - self.progress.keys()):
+            next_index = LogIndex(max(1, self.term_start, state.log.last_index))
+            self.progress[added] = Progress(next_index, state.config.max_entries_per_append, now_ms)
+
+    def be_active(self, now_ms: int) -> None:
+        """Something happens: not the time to be quiet."""
+        self.active_ms = now_ms
+        if self.quiet or self.quieting:
+            self.rouse(now_ms)
+
+    # Sending
+
+    def flush(self, now_ms: int) -> None:
+        """Turn what is due into messages; called once for each ready()."""
+        if self.reads.begin_round():
+            self._heartbeat_due = True
+            self._confirm_reads()
+        heartbeat, self._heartbeat_due = self._heartbeat_due, False
+        for receiver, progress in self.progress.items():
+            if progress.next_index <= self._state.log.last_index:
+                self._send_entries(receiver, progress, now_ms)
+            # The heartbeat goes beside the entries, which may be waiting in a slower queue (safety 24).
+            if heartbeat:
+                self._send_heartbeat(receiver, progress)
+        if heartbeat:
+            self._notice_deadline_ms = None
+
+    def _send_entries(self, receiver: ReplicaId, progress: Progress, now_ms: int) -> None:
+        state = self._state
+        if not progress.may_send(state.config):
+            return
+        previous_index = LogIndex(progress.next_index - 1)
+        previous_term = state.log.term_at(previous_index)
+        if previous_term is None or progress.next_index < state.log.first_index:
+            progress.need_segments()
+            return
+        room = state.config.max_inflight_entries - (previous_index - progress.match_index)
+        limit = progress.append_limit
+        if progress.state is ProgressState.REPLICATE:
+            limit = min(limit, room)
+        last = LogIndex(min(state.log.last_index, previous_index + limit))
+        inside = [item for item in state.configurations if previous_index < item.index <= last]
+        if len(inside) > MAX_CONFIGURATIONS:
+            last = LogIndex(inside[MAX_CONFIGURATIONS].index - 1)
+        state.send(
+            AppendRequest(
+                sender=state.replica_id,
+                receiver=receiver,
+                term=state.term,
+                previous_index=previous_index,
+                previous_term=previous_term,
+                runs=state.log.runs(progress.next_index, last),
+                commit_index=state.commit_index,
+                configurations=tuple(inside[:MAX_CONFIGURATIONS]),
+                read_token=self.reads.round,
+            )
+        )
+        progress.sent(last, now_ms)
+
+    def _send_heartbeat(self, receiver: ReplicaId, progress: Progress) -> None:
+        """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way."""
+        state = self._state
+        previous_index = progress.match_index
+        previous_term = state.log.term_at(previous_index)
+        if previous_term is None:
+            previous_index, previous_term = LogIndex(0), Term(0)
+        state.send(
+            AppendRequest(
+                sender=state.replica_id,
+                receiver=receiver,
+                term=state.term,
+                previous_index=previous_index,
+                previous_term=previous_term,
+                runs=(),
+                commit_index=state.commit_index,
+                quiet=self.quieting,
+                read_token=self.reads.round,
+            )
+        )
+
+    # Answers
+
+    def on_append_reply(self, message: AppendReply, now_ms: int) -> None:
+        """Count an acknowledgement, or go back to where the logs still agree."""
+        state = self._state
+        progress = self.progress.get(message.sender)
+        if progress is None:
+            return
+        if message.match_index > state.log.last_index:
+            state.violations += 1
+            return
+        progress.heard_ms = now_ms
+        progress.silent = False
+        progress.quiet = message.quiet and self.quieting
+        progress.commit_index = max(progress.commit_index, message.commit_index)
+        progress.read_token = max(progress.read_token, message.read_token)
+        if not message.accepted:
+            hint_index, _ = state.log.conflict_hint(message.reject_hint_index, message.reject_hint_term)
+            progress.refused(message, LogIndex(hint_index + 1), now_ms)
+        elif progress.accepted(message, state.config, now_ms):
+            self.advance_commit(now_ms)
+        if state.behaviour is not self:
+            return  # the commit removed this leader
+        self._confirm_reads()
+        self._continue_transfer(now_ms)
+        self._become_quiet_if_agreed(now_ms)
+
+    def advance_commit(self, now_ms: int) -> None:
+        """Commit what a majority has on disk, the leader's own synced copy counting like any other, and only
+        through an entry of this term (figure 8, section 5.4.2)."""
+        state = self._state
+        index = majority_value([self._synced_at(voter) for voter in state.configuration.voters])
+        if index < self.term_start or not state.commit_to(LogIndex(index)):
+            return
+        assert state.log.term_at(index) == state.term
+        self.reads.term_committed(state.commit_index)
+        if self._notice_deadline_ms is None:
+            self._notice_deadline_ms = now_ms + state.config.commit_notice_ms
+            self._heartbeat_due = self._heartbeat_due or state.config.commit_notice_ms == 0
+        if state.replica_id not in {item.id for item in state.configuration.replicas} or not state.is_voter:
+            self._leave_when_removed(now_ms)
+
+    def _synced_at(self, voter: ReplicaId) -> int:
+        if voter == self._state.replica_id:
+            return self._state.log.stable_index
+        return self.progress[voter].match_index
+
+    def _leave_when_removed(self, now_ms: int) -> None:
+        """A leader that is no voter any more leads until that is committed (thesis 4.2.2), then lets the best
+        one campaign at once."""
+        if self._state.configuration.index > self._state.commit_index:
+            return
+        if (target := self._best_voter(now_ms)) is not None:
+            Transfer(target, now_ms).send(self._state)
+        self.flush(now_ms)  # the others learn of the commit
+        self._state.become_follower(self._state.term, None, now_ms)
+
+    # Reads
+
+    def read_index(self, token: int, now_ms: int) -> None:
+        """See RaftCore.read_index."""
+        committed_in_term = self._state.commit_index >= self.term_start
+        self.reads.ask(token, self._state.commit_index if committed_in_term else None)
+        self.be_active(now_ms)
+
+    def _confirm_reads(self) -> None:
+        """Release the reads whose round a majority has answered (thesis 6.4)."""
+        if not self.reads.is_waiting:
+            return
+        own = self._state.replica_id
+        rounds = [
+            self.reads.round if voter == own else self.progress[voter].read_token
+            for voter in self._state.configuration.voters
+        ]
+        for token, index in self.reads.confirm(majority_value(rounds)):
+            self._state.outbox.read(token, index)
+
+    # Hand-over
+
+    def transfer_leadership(self, to: ReplicaId | None, now_ms: int) -> None:
+        """See RaftCore.transfer_leadership."""
+        if self.transfer is not None and to in (None, self.transfer.target):
+            return
+        target = to if to is not None else self._best_voter(now_ms)
+        if (
+            target is None
+            or target == self._state.replica_id
+            or target not in self._state.configuration.voters
+        ):
+            raise InvalidChange(f"{target or 'nobody'} is no other voter that could lead")
+        self.start_transfer(target, now_ms)
+
+    def start_transfer(self, target: ReplicaId, now_ms: int) -> None:
+        """Refuse proposals until the target leads, or for an election timeout."""
+        self.transfer = Transfer(target, now_ms + self._state.config.election_timeout_ms)
+        self.be_active(now_ms)
+        self._continue_transfer(now_ms)
+
+    def _continue_transfer(self, now_ms: int) -> None:
+        if self.transfer is None:
+            return
+        progress = self.progress.get(self.transfer.target)
+        if progress is None:
+            self.transfer = None  # it was removed meanwhile
+        elif progress.match_index == self._state.log.last_index:
+            self.transfer.send(self._state)
+
+    def _best_voter(self, now_ms: int) -> ReplicaId | None:
+        """The reachable voter with the longest log; the smallest id of equals, so that the choice can be
+        repeated."""
+        reachable = set(self._reachable(now_ms))
+        others = [
+            voter
+            for voter in self._state.configuration.voters
+            if voter in self.progress and voter in reachable
+        ]
+        return min(others, key=lambda voter: (-self.progress[voter].match_index, voter), default=None)
+
+    # Quiet groups (safety 25)
+
+    def _consider_quiet(self, now_ms: int) -> None:
+        quiet_after_ms = self._state.config.quiet_after_ms
+        if (
+            quiet_after_ms is None
+            or now_ms - self.active_ms < quiet_after_ms
+            or not self._all_know_all(now_ms)
+        ):
+            self.quieting = False
+            return
+        self.quieting = True
+        self._become_quiet_if_agreed(now_ms)
+
+    def _all_know_all(self, now_ms: int) -> bool:
+        """Every replica that can be reached holds and knows the whole commit, and they are a majority."""
+        state = self._state
+        last = state.log.last_index
+        if not state.commit_index == last == state.log.stable_index:
+            return False
+        if self.transfer is not None or self.reads.is_waiting or not self._hears_majority(now_ms):
+            return False
+        reachable = set(self._reachable(now_ms)) - {state.replica_id}
+        return all(
+            self.progress[item].match_index == self.progress[item].commit_index == last for item in reachable
+        )
+
+    def _become_quiet_if_agreed(self, now_ms: int) -> None:
+        if not self.quieting or not self._all_know_all(now_ms):
+            return
+        reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
+        self.quiet = all(self.progress[replica].quiet for replica in reachable)
+
+    def rouse(self, now_ms: int) -> None:
+        """Heartbeat again. Nobody was asked to answer meanwhile, so everybody gets a full timeout to do
+        so."""
+        was_quiet = self.quiet
+        self.quiet = self.quieting = False
+        self.active_ms = now_ms
+        for progress in self.progress.values():
+            progress.quiet = False
+            if was_quiet:
+                progress.heard_ms = now_ms
+        if was_quiet:
+            self.quorum_deadline_ms = now_ms + self._state.config.election_timeout_ms
+        self._send_heartbeats_soon(now_ms)
+
+    def agent_silent(self, replica_id: ReplicaId, now_ms: int) -> None:
+        """The agent of that replica fell silent: find out whether a majority is left. Said again, it changes
+        nothing, so that a group may go quiet with a dead member."""
+        progress = self.progress.get(replica_id)
+        if progress is None or progress.silent:
+            return
+        self.rouse(now_ms)
+        progress.silent = True
+
+    def check_invariants(self) -> None:
+        """Assert what the class and the progress of each follower state."""
+        state = self._state
+        others = {item.id for item in state.configuration.replicas} - {state.replica_id}
+        assert self.progress.keys() == others
+        assert self.term_start <= state.log.last_index
+        assert state.log.term_at(self.term_start) == state.term
+        # One at a time: every configuration but the newest is committed, or this leader could not have
+        # changed it.
+        if state.configuration.index >= self.term_start:
+            assert all(item.index <= state.commit_index for item in state.configurations[:-1])
+        for progress in self.progress.values():
+            progress.check_invariants(state.config, state.log.last_index)
+        assert not self.quiet or state.commit_index == state.log.last_index

@@ -1,0 +1,451 @@
+"""One partition's Raft state machine, seen from outside.
+
+Law of this file: it settles who is spoken to and in which term, and hands the rest to the role. It never
+learns what time it is, which disk or socket exists, or what a payload means.
+
+The caller feeds messages, proposals and the time; it drains ready() and reports back with advance(). ready.py
+says in which order a Ready must be carried out.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal.batch import LogIndex, Term
+from shoal.replication.candidate import Candidate, answer_pre_vote, answer_vote
+from shoal.replication.config import RaftConfig
+from shoal.replication.errors import NotLeader
+from shoal.replication.follower import Follower
+from shoal.replication.interfaces import Configuration, HardState, Proposal, Replica, ReplicaId
+from shoal.replication.leader import Leader
+from shoal.replication.log_view import LogView
+from shoal.replication.messages import (
+    AppendReply,
+    AppendRequest,
+    Message,
+    PreVote,
+    PreVoteReply,
+    TimeoutNow,
+    Vote,
+    VoteReply,
+)
+from shoal.replication.progress import ProgressState
+from shoal.replication.ready import Ready
+from shoal.replication.transitions import RaftState, Role
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatistics:
+    """One follower as its leader sees it."""
+
+    replica_id: ReplicaId
+    state: str
+    match_index: LogIndex
+    next_index: LogIndex
+    commit_index: LogIndex
+    in_flight: int
+    heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaftStatistics:
+    """One snapshot of a replica. followers is empty unless it leads; needs_segments names those of them whose
+    next entry is trimmed here (safety 27)."""
+
+    replica_id: ReplicaId
+    role: Role
+    term: Term
+    vote: ReplicaId | None
+    leader: ReplicaId | None
+    first_index: LogIndex
+    last_index: LogIndex
+    stable_index: LogIndex
+    commit_index: LogIndex
+    configuration: Configuration
+    quiet: bool
+    transferring: bool
+    election_count: int
+    violation_count: int
+    readies_in_flight: int
+    followers: tuple[FollowerStatistics, ...]
+    needs_segments: tuple[ReplicaId, ...]
+
+
+class RaftCore:
+    """A replica of one group. See the package's docstring for the duties of whoever drives it."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: ReplicaId,
+        configuration: Configuration,
+        hard_state: HardState,
+        term_runs: Sequence[tuple[LogIndex, Term]],
+        first_index: LogIndex,
+        last_index: LogIndex,
+        commit_index: LogIndex,
+        config: RaftConfig,
+        rng: random.Random,
+        now_ms: int,
+        earlier_configurations: Sequence[Configuration] = (),
+    ) -> None:
+        """Everything here was found synced on disk (safety 11).
+
+        term_runs: (first index, term) ascending, from first_index on. configuration: the newest in the log,
+        or that of birth. earlier_configurations: those before it since first_index, and the one in force
+        there: needed when an uncommitted `configuration` is truncated, and to send old entries. commit_index:
+        a lower bound; what was known before the crash is good, since commits are for ever.
+        """
+        config.validate()
+        self._state = RaftState(
+            replica_id=replica_id,
+            configurations=[*earlier_configurations, configuration],
+            hard_state=hard_state,
+            log=LogView(term_runs, first_index, last_index),
+            commit_index=LogIndex(min(commit_index, last_index)),
+            config=config,
+            rng=rng,
+            now_ms=now_ms,
+            make_follower=Follower,
+            make_candidate=Candidate,
+            make_leader=Leader,
+        )
+        assert self._state.log.last_term <= hard_state.term, (
+            "a log ahead of its term: this replica is lost (safety 3)"
+        )
+        self._campaign_early_if_alone_or_first(now_ms)
+
+    def _campaign_early_if_alone_or_first(self, now_ms: int) -> None:
+        """Nobody can lead before a sole voter; and a newborn group's first voter is the preferred leader."""
+        state = self._state
+        assert isinstance(state.behaviour, Follower)
+        first_of_newborn = state.log.last_index == 0 and state.configuration.voters[0] == state.replica_id
+        if state.configuration.voters == (state.replica_id,) or (first_of_newborn and state.term == 0):
+            state.behaviour.election_deadline_ms = now_ms
+
+    # What the driver sees
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """Who this is."""
+        return self._state.replica_id
+
+    @property
+    def role(self) -> Role:
+        """What it does now."""
+        return self._state.role
+
+    @property
+    def term(self) -> Term:
+        """The newest term it knows of."""
+        return self._state.term
+
+    @property
+    def leader(self) -> ReplicaId | None:
+        """Who leads this term, if known."""
+        return self._state.leader
+
+    @property
+    def commit_index(self) -> LogIndex:
+        """The last entry known to be committed."""
+        return self._state.commit_index
+
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry that retention has left."""
+        return self._state.log.first_index
+
+    @property
+    def last_index(self) -> LogIndex:
+        """The last entry, written or about to be."""
+        return self._state.log.last_index
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one in force: the newest in the log, committed or not."""
+        return self._state.configuration
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether this replica keeps no timer (safety 25)."""
+        behaviour = self._state.behaviour
+        return not isinstance(behaviour, Candidate) and behaviour.quiet
+
+    def term_at(self, index: LogIndex) -> Term | None:
+        """The term of an entry, or None if it is not in the log."""
+        return self._state.log.term_at(index)
+
+    def deadline(self) -> int | None:
+        """Call wake() then, at the latest; None: only an event can change anything."""
+        return self._state.behaviour.deadline()
+
+    # Input
+
+    def step(self, message: Message, now_ms: int) -> None:
+        """A message arrived. Whatever is not for this replica, or says nothing new, changes nothing."""
+        state = self._state
+        state.now_ms = now_ms
+        if message.receiver != state.replica_id or message.sender == state.replica_id:
+            return  # meant for one who lived here before (safety 2)
+        if message.term > state.term and not self._enter_newer_term(message, now_ms):
+            return
+        if message.term < state.term:
+            self._answer_older_term(message)
+            return
+        match message:
+            case AppendRequest():
+                self._on_append_request(message, now_ms)
+            case AppendReply():
+                if isinstance(state.behaviour, Leader):
+                    state.behaviour.on_append_reply(message, now_ms)
+            case PreVote():
+                answer_pre_vote(state, message, hears_leader=self._refuses_candidates(message, now_ms))
+            case Vote():
+                answer_vote(state, message, now_ms)
+            case PreVoteReply():
+                if isinstance(state.behaviour, Candidate):
+                    state.behaviour.on_pre_vote_reply(message, now_ms)
+            case VoteReply():
+                if isinstance(state.behaviour, Candidate):
+                    state.behaviour.on_vote_reply(message, now_ms)
+            case TimeoutNow():
+                if isinstance(state.behaviour, Follower):
+                    state.behaviour.on_timeout_now(message, now_ms)
+            case _:
+                assert_never(message)
+
+    def _enter_newer_term(self, message: Message, now_ms: int) -> bool:
+        """All servers, rule 2 (figure 2), with two exceptions: pre-votes never move a term, and a vote is not
+        even heard while there is a leader (thesis 4.2.3). False: nothing more to do."""
+        match message:
+            case PreVote():
+                return True
+            case PreVoteReply() if message.granted:
+                return True
+            case Vote() if not message.transfer and self._refuses_candidates(message, now_ms):
+                return False
+            case AppendRequest():
+                self._state.become_follower(message.term, message.sender, now_ms)
+            case _:
+                self._state.become_follower(message.term, None, now_ms)
+        return True
+
+    def _refuses_candidates(self, message: PreVote | Vote, now_ms: int) -> bool:
+        """Whether a leader other than the asker is heard. Being asked wakes a quiet leader: somebody misses
+        it."""
+        state = self._state
+        refuses = message.sender != state.leader and state.behaviour.hears_leader(now_ms)
+        if refuses and isinstance(state.behaviour, Leader) and state.behaviour.quiet:
+            state.behaviour.rouse(now_ms)
+        return refuses
+
+    def _answer_older_term(self, message: Message) -> None:
+        """AppendEntries and RequestVote, rule 1 (figure 2): a deposed leader, or a late candidate, learns the
+        term."""
+        state = self._state
+        match message:
+            case AppendRequest():
+                state.send(
+                    AppendReply(
+                        state.replica_id,
+                        message.sender,
+                        state.term,
+                        False,
+                        message.previous_index,
+                        LogIndex(0),
+                    )
+                )
+            case PreVote():
+                state.send(PreVoteReply(state.replica_id, message.sender, state.term, False))
+            case Vote():
+                state.send(VoteReply(state.replica_id, message.sender, state.term, False))
+            case _:
+                pass  # answers to questions of an older term say nothing
+
+    def _on_append_request(self, message: AppendRequest, now_ms: int) -> None:
+        state = self._state
+        match state.behaviour:
+            case Leader():
+                state.violations += 1  # two leaders in one term
+                return
+            case Candidate():
+                state.become_follower(state.term, message.sender, now_ms)
+        assert isinstance(state.behaviour, Follower)
+        state.behaviour.on_append_request(message, now_ms)
+
+    def wake(self, now_ms: int) -> None:
+        """Time has passed. Step everything that arrived before calling this (safety 26)."""
+        self._state.now_ms = now_ms
+        self._state.behaviour.wake(now_ms)
+
+    # Requests of the driver
+
+    def propose(self, count: int, now_ms: int) -> Proposal:
+        """Append `count` entries. The driver stamps frames with consecutive indices from the answer's, right
+        away.
+
+        Raises NotLeader; Overloaded when max_uncommitted_entries wait; TransferInProgress. Nothing happened
+        then. Success is not a commit: the entry may still be lost to another leader's.
+        """
+        self._state.now_ms = now_ms
+        return self._leader().propose(count, now_ms)
+
+    def propose_configuration(self, replicas: Sequence[Replica], now_ms: int) -> Proposal:
+        """Append a change of the configuration; `configuration` is then the new one, in force at once. The
+        driver stamps its bytes as a CONFIGURATION frame.
+
+        One voter may be added or removed at a time, or learners; a new replica has the id UNBORN and begins
+        as a learner. Raises NotLeader, ChangePending, InvalidChange, Overloaded, TransferInProgress.
+        """
+        self._state.now_ms = now_ms
+        return self._leader().propose_configuration(tuple(replicas), now_ms)
+
+    def transfer_leadership(self, to: ReplicaId | None, now_ms: int) -> None:
+        """Hand over to voter `to`, or to the most up-to-date one. Proposals are refused meanwhile; given up
+        after an election timeout. Raises NotLeader, InvalidChange."""
+        self._state.now_ms = now_ms
+        self._leader().transfer_leadership(to, now_ms)
+
+    def read_index(self, token: int, now_ms: int) -> None:
+        """Ask for the index that a linearizable read must have applied; answered in Ready.read_states.
+
+        Raises NotLeader, Overloaded. A leader deposed meanwhile does not answer: see Ready.role_changed.
+        """
+        self._state.now_ms = now_ms
+        self._leader().read_index(token, now_ms)
+
+    def peer_silent(self, agent_id: str, now_ms: int) -> None:
+        """The agent's liveness frames stopped, or its boot nonce is another (safety 25).
+
+        Call it in every heartbeat interval for which that is so: a quiet request still on its way could
+        otherwise put a follower of a dead leader to sleep. Saying it again does not restart any timer.
+        """
+        state = self._state
+        state.now_ms = now_ms
+        for replica in state.configuration.replicas:
+            if replica.agent_id != agent_id:
+                continue
+            match state.behaviour:
+                case Leader() as leader:
+                    leader.agent_silent(replica.id, now_ms)
+                case Follower() as follower if follower.quiet and state.leader == replica.id:
+                    follower.doubt_leader(state.config.election_timeout_ms, now_ms)
+
+    def wake_quiet(self, now_ms: int) -> None:
+        """End the quiet: a leader heartbeats again, a follower arms its election timer."""
+        state = self._state
+        state.now_ms = now_ms
+        match state.behaviour:
+            case Leader() as leader if leader.quiet or leader.quieting:
+                leader.rouse(now_ms)
+            case Follower() as follower if follower.quiet:
+                follower.quiet = False
+                follower.restart_timer(now_ms)
+
+    def shortened(self, receiver: ReplicaId, last_index: LogIndex) -> None:
+        """The driver sent only the entries up to last_index of the newest request to receiver; the rest
+        follows."""
+        if isinstance(self._state.behaviour, Leader) and (
+            progress := self._state.behaviour.progress.get(receiver)
+        ):
+            progress.shortened(last_index, self._state.config.max_entries_per_append)
+
+    def caught_up(self, receiver: ReplicaId, last_index: LogIndex, now_ms: int) -> None:
+        """receiver has got whole segments up to last_index beside Raft (safety 27): try the entries after
+        it."""
+        behaviour = self._state.behaviour
+        progress = behaviour.progress.get(receiver) if isinstance(behaviour, Leader) else None
+        if progress is not None and progress.state is ProgressState.CATCH_UP:
+            progress.probe(LogIndex(min(last_index, self._state.log.last_index) + 1), now_ms)
+
+    def trimmed(self, first_index: LogIndex) -> None:
+        """Retention has dropped the committed entries before first_index."""
+        state = self._state
+        assert first_index <= state.commit_index + 1
+        state.log.trim(first_index)
+        in_force = max(item.index for item in state.configurations if item.index <= first_index)
+        state.configurations = [item for item in state.configurations if item.index >= in_force]
+
+    # Output
+
+    def ready(self) -> Ready | None:
+        """What to do next, or None. Everything proposed since the last call goes out together."""
+        state = self._state
+        if isinstance(state.behaviour, Leader):
+            state.behaviour.flush(state.now_ms)
+        if not state.outbox.has_work(state.log):
+            return None
+        return state.outbox.take(state.hard_state, state.log, state.now_ms)
+
+    def advance(self, ready: Ready) -> None:
+        """The oldest outstanding ready, this one, is on disk: own votes and own copies count from now on."""
+        state = self._state
+        stable_before = state.log.stable_index
+        state.outbox.advance(ready, state.log)
+        behaviour = state.behaviour
+        if isinstance(behaviour, Candidate) and state.outbox.synced.term == state.term:
+            behaviour.own_vote_synced(state.now_ms)
+        elif isinstance(behaviour, Leader) and state.log.stable_index > stable_before:
+            behaviour.advance_commit(state.now_ms)
+
+    def _leader(self) -> Leader:
+        if not isinstance(self._state.behaviour, Leader):
+            raise NotLeader(self._state.leader)
+        return self._state.behaviour
+
+    # Inspection
+
+    def statistics(self) -> RaftStatistics:
+        """One frozen snapshot, for metrics, the status page and tests."""
+        state = self._state
+        leader = state.behaviour if isinstance(state.behaviour, Leader) else None
+        progress = leader.progress if leader else {}
+        return RaftStatistics(
+            replica_id=state.replica_id,
+            role=state.role,
+            term=state.term,
+            vote=state.vote,
+            leader=state.leader,
+            first_index=state.log.first_index,
+            last_index=state.log.last_index,
+            stable_index=state.log.stable_index,
+            commit_index=state.commit_index,
+            configuration=state.configuration,
+            quiet=self.is_quiet,
+            transferring=leader is not None and leader.transfer is not None,
+            election_count=state.election_count,
+            violation_count=state.violations,
+            readies_in_flight=state.outbox.in_flight_count,
+            followers=tuple(
+                FollowerStatistics(
+                    replica_id,
+                    item.state.value,
+                    item.match_index,
+                    item.next_index,
+                    item.commit_index,
+                    len(item.flight),
+                    item.heard_ms,
+                )
+                for replica_id, item in sorted(progress.items())
+            ),
+            needs_segments=tuple(
+                sorted(id_ for id_, item in progress.items() if item.state is ProgressState.CATCH_UP)
+            ),
+        )
+
+    def check_invariants(self) -> None:
+        """Assert every stated invariant; called by each test step and each simulated event."""
+        self._state.check_invariants()
+        self._state.behaviour.check_invariants()
+        role_class = {Role.FOLLOWER: Follower, Role.LEADER: Leader}.get(self._state.role, Candidate)
+        assert isinstance(self._state.behaviour, role_class)
+
+    def __repr__(self) -> str:
+        state = self._state
+        quiet = " quiet" if self.is_quiet else ""
+        return (
+            f"{state.replica_id} {state.role.value} term={state.term} vote={state.vote} leader={state.leader}"
+            f" log={state.log} stable={state.log.stable_index} commit={state.commit_index}"
+            f" configuration={state.configuration}{quiet}"
+        )
