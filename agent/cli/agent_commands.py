@@ -1,0 +1,147 @@
+"""`shoal agent` and `shoal dev`: run an agent in this process.
+
+Law of this file: it gathers flags, environment and file into an AgentConfig, and hands over to run_agent;
+what the values mean is decided there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.agent.cli.output import CliError, example, say
+
+if TYPE_CHECKING:
+    from shoal.agent.agent import Agent
+    from shoal.agent.config import AgentConfig
+
+CONFIG_FILE_BYTES_MAX = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `shoal`."""
+    app.command(
+        epilog=example(
+            "shoal agent --data /var/lib/shoal",
+            "shoal agent --data d2 --bind 10.0.0.8 --cluster prod --join 10.0.0.7:7946 --expect 3",
+        )
+    )(agent)
+    app.command(epilog=example("shoal dev", "shoal dev --http-port 8080"))(dev)
+
+
+def agent(
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything is kept.")] = None,
+    bind: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Listen here; the default is 127.0.0.1.")
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="ADDR", help="The address others reach this agent at, if not --bind's."),
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="HTTP; default 7070, or the next one that is free.")
+    ] = None,
+    gossip_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Gossip; default 7946, or the next one that is free.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The cluster; given, it is also looked for by mDNS.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="This agent's name; default HOST-xxxxxxxx.")
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Gossip address of a member; may be repeated."),
+    ] = None,
+    expect: Annotated[
+        int | None, typer.Option(metavar="N", help="Start a new cluster only once N agents have met.")
+    ] = None,
+    failure_domain: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TOML with the same names as the flags.")
+    ] = None,
+) -> None:
+    """Run an agent. Flags win over SHOAL_* variables, those over the file.
+
+    SIGTERM or Ctrl-C hands leadership over and leaves; a second one stops at once.
+    """
+    flags = {
+        "data": data,
+        "bind": bind,
+        "advertise": advertise,
+        "http_port": http_port,
+        "gossip_port": gossip_port,
+        "cluster": cluster,
+        "name": name,
+        "join": join,
+        "expect": expect,
+        "failure_domain": failure_domain,
+    }
+    raise typer.Exit(_run(_configuration(flags, dict(os.environ), _read_file(config))))
+
+
+def _read_file(path: str | None) -> dict[str, Any]:
+    path = path or os.environ.get("SHOAL_CONFIG")
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            return tomllib.loads(file.read(CONFIG_FILE_BYTES_MAX).decode())
+    except OSError as error:
+        raise CliError(f"--config {path}: {error.strerror}", "name a readable TOML file") from error
+    except ValueError as error:
+        raise CliError(f"--config {path} is not TOML: {error}", "mend the file") from error
+
+
+def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dict[str, Any]) -> AgentConfig:
+    from shoal.agent.config import AgentConfig, ConfigError
+
+    try:
+        return AgentConfig.from_sources(flags, environment, file)
+    except ConfigError as error:
+        raise CliError(str(error), exit_code=2) from error
+
+
+def _run(config: AgentConfig, *, greet: bool = False) -> int:
+    from shoal.agent.agent import run_agent
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return asyncio.run(run_agent(config, _greet if greet else None))
+
+
+def dev(
+    http_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="HTTP; default 7070, or the next one that is free.")
+    ] = None,
+) -> None:
+    """Run one agent for trying things out: no configuration, temporary data, alone.
+
+    The data are removed when it ends.
+    """
+    directory = tempfile.mkdtemp(prefix="shoal-dev-")
+    say(f"data: {directory} (removed when this ends)")
+    flags = {"data": directory, "http_port": http_port, "mdns": False, "expect": 1, "name": "dev"}
+    try:
+        code = _run(_configuration(flags, {}, {}), greet=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    raise typer.Exit(code)
+
+
+def _greet(running: Agent) -> None:
+    url = running.url
+    say(f"ready: {url}")
+    print(f"curl --data-binary hello {url}/v1/topics/greetings/records")
+    print(f"curl {url}/v1/topics/greetings/partitions/0/records")
+    print(f"curl {url}/v1/members", flush=True)

@@ -1,0 +1,226 @@
+"""`shoal members`, `shoal status`, and joining and leaving by hand.
+
+Law of this file: it shows what agents say. What counts as healthy is decided in `problems`, which is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.agent.cli.output import (
+    DEFAULT_AGENT,
+    AgentOption,
+    CliError,
+    Output,
+    OutputOption,
+    example,
+    plural,
+    say,
+    show_json,
+    show_table,
+)
+from shoal.agent.cli.running import with_client
+
+if TYPE_CHECKING:
+    from shoal.aio import AsyncClient
+
+POLL_SECONDS = 0.2  # short against a failure detector, long against a request
+LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `shoal`."""
+    app.command(epilog=example("shoal members", "shoal members --wait 3 --timeout 30 --output json"))(members)
+    app.command(epilog=example("shoal status", "shoal status --wait && ./start-the-load"))(status)
+    app.command(epilog=example("shoal join 10.0.0.7:7946"))(join)
+    app.command(epilog=example("shoal leave --agent http://10.0.0.7:7070"))(leave)
+    app.command("force-leave", epilog=example("shoal force-leave host-1a2b3c4d"))(force_leave)
+
+
+def members(
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+    wait: Annotated[int, typer.Option(min=0, metavar="N", help="Return once N members are alive.")] = 0,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """The members: who is alive, where, since when, and how many partitions each holds and leads."""
+
+    async def work(client: AsyncClient) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while True:
+            document = await _members_if_up(client, patient=wait > 0 and time.monotonic() < deadline)
+            if _alive(document) >= wait:
+                return document
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"{_alive(document)} of {wait} members are alive after {timeout:g} s",
+                    "`shoal members` shows them; agents find each other by --join HOST:PORT",
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+    document = with_client(agent, work)
+    if output is Output.JSON:
+        show_json(document)
+        return
+    show_table(
+        ["NAME", "STATUS", "ADDRESS", "URL", "DOMAIN", "PARTITIONS", "LEADS", "SINCE"],
+        [_member_row(member) for member in document["members"]],
+    )
+
+
+async def _members_if_up(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
+    """The member list; while `patient`, an agent that is still starting counts as one without members."""
+    from shoal.aio import Unreachable
+    from shoal.errors import ShoalError
+
+    try:
+        return await client.members()
+    except (Unreachable, ShoalError):
+        if not patient:
+            raise
+        return {"members": []}
+
+
+def _alive(document: Mapping[str, Any]) -> int:
+    return sum(1 for member in document["members"] if member["status"] == "alive")
+
+
+def _member_row(member: Mapping[str, Any]) -> list[object]:
+    partitions = member.get("partitions") or []
+    return [
+        member.get("name") or member["id"],
+        member["status"],
+        f"{member['address']}:{member['gossip_port']}",
+        member.get("url"),
+        member.get("failure_domain"),
+        len(partitions),
+        sum(1 for partition in partitions if partition.get("role") == "leader"),
+        str(member.get("since") or "").split(".")[0].replace("T", " "),
+    ]
+
+
+def problems(
+    members: Sequence[Mapping[str, Any]], routes: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """What keeps the cluster from being healthy, by kind: failed, leaderless, under_replicated."""
+    failed = [m.get("name") or m["id"] for m in members if m["status"] in ("failed", "suspect")]
+    gone = {m["id"] for m in members if m["status"] in ("failed", "left")}
+    leaderless, under_replicated = [], []
+    for topic, entry in sorted(routes.items()):
+        for partition in entry["partitions"]:
+            where = f"{topic}/{partition['partition']}"
+            if partition.get("leader") is None or partition["leader"] in gone:
+                leaderless.append(where)
+            if any(replica["id"] in gone for replica in partition.get("replicas", [])):
+                under_replicated.append(where)
+    named = {where.rpartition("/")[0] for where in under_replicated}
+    under_replicated += [
+        str(entry["name"]) for entry in topics if entry.get("under_replicated") and entry["name"] not in named
+    ]
+    return {"failed": failed, "leaderless": leaderless, "under_replicated": under_replicated}
+
+
+def status(
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once all is well.")] = False,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Is all well? Names failed members, partitions without leader, and those with replicas missing.
+
+    The exit code is 0 only if there are none.
+    """
+
+    async def work(client: AsyncClient) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while True:
+            report = await _report(client, patient=wait and time.monotonic() < deadline)
+            if report["healthy"] or not wait or time.monotonic() > deadline:
+                return report
+            await asyncio.sleep(POLL_SECONDS)
+
+    report = with_client(agent, work)
+    if output is Output.JSON:
+        show_json(report)
+    else:
+        _show_report(report)
+    if not report["healthy"]:
+        raise typer.Exit(1)
+
+
+async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
+    from shoal.aio import Unreachable
+    from shoal.errors import ShoalError
+
+    try:
+        found = (await client.members())["members"]
+        routes = (await client.routes())["topics"]
+        topics = await client.topics()
+    except (Unreachable, ShoalError):
+        if not patient:
+            raise
+        return {
+            "healthy": False,
+            "alive": 0,
+            "members": 0,
+            "topics": 0,
+            "partitions": 0,
+            **problems([], {}, []),
+        }
+    trouble = problems(found, routes, topics)
+    return {
+        "healthy": not any(trouble.values()),
+        "alive": sum(1 for member in found if member["status"] == "alive"),
+        "members": len(found),
+        "topics": len(topics),
+        "partitions": sum(len(entry["partitions"]) for entry in routes.values()),
+        **trouble,
+    }
+
+
+def _show_report(report: Mapping[str, Any]) -> None:
+    verdict = "healthy" if report["healthy"] else "in trouble"
+    alive = f"{report['alive']} of {plural(report['members'], 'member')} alive"
+    topics, partitions = plural(report["topics"], "topic"), plural(report["partitions"], "partition")
+    print(f"{verdict}: {alive}, {topics}, {partitions}")
+    for kind in ("failed", "leaderless", "under_replicated"):
+        names = report[kind]
+        if names:
+            more = f" and {len(names) - LISTED_PROBLEMS_MAX} more" if len(names) > LISTED_PROBLEMS_MAX else ""
+            print(f"{kind.replace('_', '-')}: {', '.join(names[:LISTED_PROBLEMS_MAX])}{more}")
+
+
+def join(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Gossip addresses of members.")
+    ],
+    agent: AgentOption = DEFAULT_AGENT,
+) -> None:
+    """Have the agent contact members of the cluster it should belong to."""
+    document = with_client(agent, lambda client: client.join(addresses))
+    reached = document.get("joined", 0)
+    say(f"{reached} of {plural(len(addresses), 'address')} answered")
+    if not reached:
+        raise CliError("no address answered", "give gossip addresses (default port 7946), not HTTP ones")
+
+
+def leave(agent: AgentOption = DEFAULT_AGENT) -> None:
+    """Have the agent hand its leadership over, leave the cluster and stop."""
+    with_client(agent, lambda client: client.leave())
+    say("the agent is leaving")
+
+
+def force_leave(
+    member: Annotated[str, typer.Argument(metavar="MEMBER", help="The name or id of a failed member.")],
+    agent: AgentOption = DEFAULT_AGENT,
+) -> None:
+    """Count a failed member as left, so that it is no longer waited for."""
+    with_client(agent, lambda client: client.force_leave(member))
+    say(f"{member} counts as left")

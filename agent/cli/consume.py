@@ -1,0 +1,186 @@
+"""`shoal consume`: records to stdout, as text, JSON or Arrow.
+
+Law of this file: it writes what the client reads, whole batches at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, example
+from shoal.agent.cli.running import with_client
+
+if TYPE_CHECKING:
+    from shoal.aio import AsyncClient, Fetched
+
+# The first screen should come at once; a long read is best in large pieces.
+FETCH_BYTES = 4 << 20
+
+
+class Format(StrEnum):
+    """How records are written."""
+
+    TEXT = "text"
+    JSON = "json"
+    ARROW = "arrow"
+
+
+class Writer(Protocol):
+    """Writes chunks of one format to stdout."""
+
+    def write(self, found: Fetched) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `shoal`."""
+    app.command(
+        epilog=example(
+            "shoal consume flights --limit 5",
+            "shoal consume flights --from -10 --follow --output json | jq .value",
+        )
+    )(consume)
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, -N (the last N of each partition), @TIME, or an offset.",
+        ),
+    ] = "earliest",
+    partition: Annotated[int | None, typer.Option(min=0, metavar="P", help="Only this partition.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="End after N records.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what arrives later.")] = False,
+    output: Annotated[
+        Format, typer.Option("--output", "-o", help="Values as lines, JSON records, or an Arrow stream.")
+    ] = Format.TEXT,
+    agent: AgentOption = DEFAULT_AGENT,
+) -> None:
+    """Write records to stdout, partition by partition, to the end of the log (or on and on with --follow)."""
+    if output is Format.ARROW and sys.stdout.isatty():
+        raise CliError(
+            "an Arrow stream is binary", "send it to a file or a program: `> records.arrows`", exit_code=2
+        )
+    if start.lstrip("-").isdecimal() and not start.startswith("-") and partition is None:
+        raise CliError(
+            f"--from {start}: an offset belongs to one partition", "add --partition P", exit_code=2
+        )
+
+    async def work(client: AsyncClient) -> bool:
+        writer = _writer(output)
+        chunks = client.consume(
+            topic, start=start, partition=partition, limit=limit, follow=follow, max_bytes=FETCH_BYTES
+        )
+        interrupted = await _write_all(chunks, writer)
+        writer.close()
+        return interrupted
+
+    if with_client(agent, work) and not follow:
+        raise typer.Exit(128 + signal.SIGINT)
+
+
+async def _write_all(chunks: Any, writer: Writer) -> bool:
+    """Write until the end, or until a signal; returns whether a signal ended it."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    async with contextlib.aclosing(chunks):
+        try:
+            async for found in chunks:
+                writer.write(found)
+        except asyncio.CancelledError:
+            task.uncancel()
+            return True
+    return False
+
+
+def _writer(output: Format) -> Writer:
+    if output is Format.TEXT:
+        return _TextWriter()
+    if output is Format.JSON:
+        return _JsonWriter()
+    return _ArrowWriter()
+
+
+class _TextWriter:
+    """Values as they were produced, a line each."""
+
+    def write(self, found: Fetched) -> None:
+        from shoal.records import render_ndjson
+
+        _put(render_ndjson(found.batch, found.base_offset, "value"))
+
+    def close(self) -> None:
+        return
+
+
+class _JsonWriter:
+    """One JSON object a line: partition, offset, timestamp, key, value, headers."""
+
+    def write(self, found: Fetched) -> None:
+        from shoal.records import render_ndjson
+
+        lines = render_ndjson(found.batch, found.base_offset)
+        # Line feeds inside a JSON text are escaped, so these open an object that is a record.
+        opening = b'{"partition":%d,' % found.partition
+        _put((b"\n" + lines[:-1]).replace(b"\n{", b"\n" + opening)[1:] + b"\n")
+
+    def close(self) -> None:
+        return
+
+
+class _ArrowWriter:
+    """One Arrow IPC stream: the topic's columns after `partition` and `offset`. Without records, a schema
+    alone.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def write(self, found: Fetched) -> None:
+        import pyarrow as pa
+
+        batch, rows = found.batch, found.batch.num_rows
+        columns = [
+            pa.repeat(pa.scalar(found.partition, pa.int32()), rows),
+            pa.array(range(found.base_offset, found.base_offset + rows), pa.int64()),
+            *batch.columns,
+        ]
+        schema = self._open(batch.schema)
+        self._stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        from shoal.batch import DEFAULT_SCHEMA
+
+        self._open(DEFAULT_SCHEMA)
+        self._stream.close()
+        sys.stdout.buffer.flush()
+
+    def _open(self, schema: Any) -> Any:
+        import pyarrow as pa
+
+        fields = [pa.field("partition", pa.int32()), pa.field("offset", pa.int64()), *schema]
+        written = pa.schema(fields)
+        if self._stream is None:
+            self._stream = pa.ipc.new_stream(sys.stdout.buffer, written)
+        return written
+
+
+def _put(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,79 @@
+"""The command `shoal`: which commands there are, and how any of them ends.
+
+Law of this file: it composes; the commands live in the files beside it. Nothing heavy is imported here:
+--help answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from typer import TyperException
+
+from shoal.agent.cli import agent_commands, cluster, consume, doctor, produce, topic
+from shoal.agent.cli.output import CliError, drop_stdout, example, fail, say
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+app = typer.Typer(
+    name="shoal",
+    help="A peer-to-peer message log: agents that find each other, replicate, and serve curl and Spark.",
+    epilog=example("shoal dev", "echo hello | shoal produce greetings", "shoal consume greetings"),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+agent_commands.register(app)
+doctor.register(app)
+cluster.register(app)
+topic.register(app)
+produce.register(app)
+consume.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"shoal {version('shoal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Options before the command."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 only if all went well."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except CliError as error:
+        fail(error.message, error.advice)
+        return error.exit_code
+    except TyperException as error:
+        message = error.format_message()
+        if "\n" in message:  # no command was given: this is the help
+            say(message)
+        else:
+            fail(message.rstrip("."), "`--help` shows how it is used")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        drop_stdout()  # the reader has seen enough (`| head`): nothing failed
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def run() -> None:
+    """The entry point."""
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""How commands talk: data on stdout, everything else on stderr, one line per failure.
+
+Law of this file: it knows terminals and formats, and neither agents nor topics. Tables are drawn by rich on a
+terminal; piped, they are plain columns that awk can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_AGENT = "http://127.0.0.1:7070"
+
+
+class Output(StrEnum):
+    """How a document is shown."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+AgentOption = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        envvar="SHOAL_AGENT",
+        metavar="URL[,URL]",
+        help="An agent's URL, or several: any may be down.",
+    ),
+]
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")
+]
+
+
+class CliError(Exception):
+    """A failure to report: what is wrong, and what to do. Ends the command with `exit_code`."""
+
+    def __init__(self, message: str, advice: str = "", exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+        self.exit_code = exit_code
+
+
+def example(*lines: str) -> str:
+    """The epilog of a command's help."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def agent_urls(text: str) -> list[str]:
+    """The URLs of --agent. Raises CliError."""
+    urls = [part.strip().rstrip("/") for part in text.split(",") if part.strip()]
+    urls = [url if "://" in url else f"http://{url}" for url in urls]
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or url.endswith("://"):
+            raise CliError(f"--agent {url!r} is no URL", f"give one like {DEFAULT_AGENT}", exit_code=2)
+    if not urls:
+        raise CliError("--agent names no URL", f"give one like {DEFAULT_AGENT}", exit_code=2)
+    return urls
+
+
+def say(text: str) -> None:
+    """Talk: to stderr, so that stdout stays data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(message: str, advice: str = "") -> None:
+    """The one line that says what is wrong and what to do."""
+    line = f"shoal: {' '.join(message.split())}"
+    say(f"{line}; {advice}" if advice else line)
+
+
+def show_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on stdout. Cells that are numbers stand at the right."""
+    cells = [["-" if cell is None or cell == "" else _text(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+    if sys.stdout.isatty():
+        _show_rich(headers, cells, right)
+        return
+    widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
+    for row in [list(headers), *cells]:
+        aligned = [
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        print("  ".join(aligned).rstrip())
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 record`, `2 records`, with thousands set apart."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def drop_stdout() -> None:
+    """After a broken pipe: let nothing else be written there, not even by the interpreter as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def _show_rich(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header, is_right in zip(headers, right, strict=True):
+        table.add_column(header, justify="right" if is_right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)

@@ -1,0 +1,60 @@
+"""A line of progress on stderr: redrawn in place on a terminal, written anew now and then elsewhere.
+
+Law of this file: what it shows is given to it; it costs nothing between two updates.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+TERMINAL_INTERVAL_SECONDS = 0.1
+PLAIN_INTERVAL_SECONDS = 1.0  # a log line a second is enough to see that it moves
+BAR_WIDTH_MAX = 30
+
+
+class Progress:
+    """Shows how far a stream of records is. `total_bytes` None: unknown, no bar."""
+
+    def __init__(self, total_bytes: int | None, *, shown: bool | None) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._shown = self._terminal if shown is None else shown
+        self._total_bytes = total_bytes
+        self._started = self._last = time.monotonic()
+        self._last_records = 0
+        self._drawn = False
+
+    def update(self, records: int, read_bytes: int, remark: str = "") -> None:
+        """Show this state if the last one has stood for a while."""
+        if not self._shown:
+            return
+        now = time.monotonic()
+        interval = TERMINAL_INTERVAL_SECONDS if self._terminal else PLAIN_INTERVAL_SECONDS
+        if now - self._last < interval:
+            return
+        rate = (records - self._last_records) / (now - self._last) if not self._terminal else None
+        self._last, self._last_records = now, records
+        self._draw(records, read_bytes, rate or records / max(now - self._started, 0.001), remark)
+
+    def close(self) -> None:
+        """Clear the line, so that what follows stands alone."""
+        if self._drawn and self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _draw(self, records: int, read_bytes: int, rate: float, remark: str) -> None:
+        text = f"{records:,} records  {rate:,.0f}/s{'  ' + remark if remark else ''}"
+        if self._total_bytes:
+            share = min(1.0, read_bytes / self._total_bytes)
+            text = f"{share:4.0%}  {text}"
+            room = shutil.get_terminal_size().columns - len(text) - 5
+            if self._terminal and room >= 10:
+                width = min(BAR_WIDTH_MAX, room)
+                text = f"[{'#' * round(share * width):<{width}}] {text}"
+        if self._terminal:
+            sys.stderr.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+        self._drawn = True

@@ -1,0 +1,59 @@
+"""Runs a command's work against a cluster, and turns every failure into one line and an exit code.
+
+Law of this file: the only place that knows which exceptions end a command and what advice belongs to each.
+The client is imported when work begins, so that --help stays quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from shoal.agent.cli.output import CliError, agent_urls
+
+if TYPE_CHECKING:
+    from shoal.aio import AsyncClient, ClientConfig
+
+T = TypeVar("T")
+
+ADVICE = {
+    "unknown-topic": "`shoal topic list` shows the topics, `shoal topic create NAME` makes one",
+    "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
+    "unknown-member": "`shoal members` shows the members",
+    "topic-differs": "`shoal topic describe TOPIC` shows what it is; leave the options out to accept that",
+    "not-enough-members": "start more agents, or give a smaller --replication-factor",
+    "illegal-name": "use 1 to 249 letters, digits, dots, underscores and hyphens",
+    "no-leader": "`shoal status` shows which partitions and members are in trouble",
+    "not-ready": "`shoal status --wait` returns once the cluster is ready",
+    "overloaded": "send more slowly (--rate), or start more agents",
+    "disk-full": "make room on the agent's disk, or delete a topic",
+    "trimmed": "start at --from earliest",
+    "beyond-end": "start at --from latest, or at an offset within the log",
+    "too-large": "a record may have at most 8 MiB",
+}
+
+
+def with_client(
+    agent: str, work: Callable[[AsyncClient], Awaitable[T]], config: ClientConfig | None = None
+) -> T:
+    """Run `work` with a client of the agents named. Raises CliError for every failure that has an
+    explanation.
+    """
+    urls = agent_urls(agent)
+    from shoal.aio import AsyncClient, Unreachable
+    from shoal.errors import ShoalError
+
+    async def body() -> T:
+        async with AsyncClient(urls, config) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(body())
+    except ShoalError as error:
+        raise CliError(f"{error.detail} ({error.code})", ADVICE.get(error.code, "")) from error
+    except Unreachable as error:
+        advice = (
+            "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"
+        )
+        raise CliError(error.detail, advice) from error

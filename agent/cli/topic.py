@@ -1,0 +1,184 @@
+"""`shoal topic create|list|describe|delete`.
+
+Law of this file: it shows and asks; what a legal topic is, the agents decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.agent.cli.output import (
+    DEFAULT_AGENT,
+    AgentOption,
+    CliError,
+    Output,
+    OutputOption,
+    example,
+    plural,
+    say,
+    show_json,
+    show_table,
+    size_text,
+)
+from shoal.agent.cli.running import with_client
+
+if TYPE_CHECKING:
+    from shoal.aio import AsyncClient
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+
+
+class Kind(StrEnum):
+    """What a topic is for. Further kinds come with the features that serve them."""
+
+    LOG = "log"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `shoal`."""
+    topics = typer.Typer(
+        help="Create, list, describe and delete topics.",
+        epilog=example("shoal topic create flights --partitions 6", "shoal topic list"),
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    topics.command(
+        "create", epilog=example("shoal topic create flights --partitions 6 --replication-factor 3")
+    )(create)
+    topics.command("list", epilog=example("shoal topic list --output json"))(list_)
+    topics.command("describe", epilog=example("shoal topic describe flights"))(describe)
+    topics.command("delete", epilog=example("shoal topic delete flights --yes"))(delete)
+    app.add_typer(topics, name="topic")
+
+
+def create(
+    name: NameArgument,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many partitions; the default is 1.")
+    ] = None,
+    replication_factor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|all", help="Copies of each partition; the default is 3, or fewer with fewer members."
+        ),
+    ] = None,
+    kind: Annotated[Kind, typer.Option(help="What the topic is for.")] = Kind.LOG,
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create a topic. One that is there already, with equal settings, is left as it is."""
+    settings: dict[str, Any] = {"kind": str(kind)}
+    if partitions is not None:
+        settings["partitions"] = partitions
+    if replication_factor is not None:
+        settings["replication_factor"] = _factor(replication_factor)
+    created, document = with_client(agent, lambda client: client.create_topic(name, settings))
+    if output is Output.JSON:
+        show_json({"created": created, **document})
+        return
+    verb = "created" if created else "was there already:"
+    say(f"topic {name} {verb} {_summary(document)}")
+
+
+def _factor(text: str) -> int | str:
+    if text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise CliError(
+            f"--replication-factor {text!r} is neither a number nor `all`", "give 1 or more", exit_code=2
+        )
+    return int(text)
+
+
+def _summary(document: dict[str, Any]) -> str:
+    partitions = document.get("partitions")
+    count = len(partitions) if isinstance(partitions, list) else int(partitions or 0)
+    factor = document.get("replication_factor")
+    copies = "all replicas" if factor == "all" else plural(int(factor or 0), "replica")
+    return f"{plural(count, 'partition')}, {copies}"
+
+
+def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE) -> None:
+    """The topics, with their size and health."""
+    topics = with_client(agent, lambda client: client.topics())
+    if output is Output.JSON:
+        show_json({"topics": topics})
+        return
+    if not topics:
+        say("there are no topics; `shoal topic create NAME` makes one")
+        return
+    show_table(
+        ["NAME", "KIND", "PARTITIONS", "REPLICAS", "UNDER-REPLICATED", "RECORDS", "SIZE"],
+        [
+            [
+                entry["name"],
+                entry.get("kind"),
+                entry.get("partitions"),
+                entry.get("replication_factor"),
+                entry.get("under_replicated"),
+                entry.get("records"),
+                size_text(entry.get("bytes") or 0),
+            ]
+            for entry in topics
+        ],
+    )
+
+
+def describe(
+    name: NameArgument, agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE
+) -> None:
+    """A topic's settings, and where each partition lies and who leads it."""
+
+    async def work(client: AsyncClient) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        document, routes, members = await asyncio.gather(
+            client.topic(name), client.routes(name), client.members()
+        )
+        return document, routes, members
+
+    document, routes, members = with_client(agent, work)
+    if output is Output.JSON:
+        show_json(document)
+        return
+    names = {member["id"]: member.get("name") or member["id"] for member in members["members"]}
+    print(f"topic {name} ({document.get('kind', 'log')}), {_summary(document)}, id {document.get('id', '-')}")
+    offsets = document.get("partitions")
+    by_number = {entry["partition"]: entry for entry in offsets} if isinstance(offsets, list) else {}
+    show_table(
+        ["PARTITION", "LEADER", "TERM", "REPLICAS", "FIRST", "END"],
+        [
+            _partition_row(entry, by_number.get(entry["partition"], {}), names)
+            for entry in routes["topics"][name]["partitions"]
+        ],
+    )
+
+
+def _partition_row(route: dict[str, Any], offsets: dict[str, Any], names: dict[str, str]) -> list[object]:
+    replicas = ", ".join(names.get(replica["id"], replica["id"]) for replica in route.get("replicas", []))
+    leader = route.get("leader")
+    return [
+        route["partition"],
+        names.get(leader, leader) if leader else "none",
+        route.get("term"),
+        replicas,
+        offsets.get("log_start_offset"),
+        offsets.get("high_watermark"),
+    ]
+
+
+def delete(
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    agent: AgentOption = DEFAULT_AGENT,
+) -> None:
+    """Delete a topic and all its records, for good."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise CliError(f"deleting {name} needs a yes", "add --yes", exit_code=2)
+        typer.confirm(f"Delete topic {name} and all its records?", abort=True, err=True)
+    with_client(agent, lambda client: client.delete_topic(name))
+    say(f"topic {name} is deleted")

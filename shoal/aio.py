@@ -1,0 +1,213 @@
+"""The asyncio client: what users import to speak to a cluster.
+
+Law of this file: the public names, thin over aio_cluster (requests and retries), aio_producer and
+aio_consumer.
+
+    async with AsyncClient(["http://127.0.0.1:7070"]) as client:
+        async with client.producer("flights") as producer:
+            await producer.send(b'{"carrier": "UA"}', key=b"UA")
+        async for found in client.consume("flights"):
+            print(found.partition, found.base_offset, found.batch.num_rows)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from shoal.aio_cluster import Call, ClientConfig, Cluster, Unreachable, topic_path
+from shoal.aio_consumer import (
+    Fetched,
+    PartitionOffsets,
+    fetch,
+    limited,
+    offsets,
+    plan,
+    read_in_turn,
+    read_together,
+)
+from shoal.aio_producer import Acks, ProduceFailed, Producer, ProducerStatistics, batch_of
+from shoal.batching import BatchingConfig
+from shoal.client_routing import RetryPolicy
+
+__all__ = [
+    "AsyncClient",
+    "ClientConfig",
+    "RetryPolicy",
+    "BatchingConfig",
+    "Producer",
+    "ProducerStatistics",
+    "ProduceFailed",
+    "Fetched",
+    "PartitionOffsets",
+    "Unreachable",
+    "batch_of",
+]
+
+DEFAULT_FETCH_BYTES = 4 << 20
+
+
+class AsyncClient:
+    """A client of one cluster. Use as `async with AsyncClient(urls) as client`.
+
+    `bootstrap`: one or more agents' URLs; further agents are learnt from them, so that any may die later.
+    All methods raise ShoalError (an agent refused; .code says why) or Unreachable (no agent answered).
+    """
+
+    def __init__(self, bootstrap: Sequence[str], config: ClientConfig | None = None) -> None:
+        self._cluster = Cluster(bootstrap, config or ClientConfig())
+
+    async def __aenter__(self) -> Self:
+        await self._cluster.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._cluster.close()
+
+    @property
+    def retries(self) -> int:
+        """Attempts that were repeated, over everything this client did."""
+        return self._cluster.retries
+
+    @property
+    def leader_changes(self) -> int:
+        """How often this client saw a partition move to another leader."""
+        return self._cluster.routes.leader_changes
+
+    async def agent(self) -> dict[str, Any]:
+        """GET /v1/agent of the first agent that answers."""
+        return await self._get("/v1/agent")
+
+    async def members(self) -> dict[str, Any]:
+        """GET /v1/members."""
+        return await self._get("/v1/members")
+
+    async def routes(self, topic: str | None = None) -> dict[str, Any]:
+        """GET /v1/routes."""
+        return await self._get("/v1/routes", {} if topic is None else {"topic": topic})
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """Every topic, all pages of GET /v1/topics."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, str] = {}
+        while True:
+            document = await self._get("/v1/topics", params)
+            found.extend(document.get("topics", []))
+            if not document.get("cursor"):
+                return found
+            params = {"cursor": str(document["cursor"])}
+
+    async def topic(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
+        return await self._get(topic_path(name))
+
+    async def create_topic(
+        self, name: str, settings: dict[str, Any] | None = None
+    ) -> tuple[bool, dict[str, Any]]:
+        """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings."""
+        answer = await self._cluster.anywhere(
+            _json_call("PUT", topic_path(name), settings), retry_ms=self._retry_ms
+        )
+        return answer.status == 201, answer.document()
+
+    async def delete_topic(self, name: str) -> None:
+        """DELETE /v1/topics/{topic}: its records are gone for good."""
+        await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry_ms=self._retry_ms)
+
+    async def join(self, addresses: Sequence[str]) -> dict[str, Any]:
+        """POST /v1/agent/join: the asked agent contacts the gossip addresses ("host:port")."""
+        call = _json_call("POST", "/v1/agent/join", {"addresses": list(addresses)})
+        return (await self._cluster.anywhere(call)).document()
+
+    async def leave(self) -> None:
+        """POST /v1/agent/leave: the asked agent hands over and stops."""
+        await self._cluster.anywhere(Call("POST", "/v1/agent/leave"))
+
+    async def force_leave(self, member: str) -> None:
+        """POST /v1/members/{member}/force-leave: a failed member counts as left."""
+        await self._cluster.anywhere(Call("POST", f"/v1/members/{quote(member, safe='')}/force-leave"))
+
+    async def offsets(self, topic: str, at: str | None = None) -> list[PartitionOffsets]:
+        """The valid offsets of every partition."""
+        return await offsets(self._cluster, topic, at)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        batching: BatchingConfig | None = None,
+    ) -> Producer:
+        """An idempotent producer for one topic; `partition` sends everything there, whatever the keys."""
+        return Producer(
+            self._cluster, topic, acks=acks, partition=partition, batching=batching or BatchingConfig()
+        )
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int = DEFAULT_FETCH_BYTES,
+        wait_ms: int = 0,
+    ) -> Fetched:
+        """One read of one partition at its leader."""
+        if self._cluster.routes.topic(topic) is None:
+            await self._cluster.refresh(topic)
+        return await fetch(self._cluster, topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
+
+    async def consume(
+        self,
+        topic: str,
+        *,
+        start: str = "earliest",
+        partition: int | None = None,
+        limit: int | None = None,
+        follow: bool = False,
+        max_bytes: int = DEFAULT_FETCH_BYTES,
+    ) -> AsyncGenerator[Fetched]:
+        """Read one partition, or all. Chunks arrive in each partition's order; every record exactly once.
+
+        `start`: earliest, latest, -N (the last N of each partition), @TIME or an offset. Without `follow`
+        it ends at the high watermarks of the moment it began, partition after partition. `limit` counts
+        records.
+        """
+        await self._cluster.refresh(topic, retry_ms=self._retry_ms)
+        await self._cluster.learn_agents()
+        spans = await plan(self._cluster, topic, start, partition, follow=follow)
+        read = read_together if follow else read_in_turn
+        rows_left = limit
+        chunks = read(self._cluster, topic, spans, max_bytes)
+        try:
+            while rows_left is None or rows_left > 0:
+                found = await anext(chunks, None)
+                if found is None:
+                    return
+                if rows_left is not None:
+                    found = limited(found, rows_left)
+                    rows_left -= found.batch.num_rows
+                yield found
+        finally:
+            await chunks.aclose()
+
+    @property
+    def _retry_ms(self) -> int:
+        return self._cluster.config.retry.total_ms
+
+    async def _get(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any]:
+        return (await self._cluster.anywhere(Call("GET", path, params or {}))).document()
+
+
+def _json_call(method: str, path: str, document: dict[str, Any] | None) -> Call:
+    if document is None:
+        return Call(method, path)
+    return Call(
+        method, path, headers={"Content-Type": "application/json"}, body=json.dumps(document).encode()
+    )

@@ -1,0 +1,360 @@
+"""Requests to a cluster over HTTP: which agent is asked, what is retried, until when.
+
+Law of this file: it moves bytes and follows the verdicts of client_routing; it decides nothing itself and
+knows neither records nor topics' contents. aiohttp is met here and nowhere else in the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import aiohttp
+
+from shoal import client_routing as routing
+from shoal.client_routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
+from shoal.errors import ERRORS, ShoalError
+
+# No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
+ANSWER_BYTES_MAX = 96 << 20
+# An attempt's time on the socket beyond what the agent was told: it answers its own timeout, the network
+# adds this.
+ANSWER_GRACE_MS = 2_000
+# Blocking queries for routes; below the agent's maximum of 60 s and most proxies' idle limits.
+WATCH_WAIT_SECONDS = 30
+
+
+class Unreachable(ConnectionError):
+    """No agent answered. `definite`: nothing that was asked can have happened."""
+
+    def __init__(self, detail: str, *, definite: bool) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.definite = definite
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Times in milliseconds. `attempt_timeout_ms` is what an agent is given to answer one attempt."""
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    attempt_timeout_ms: int = 5_000
+    connect_timeout_ms: int = 1_000
+    connections_max: int = 100
+
+
+class Answer(NamedTuple):
+    """A successful answer, whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def document(self) -> dict[str, Any]:
+        """The body as a JSON object. Raises ShoalError internal if it is none: the agent broke its
+        contract.
+        """
+        try:
+            document = json.loads(self.body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ShoalError("internal", "the agent's answer is not a JSON object")
+        return document
+
+
+class Call(NamedTuple):
+    """One request, wherever it will go."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+    wait_ms: int = 0  # how long the agent may hold it beyond the attempt's timeout
+
+
+class AttemptFailed(Exception):
+    """Carries a Failure from one attempt to the loop that judges it; never leaves this file."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+def topic_path(name: str) -> str:
+    """The path of a topic; an illegal name stays one segment, and the agent says what is wrong with it."""
+    return f"/v1/topics/{quote(name, safe='')}"
+
+
+def now_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Cluster:
+    """A client's view of the agents, and its connections to them."""
+
+    def __init__(self, bootstrap: Sequence[str], config: ClientConfig) -> None:
+        self.config = config
+        self.agents = AgentList([])
+        self.agents.add([url if "://" in url else f"http://{url}" for url in bootstrap])
+        if not self.agents.urls:
+            raise ValueError("at least one agent's URL is needed, for example http://127.0.0.1:7070")
+        self.routes = RouteTable()
+        self.retries = 0
+        self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
+        connector = aiohttp.TCPConnector(limit=self.config.connections_max)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def anywhere(self, call: Call, *, retry_ms: int | None = None) -> Answer:
+        """Ask agents in turn until one answers. For requests that may be repeated.
+
+        Raises ShoalError with an agent's refusal, Unreachable when none answered within `retry_ms`
+        (default: every agent once).
+        """
+        started_ms, attempt, definite = now_ms(), 0, True
+        policy = RetryPolicy(total_ms=retry_ms or 0)
+        while True:
+            failure = await self._every_agent_once(call)
+            if isinstance(failure, Answer):
+                return failure
+            definite = definite and failure.definite
+            verdict = routing.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
+            if retry_ms is None or not verdict.retry:
+                raise _error(failure, now_ms() - started_ms, definite)
+            attempt += 1
+            self.retries += 1
+            await asyncio.sleep(verdict.delay_ms / 1_000)
+
+    async def at_leader(
+        self,
+        topic: str,
+        partition: int,
+        call: Call,
+        *,
+        retry_ms: int,
+        deposed_grace_ms: int | None = None,
+    ) -> Answer:
+        """Ask the partition's leader, whoever that becomes, until it answers or `retry_ms` are over.
+
+        For requests that may be repeated. With `deposed_grace_ms`, an attempt is given up that long after the
+        routes have named another leader. Raises ShoalError with the last refusal, Unreachable when there was
+        no answer; both are `definite` only if no attempt can have happened.
+        """
+        started_ms, attempt, verdict, definite = now_ms(), 0, Verdict(retry=True), True
+        policy = RetryPolicy(self.config.retry.base_ms, self.config.retry.cap_ms, retry_ms)
+        while True:
+            try:
+                attempt_at = self._leader_attempt(topic, partition, call, verdict.through_any)
+                return await self._unless_deposed(topic, partition, attempt_at, deposed_grace_ms)
+            except AttemptFailed as error:
+                failure = error.failure
+            definite = definite and failure.definite
+            if failure.code == "not-leader" and failure.leader_url is not None:
+                self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
+            verdict = routing.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
+            if not verdict.retry:
+                raise _error(failure, now_ms() - started_ms, definite)
+            attempt += 1
+            self.retries += 1
+            await asyncio.sleep(verdict.delay_ms / 1_000)
+            if verdict.refresh:
+                await self._refresh_quietly(topic)
+
+    async def refresh(self, topic: str, *, retry_ms: int | None = None) -> str:
+        """Fetch the topic's routes from any agent; returns their version. ShoalError unknown-topic if there
+        are none.
+        """
+        return self._learn(
+            topic, await self.anywhere(Call("GET", "/v1/routes", {"topic": topic}), retry_ms=retry_ms)
+        )
+
+    async def watch(self, topic: str) -> None:
+        """Keep the topic's routes fresh by blocking queries, until cancelled."""
+        version, attempt = "", 0
+        while True:
+            params = {"topic": topic, "wait": f"{WATCH_WAIT_SECONDS}s"}
+            if version:
+                params["after_version"] = version
+            try:
+                call = Call("GET", "/v1/routes", params, wait_ms=WATCH_WAIT_SECONDS * 1_000)
+                version, attempt = self._learn(topic, await self.anywhere(call)), 0
+            except (ShoalError, Unreachable):
+                # The agents say no more than that they are down; whoever sends meets that too, and reports
+                # it.
+                version, attempt = "", attempt + 1
+            # Also after an answer: an agent whose version races ahead must not make this loop spin.
+            delay_ms = min(1_000, self.config.retry.base_ms << min(attempt, 16))
+            await asyncio.sleep(delay_ms / 1_000)
+
+    async def learn_agents(self) -> None:
+        """Learn further agents from the member list, so that any bootstrap agent may die afterwards."""
+        document = (await self.anywhere(Call("GET", "/v1/members"))).document()
+        members = document.get("members")
+        if isinstance(members, list):
+            self.agents.add(
+                [
+                    m["url"]
+                    for m in members
+                    if isinstance(m, dict) and m.get("url") and m.get("status") == "alive"
+                ]
+            )
+
+    def _learn(self, topic: str, answer: Answer) -> str:
+        document = answer.document()
+        try:
+            self.routes.learn(document)
+        except ValueError as error:
+            raise ShoalError("internal", str(error)) from error
+        if topic not in document["topics"]:
+            self.routes.forget(topic)
+            raise ShoalError("unknown-topic", f"there is no topic {topic!r}")
+        entries = document["topics"][topic].get("partitions", [])
+        self.agents.add([r["url"] for entry in entries for r in entry.get("replicas", []) if r.get("url")])
+        return str(document.get("version", ""))
+
+    async def _refresh_quietly(self, topic: str) -> None:
+        """Refresh before another attempt; that attempt reports what is wrong if this one finds no agent
+        either.
+        """
+        try:
+            await self.refresh(topic)
+        except (ShoalError, Unreachable):
+            return
+
+    async def _every_agent_once(self, call: Call) -> Answer | Failure:
+        failure: Failure | None = None
+        for url in self.agents.in_order():
+            try:
+                return await self._attempt(url, call)
+            except AttemptFailed as error:
+                failure = error.failure
+                if failure.definite and not failure.retriable and failure.code != routing.UNREACHABLE:
+                    return failure
+        assert failure is not None
+        return failure
+
+    async def _leader_attempt(self, topic: str, partition: int, call: Call, through_any: bool) -> Answer:
+        url = self.routes.leader_url(topic, partition)
+        if through_any:
+            return await self._attempt(self.agents.in_order()[0], call)
+        if url is None:
+            raise AttemptFailed(
+                Failure("no-leader", f"{topic}/{partition} has no leader", True, definite=True)
+            )
+        return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
+
+    async def _unless_deposed(
+        self, topic: str, partition: int, attempt: Coroutine[Any, Any, Answer], grace_ms: int | None
+    ) -> Answer:
+        """Await the attempt, but leave a leader that stays silent while the routes name another one."""
+        if grace_ms is None:
+            return await attempt
+        asked, moved = self.routes.leader_url(topic, partition), False
+        task = asyncio.ensure_future(attempt)
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=grace_ms / 1_000)
+                led_by = self.routes.leader_url(topic, partition)
+                if not task.done() and moved and led_by != asked:
+                    detail = f"{asked} does not answer, {led_by} leads now"
+                    raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False))
+                moved = led_by is not None and led_by != asked
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _attempt(self, url: str, call: Call) -> Answer:
+        assert self._session is not None, "the client is used outside its `async with`"
+        seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._exchange(self._session, url, call)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            self.agents.failed(url)
+            detail = f"{url} cannot be reached: {_reason(error)}"
+            raise AttemptFailed(Failure(routing.UNREACHABLE, detail, True, definite=True)) from error
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise AttemptFailed(
+                Failure(routing.UNREACHABLE, f"{url} is no URL", False, definite=True)
+            ) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.agents.failed(url)
+            detail = f"{url} broke off: {_reason(error)}"
+            raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False)) from error
+        self.agents.answered(url)
+        return answer
+
+    async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
+        request = session.request(
+            call.method,
+            url + call.path,
+            params=call.params,
+            headers=call.headers,
+            data=call.body,
+            allow_redirects=False,
+        )
+        async with request as response:
+            body = await _read_bounded(response)
+            if response.status >= 300:
+                problem = _problem(body)
+                raise AttemptFailed(
+                    routing.failure_from_problem(
+                        response.status, problem, response.headers.get("Retry-After")
+                    )
+                )
+            return Answer(response.status, response.headers, body)
+
+
+def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:
+    tried = f" (gave up after {elapsed_ms / 1_000:.0f} s)" if elapsed_ms >= 1_000 else ""
+    if failure.code not in ERRORS:
+        return Unreachable(failure.detail + tried, definite=definite)
+    problem = {
+        **failure.problem,
+        "code": failure.code,
+        "detail": failure.detail + tried,
+        "definite": definite,
+    }
+    return ShoalError.from_problem(problem)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error.strerror or error.os_error)
+    return str(error) or type(error).__name__
+
+
+def _problem(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    pieces: list[bytes] = []
+    size_bytes = 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > ANSWER_BYTES_MAX:
+            raise aiohttp.ClientPayloadError(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,209 @@
+"""Reading: one fetch, and the iterator over one or all partitions.
+
+Law of this file: it fetches from leaders, cuts a batch to the offsets that were asked for, and never
+decodes a record. Offsets are dense, so a row's offset is its batch's first one plus its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from shoal.aio_cluster import Answer, Call, Cluster, topic_path
+from shoal.aio_producer import ARROW_STREAM
+from shoal.batch import decode_stream
+from shoal.errors import ShoalError
+
+# Fetches that were decoded and not yet taken, over all partitions of one consumer: with fetches of 1 to 64
+# MiB this bounds memory, and it is enough to fetch while the user works.
+CHUNKS_AHEAD_MAX = 4
+FOLLOW_WAIT_MS = 20_000  # how long a fetch at the end of the log may be held
+
+
+class PartitionOffsets(NamedTuple):
+    """The valid range: log_start_offset <= offset <= high_watermark; `at` answers a question about a time."""
+
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    at: int | None = None
+
+
+class Fetched(NamedTuple):
+    """Rows of one partition, perhaps none; the first has offset `base_offset`, reading goes on at
+    `next_offset`.
+    """
+
+    partition: int
+    base_offset: int
+    batch: pa.RecordBatch
+    next_offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is to be read of a partition: [first, end), without an end when `end` is None."""
+
+    partition: int
+    first: int
+    end: int | None
+
+
+async def offsets(cluster: Cluster, topic: str, at: str | None = None) -> list[PartitionOffsets]:
+    """The offsets of every partition, and those of the first record at or after the time `at`. Raises
+    ShoalError.
+    """
+    params = {} if at is None else {"at": at}
+    call = Call("GET", f"{topic_path(topic)}/offsets", params)
+    document = (await cluster.anywhere(call, retry_ms=cluster.config.retry.total_ms)).document()
+    try:
+        found = [
+            PartitionOffsets(
+                entry["partition"],
+                entry["log_start_offset"],
+                entry["high_watermark"],
+                entry["offset"] if at is not None else None,
+            )
+            for entry in document["partitions"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ShoalError("internal", f"the offsets of {topic} lack {error}") from error
+    return sorted(found)
+
+
+def first_offset(start: str, known: PartitionOffsets) -> int:
+    """The offset that `start` (earliest, latest, -N, @TIME or N) means in a partition. Raises ShoalError
+    bad-request.
+    """
+    if start == "earliest":
+        return known.log_start_offset
+    if start == "latest":
+        return known.high_watermark
+    if start.startswith("@"):
+        assert known.at is not None, "offsets were asked for without the time"
+        return known.at
+    try:
+        number = int(start)
+    except ValueError as error:
+        detail = f"{start!r} is no start: use earliest, latest, -N, @TIME or an offset"
+        raise ShoalError("bad-request", detail) from error
+    return number if number >= 0 else max(known.log_start_offset, known.high_watermark + number)
+
+
+async def plan(
+    cluster: Cluster, topic: str, start: str, partition: int | None, *, follow: bool
+) -> list[Span]:
+    """What to read, in the order of the partitions. A bounded read ends at the high watermark of this
+    moment.
+    """
+    at = start[1:] if start.startswith("@") else None
+    known = await offsets(cluster, topic, at)
+    if partition is not None:
+        known = [entry for entry in known if entry.partition == partition]
+        if not known:
+            raise ShoalError("unknown-partition", f"{topic} has no partition {partition}")
+    spans = []
+    for entry in known:
+        first = first_offset(start, entry)
+        if first > entry.high_watermark:
+            detail = f"{topic}/{entry.partition} ends at {entry.high_watermark}, before offset {first}"
+            raise ShoalError("beyond-end", detail, high_watermark=entry.high_watermark)
+        spans.append(Span(entry.partition, first, None if follow else entry.high_watermark))
+    return spans
+
+
+async def fetch(
+    cluster: Cluster, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0
+) -> Fetched:
+    """Whole batches from `offset` on, rows before it cut off. Empty when nothing came within `wait_ms`.
+
+    Raises ShoalError (trimmed, beyond-end, unknown-topic, ...) and Unreachable.
+    """
+    call = Call(
+        "GET",
+        f"{topic_path(topic)}/partitions/{partition}/records",
+        {"offset": str(offset), "max_bytes": str(max_bytes), "wait": f"{wait_ms}ms"},
+        {"Accept": ARROW_STREAM},
+        wait_ms=wait_ms,
+    )
+    retry_ms = cluster.config.retry.total_ms + wait_ms
+    return _decoded(await cluster.at_leader(topic, partition, call, retry_ms=retry_ms), partition, offset)
+
+
+def _decoded(answer: Answer, partition: int, offset: int) -> Fetched:
+    try:
+        base_offset = int(answer.headers["Shoal-Base-Offset"])
+        next_offset = int(answer.headers["Shoal-Next-Offset"])
+        high_watermark = int(answer.headers["Shoal-High-Watermark"])
+        schema, batches = decode_stream(answer.body)
+    except (KeyError, ValueError) as error:  # BatchError is a ValueError
+        raise ShoalError("internal", f"the agent's answer to a read is damaged: {error!r}") from error
+    batches = [batch for batch in batches if batch.num_rows]
+    if not batches:
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        return Fetched(partition, offset, empty, max(offset, next_offset), high_watermark)
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    skipped = min(max(offset - base_offset, 0), batch.num_rows)
+    return Fetched(partition, base_offset + skipped, batch.slice(skipped), next_offset, high_watermark)
+
+
+async def read_span(cluster: Cluster, topic: str, span: Span, max_bytes: int) -> AsyncGenerator[Fetched]:
+    """The rows of a span, in order, each exactly once, whoever leads. Ends at the span's end, if it has
+    one.
+    """
+    offset = span.first
+    while span.end is None or offset < span.end:
+        wait_ms = FOLLOW_WAIT_MS if span.end is None else 0
+        found = await fetch(cluster, topic, span.partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
+        offset = found.next_offset
+        if span.end is not None and found.base_offset + found.batch.num_rows > span.end:
+            found = found._replace(batch=found.batch.slice(0, span.end - found.base_offset))
+        if found.batch.num_rows:
+            yield found
+
+
+async def read_in_turn(
+    cluster: Cluster, topic: str, spans: Sequence[Span], max_bytes: int
+) -> AsyncGenerator[Fetched]:
+    """One partition after the other: the same records in the same order each time."""
+    for span in spans:
+        async for found in read_span(cluster, topic, span, max_bytes):
+            yield found
+
+
+async def read_together(
+    cluster: Cluster, topic: str, spans: Sequence[Span], max_bytes: int
+) -> AsyncGenerator[Fetched]:
+    """All partitions at once, each in its own order, whichever has news first. For following."""
+    queue: asyncio.Queue[Fetched | BaseException] = asyncio.Queue(CHUNKS_AHEAD_MAX)
+
+    async def pull(span: Span) -> None:
+        try:
+            async for found in read_span(cluster, topic, span, max_bytes):
+                await queue.put(found)
+        except (ShoalError, ConnectionError) as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pull(span)) for span in spans]
+    try:
+        while True:
+            found = await queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def limited(found: Fetched, rows_left: int) -> Fetched:
+    """At most `rows_left` rows of it."""
+    if found.batch.num_rows <= rows_left:
+        return found
+    return found._replace(batch=found.batch.slice(0, rows_left), next_offset=found.base_offset + rows_left)
