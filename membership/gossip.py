@@ -1,0 +1,406 @@
+"""The asyncio shell around SerfCore: one UDP socket, one TCP listener on the same port, one timer.
+
+Law of this file: it moves bytes and time, and decides nothing about members. Everything is bounded:
+datagrams a turn, streams at a time, bytes and seconds of a stream.
+
+Before deadlines are evaluated the socket is emptied: an ack that waits in the kernel while the process was
+paused must not count as missing.
+"""
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.membership.config import GossipConfig
+from shoal.membership.ready import (
+    Datagram,
+    EventKind,
+    Exchange,
+    Exchanged,
+    Input,
+    OutgoingPacket,
+    StreamProbe,
+    StreamProbed,
+)
+from shoal.membership.serf import SerfCore, SerfMember
+from shoal.membership.streams import (
+    StreamFault,
+    exchange_state,
+    open_listener,
+    ping_over_stream,
+    serve_stream,
+)
+from shoal.membership.swim import SwimStatistics
+from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.messages import Endpoint, PushPull, User, host_bytes, host_text
+from shoal.membership.wire.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
+from shoal.membership.wire.serf import UserEvent
+
+logger = logging.getLogger(__name__)
+
+MAX_DATAGRAMS_PER_TURN = 128
+"""Datagrams read before the loop gets its turn again: a flood must not starve everything else of this
+process."""
+
+MAX_STREAMS = 64
+"""Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are refused, to come
+again."""
+
+CONFLICT_LOG_INTERVAL_S = 60.0
+"""A contested name is logged so often at most, not once a packet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member as the list shows it. `since_ms`: Unix time of the last change of status."""
+
+    name: str
+    address: str
+    port: int
+    tags: Mapping[str, str]
+    status: str
+    incarnation: int
+    since_ms: int
+
+
+class MemberEvent(NamedTuple):
+    """kind is joined, suspected, failed, left, updated, reaped or conflict."""
+
+    kind: str
+    member: Member
+
+
+class JoinError(OSError):
+    """No address of a join answered."""
+
+
+class Membership:
+    """This process as a member of a gossip pool.
+
+    `on_event` is called on the event loop, in order, and must not block; events about this node are told as
+    well.
+    """
+
+    def __init__(
+        self,
+        config: GossipConfig,
+        *,
+        rng: random.Random,
+        on_event: Callable[[MemberEvent], None],
+        on_user_event: Callable[[UserEvent], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._rng = rng
+        self._on_event = on_event
+        self._on_user_event = on_user_event
+        self._tags = dict(config.tags)
+        self._core: SerfCore | None = None
+        self._udp: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._streams: set[asyncio.Task[None]] = set()
+        self._unix_offset_ms = 0
+        self._left = asyncio.Event()
+        self._last_conflict_log_s = float("-inf")
+        self.packet_faults = 0
+        self.refused_streams = 0
+        self.port = config.bind_port
+
+    # Life
+
+    async def start(self) -> None:
+        """Bind and begin to gossip. Raises OSError when the port is taken or the address is not ours."""
+        assert self._core is None
+        loop = asyncio.get_running_loop()
+        tcp, self._udp = open_listener(self._config.bind_address, self._config.bind_port)
+        self.port = tcp.getsockname()[1]
+        try:
+            self._server = await asyncio.start_server(self._accept, sock=tcp)
+        except BaseException:
+            tcp.close()
+            self._udp.close()
+            raise
+        now_ms = self._now_ms()
+        self._unix_offset_ms = int(time.time() * 1000) - now_ms
+        endpoint = Endpoint(host_bytes(self._advertised()), self.port)
+        self._core = SerfCore(self._config.with_tags(self._tags), endpoint, self._rng, now_ms)
+        loop.add_reader(self._udp, self._on_readable)
+        self._carry_out()
+
+    def _advertised(self) -> str:
+        if self._config.advertise_address:
+            return self._config.advertise_address
+        bound = self._config.bind_address
+        return outward_address() if bound == "0.0.0.0" else bound  # noqa: S104 (compared, not bound)
+
+    async def stop(self) -> None:
+        """Stop at once, without a word to the others. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._udp is not None:
+            asyncio.get_running_loop().remove_reader(self._udp)
+            self._udp.close()
+            self._udp = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._streams):
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Leave gracefully: others show `left`, not `failed`. Bounded by the configuration's broadcast
+        timeouts."""
+        core = self._running()
+        core.leave(self._now_ms())
+        self._carry_out()
+        bound_ms = 2 * self._config.broadcast_timeout_ms + self._config.leave_propagate_ms + 1_000
+        async with asyncio.timeout(bound_ms / 1000):
+            await self._left.wait()
+
+    async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
+        """Exchange state with each address (names are resolved); how many answered.
+
+        Raises JoinError when there were addresses and none answered.
+        """
+        core = self._running()
+        reached, faults = 0, []
+        for host, port in addresses:
+            try:
+                await self._join_one(host, port)
+                reached += 1
+            except (OSError, StreamFault, WireError) as fault:
+                faults.append(f"{host}:{port}: {fault or type(fault).__name__}")
+        if reached:
+            core.announce_join(self._now_ms())
+            self._carry_out()
+        elif faults:
+            raise JoinError("; ".join(faults))
+        return reached
+
+    async def _join_one(self, host: str, port: int) -> None:
+        async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
+            state = await exchange_state(host, port, self._local_state(join=True))
+        self._input(Exchanged(state, joined=True))
+
+    # What is known
+
+    @property
+    def local_name(self) -> str:
+        return self._config.name
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the list."""
+        return self._running().version
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody known, this node included, by name."""
+        return tuple(self._member(member) for member in self._running().members())
+
+    def statistics(self) -> SwimStatistics:
+        return self._running().statistics()
+
+    def _member(self, member: SerfMember) -> Member:
+        return Member(
+            name=member.name,
+            address=host_text(member.endpoint.address),
+            port=member.endpoint.port,
+            tags=member.tags,
+            status=member.shown_status,
+            incarnation=member.incarnation,
+            since_ms=member.since_ms + self._unix_offset_ms,
+        )
+
+    # What this node says
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Replace our tags. Raises ValueError above 512 encoded bytes."""
+        self._config.with_tags(tags)
+        self._tags = dict(tags)
+        if self._core is not None:
+            self._core.set_tags(tags, self._now_ms())
+            self._carry_out()
+
+    def force_leave(self, name: str) -> None:
+        """Take a failed member for one that left. Raises KeyError for an unknown name."""
+        self._running().force_leave(name, self._now_ms())
+        self._carry_out()
+
+    def send_user_event(self, name: str, payload: bytes) -> None:
+        """Tell every member once. Raises ValueError above 512 bytes."""
+        self._running().send_user_event(name, payload)
+        self._carry_out()
+
+    # Driving the core
+
+    def _running(self) -> SerfCore:
+        if self._core is None:
+            raise RuntimeError("membership is not started")
+        return self._core
+
+    def _now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    def _input(self, event: Input) -> None:
+        self._running().step(event, self._now_ms())
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Do what the core wants, then arm the timer for what it will want next."""
+        core = self._running()
+        while (ready := core.ready()) is not None:
+            core.advance(ready)
+            for packet in ready.packets:
+                self._send(packet)
+            for probe in ready.stream_probes:
+                self._spawn(self._probe_stream(probe), on_refused=StreamProbed(probe.sequence, False))
+            for exchange in ready.exchanges:
+                self._spawn(self._exchange(exchange))
+            for event in ready.events:
+                self._tell(event.kind, event.name)
+            if self._on_user_event is not None:
+                for user_event in ready.user_events:
+                    self._on_user_event(user_event)
+        if core.has_left:
+            self._left.set()
+        self._arm(core.deadline())
+
+    def _tell(self, kind: EventKind, name: str) -> None:
+        member = next((member for member in self._running().members() if member.name == name), None)
+        if member is None:
+            return  # reaped: nothing is known of it any more
+        if kind is EventKind.CONFLICT:
+            now_s = time.monotonic()
+            if now_s - self._last_conflict_log_s < CONFLICT_LOG_INTERVAL_S:
+                return
+            self._last_conflict_log_s = now_s
+            logger.warning("another address claims the name %s, known at %s", name, member.endpoint)
+        self._on_event(MemberEvent(kind.value, self._member(member)))
+
+    def _arm(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._udp is None:
+            self._timer = None
+            return
+        # One millisecond late rather than early: the core counts whole ones, and an early timer would only
+        # come again.
+        self._timer = asyncio.get_running_loop().call_at((deadline_ms + 1) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._read_datagrams()
+        self._running().wake(self._now_ms())
+        self._carry_out()
+
+    # Datagrams
+
+    def _on_readable(self) -> None:
+        self._read_datagrams()
+        self._carry_out()
+
+    def _read_datagrams(self) -> None:
+        core, udp = self._running(), self._udp
+        for _ in range(MAX_DATAGRAMS_PER_TURN):
+            if udp is None:
+                return
+            try:
+                data, source = udp.recvfrom(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.packet_faults += 1  # an ICMP answer to something we sent; probes find out by themselves
+                continue
+            try:
+                packet = decode_packet(data)
+            except WireError:
+                self.packet_faults += 1
+                continue
+            self.packet_faults += len(packet.faults)
+            sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
+            core.step(Datagram(sender, packet.messages), self._now_ms())
+
+    def _send(self, packet: OutgoingPacket) -> None:
+        if self._udp is None:
+            return
+        data = encode_packet(packet.parts, checksum=packet.checksum, compressed=self._config.compress_packets)
+        try:
+            self._udp.sendto(data, (host_text(packet.receiver.address), packet.receiver.port))
+        except OSError:
+            self.packet_faults += 1  # buffer full or no route: for the protocol the same as a lost packet
+
+    # Streams
+
+    def _local_state(self, *, join: bool) -> PushPull:
+        return self._running().local_state(join=join)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], on_refused: Input | None = None) -> None:
+        if len(self._streams) >= MAX_STREAMS or self._server is None:
+            self.refused_streams += 1
+            work.close()
+            if on_refused is not None:
+                self._running().step(on_refused, self._now_ms())
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    async def _probe_stream(self, probe: StreamProbe) -> None:
+        reached = False
+        try:
+            async with asyncio.timeout(probe.timeout_ms / 1000):
+                reached = await ping_over_stream(probe, self._running().swim.table.local)
+        except (OSError, StreamFault, WireError) as fault:
+            logger.debug("stream probe of %s: %s", probe.node, fault)
+        self._input(StreamProbed(probe.sequence, reached))
+
+    async def _exchange(self, exchange: Exchange) -> None:
+        host, port = host_text(exchange.endpoint.address), exchange.endpoint.port
+        try:
+            async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
+                state = await exchange_state(host, port, self._local_state(join=exchange.join))
+        except (OSError, StreamFault, WireError) as fault:
+            logger.debug("state exchange with %s:%d: %s", host, port, fault)
+            return
+        self._input(Exchanged(state))
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._streams) >= MAX_STREAMS:
+            self.refused_streams += 1
+            writer.transport.abort()
+            return
+        self._spawn(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
+                request = await serve_stream(
+                    reader, writer, self._config.name, lambda: self._local_state(join=False)
+                )
+        except (OSError, StreamFault, WireError) as fault:
+            logger.debug("a stream from %s: %s", writer.get_extra_info("peername"), fault)
+            return
+        finally:
+            writer.close()
+        if isinstance(request, PushPull):
+            self._input(Exchanged(request))
+        elif isinstance(request, User):
+            self._input(Datagram(self._running().swim.table.local.endpoint, (request,)))
+
+
+def outward_address() -> str:
+    """The address this host is seen at from outside: the source the kernel would choose; no packet is
+    sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # RFC 5737: a documentation address, never routed to anybody
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

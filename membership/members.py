@@ -1,0 +1,165 @@
+"""The list of nodes as SWIM sees it, and which claim about a node supersedes which.
+
+Law of this file: records, the order in which they are probed, and three judgements as plain functions (alive,
+suspect, dead). It sends nothing and starts no timer.
+
+A claim wins by incarnation; at equal incarnation dead > suspect > alive (SWIM paper, section 4.2). Only the
+node itself raises its incarnation.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from shoal.membership.wire.messages import Alive, Dead, Endpoint, NodeState, State, Suspect
+
+
+@dataclass(slots=True)
+class Node:
+    """What is believed of one name. `changed_ms` is when `state` last changed, in the core's time."""
+
+    name: str
+    endpoint: Endpoint
+    meta: bytes
+    vsn: bytes
+    incarnation: int
+    state: State
+    changed_ms: int
+
+    @property
+    def gone(self) -> bool:
+        return self.state in (State.DEAD, State.LEFT)
+
+    @property
+    def protocol_max(self) -> int:
+        """PMax: 3 and above answer pings on a stream, 4 send nacks, 5 checksum gossip; 0 when not known."""
+        return self.vsn[1] if self.vsn else 0
+
+    def to_state(self) -> NodeState:
+        return NodeState(self.name, self.endpoint, self.meta, self.incarnation, self.state, self.vsn)
+
+
+class Verdict(Enum):
+    """What a claim does to a record."""
+
+    IGNORE = auto()
+    ACCEPT = auto()
+    REFUTE = auto()
+    CONFIRM = auto()
+    CONFLICT = auto()
+
+
+def compatible(vsn: bytes) -> bool:
+    """Whether the node can be spoken to at all: versions absent (not told yet) or covering what we speak."""
+    if not vsn:
+        return True
+    lowest, highest, current, _, _, _ = vsn
+    return 0 < lowest <= 2 <= highest and lowest <= current <= highest
+
+
+def judge_alive(
+    node: Node | None, claim: Alive, *, is_self: bool, leaving: bool, reclaim_ms: int, now_ms: int
+) -> Verdict:
+    """An alive claim from elsewhere. `reclaim_ms` 0 means that a dead name keeps its address until
+    forgotten."""
+    if (is_self and leaving) or not compatible(claim.vsn):
+        return Verdict.IGNORE
+    if node is None:
+        return Verdict.ACCEPT if claim.incarnation > 0 else Verdict.IGNORE
+    moved = claim.endpoint != node.endpoint
+    if moved and (is_self or not _may_move(node, reclaim_ms, now_ms)):
+        return Verdict.CONFLICT
+    if is_self:
+        same = claim.meta == node.meta and claim.vsn == node.vsn
+        if claim.incarnation < node.incarnation or (claim.incarnation == node.incarnation and same):
+            return Verdict.IGNORE
+        return Verdict.REFUTE
+    if not moved and claim.incarnation <= node.incarnation:
+        return Verdict.IGNORE
+    return Verdict.ACCEPT
+
+
+def _may_move(node: Node, reclaim_ms: int, now_ms: int) -> bool:
+    """A name that left may come back anywhere; a dead one may once it has been dead for reclaim_ms."""
+    if node.state == State.LEFT:
+        return True
+    return node.state == State.DEAD and 0 < reclaim_ms <= now_ms - node.changed_ms
+
+
+def judge_suspect(node: Node | None, claim: Suspect, *, is_self: bool) -> Verdict:
+    """CONFIRM: a suspicion already runs and this may be a further accuser of it."""
+    if node is None or claim.incarnation < node.incarnation:
+        return Verdict.IGNORE
+    if node.state == State.SUSPECT:
+        return Verdict.CONFIRM
+    if node.state != State.ALIVE:
+        return Verdict.IGNORE
+    return Verdict.REFUTE if is_self else Verdict.ACCEPT
+
+
+def judge_dead(node: Node | None, claim: Dead, *, is_self: bool, leaving: bool) -> Verdict:
+    if node is None or claim.incarnation < node.incarnation or node.gone:
+        return Verdict.IGNORE
+    if is_self and not leaving:
+        return Verdict.REFUTE
+    return Verdict.ACCEPT
+
+
+class NodeTable:
+    """All records by name, and the shuffled round in which they are probed.
+
+    A new node enters the round at a random place, so that the time to its first probe is bounded by one
+    round and its expectation is half of one (SWIM paper, section 4.3).
+    """
+
+    def __init__(self, local: Node) -> None:
+        self.local = local
+        self._nodes: dict[str, Node] = {local.name: local}
+        self._round: list[str] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def get(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
+    def add(self, node: Node, rng: random.Random) -> None:
+        assert node.name not in self._nodes
+        self._nodes[node.name] = node
+        self._round.insert(rng.randint(0, len(self._round)), node.name)
+
+    def probe_target(self, rng: random.Random, forget: Callable[[Node], bool]) -> Node | None:
+        """The next node of the round that is not gone; at its end the long dead are forgotten and it is
+        reshuffled."""
+        for _ in range(2):
+            while self._next < len(self._round):
+                node = self._nodes[self._round[self._next]]
+                self._next += 1
+                if not node.gone:
+                    return node
+            self._start_round(rng, forget)
+        return None
+
+    def _start_round(self, rng: random.Random, forget: Callable[[Node], bool]) -> None:
+        for name in [node.name for node in self if node is not self.local and forget(node)]:
+            del self._nodes[name]
+        self._round = [name for name in self._round if name in self._nodes]
+        rng.shuffle(self._round)
+        self._next = 0
+
+    def sample(self, rng: random.Random, count: int, eligible: Callable[[Node], bool]) -> list[Node]:
+        """Up to `count` distinct random nodes other than the local one."""
+        chosen = [node for node in self if node is not self.local and eligible(node)]
+        return rng.sample(chosen, min(count, len(chosen)))
+
+    def check_invariants(self) -> None:
+        assert sorted(self._round) == sorted(name for name in self._nodes if name != self.local.name)
+        assert self._nodes[self.local.name] is self.local
+        for name, node in self._nodes.items():
+            assert name == node.name
+            assert node.incarnation > 0

@@ -1,0 +1,132 @@
+"""What the cores ask of the world, and what the world tells them: frozen values only.
+
+Law of this file: data between the pure cores and whoever drives them (the asyncio shell, a simulation, a
+script).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shoal.membership.wire.messages import Endpoint, Message, PushPull, State
+from shoal.membership.wire.serf import UserEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Datagram:
+    """Messages of one packet that came in from `source`."""
+
+    source: Endpoint
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """A push/pull has brought a peer's state, as requester or as responder. `joined`: it was our own join."""
+
+    state: PushPull
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProbed:
+    """The outcome of a StreamProbe."""
+
+    sequence: int
+    reached: bool
+
+
+Input = Datagram | Exchanged | StreamProbed
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingPacket:
+    """One UDP packet: encoded messages, to be framed together."""
+
+    receiver: Endpoint
+    parts: tuple[bytes, ...]
+    checksum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProbe:
+    """Ping the node over TCP and report StreamProbed; a node reachable that way alone is alive."""
+
+    sequence: int
+    node: str
+    endpoint: Endpoint
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Open a stream, send local_state(join), read the peer's and report it as Exchanged."""
+
+    endpoint: Endpoint
+    join: bool
+
+
+class ChangeKind(Enum):
+    """What happened to a node on SWIM's level."""
+
+    JOIN = "join"
+    LEAVE = "leave"
+    UPDATE = "update"
+    SUSPECT = "suspect"
+    REFUTED = "refuted"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of one node, with what was true of it right then."""
+
+    kind: ChangeKind
+    name: str
+    endpoint: Endpoint
+    meta: bytes
+    vsn: bytes
+    incarnation: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class SwimReady:
+    """What SwimCore wants done and has to say, in the order in which it happened."""
+
+    packets: tuple[OutgoingPacket, ...]
+    stream_probes: tuple[StreamProbe, ...]
+    exchanges: tuple[Exchange, ...]
+    changes: tuple[Change, ...]
+    user_messages: tuple[bytes, ...]
+
+
+class EventKind(Enum):
+    """What a user of the member list hears."""
+
+    JOINED = "joined"
+    SUSPECTED = "suspected"
+    FAILED = "failed"
+    LEFT = "left"
+    UPDATED = "updated"
+    REAPED = "reaped"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEvent:
+    """An event by member name; the shell adds the member as it stands."""
+
+    kind: EventKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What SerfCore wants done next. Everything may be done at once and in any order; nothing waits for a
+    disk."""
+
+    packets: tuple[OutgoingPacket, ...]
+    stream_probes: tuple[StreamProbe, ...]
+    exchanges: tuple[Exchange, ...]
+    events: tuple[NamedEvent, ...]
+    user_events: tuple[UserEvent, ...]
