@@ -109,11 +109,14 @@ def _require_equal(offered: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _refuse_encoded(field: pa.Field) -> None:
-    kind = field.type
+    """Raises BatchError("unsupported"), or UnicodeDecodeError where a name or a time zone is not UTF-8."""
+    name, kind = field.name, field.type
     if pa.types.is_dictionary(kind):
-        raise BatchError("unsupported", f"column {field.name!r} is dictionary-encoded")
+        raise BatchError("unsupported", f"column {name!r} is dictionary-encoded")
     if isinstance(kind, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {}):
-        raise BatchError("unsupported", f"column {field.name!r} has an extension type")
+        raise BatchError("unsupported", f"column {name!r} has an extension type")
+    if pa.types.is_timestamp(kind):
+        kind.tz  # noqa: B018 - decodes it
     for number in range(kind.num_fields):
         _refuse_encoded(kind.field(number))
 
@@ -279,8 +282,11 @@ def _read_schema(metadata: bytes, header: MessageHeader) -> pa.Schema:
         offered = pa.ipc.read_schema(framed)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("schema", _one_line(error)) from error
-    for field in offered:
-        _refuse_encoded(field)
+    try:
+        for field in offered:
+            _refuse_encoded(field)
+    except UnicodeDecodeError as error:
+        raise BatchError("schema", "a column's name or type is not UTF-8") from error
     return offered
 
 

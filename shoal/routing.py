@@ -43,7 +43,7 @@ def hash_ranges(partitions: int) -> tuple[HashRange, ...]:
 
 @lru_cache(maxsize=1024)  # topics in use; an entry is some hundred bytes for each partition
 def _ascending(ranges: tuple[HashRange, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranges' low ends in ascending order, and whose they are. They must cover all hashes exactly once."""
+    """The ranges' low ends in ascending order, and whose they are. They must cover all hashes once."""
     order = sorted(range(len(ranges)), key=lambda partition: ranges[partition].low)
     expected = 0
     for partition in order:
