@@ -1,0 +1,205 @@
+"""The HTTP server: every request enters here, every error leaves here as a problem document.
+
+Built on aiohttp's low-level server: its Application would decode paths before splitting them, answer
+errors as text and cost a sixth of a small request. Handlers decode, call the broker, encode; they decide
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from shoal.agent.http.context import Call, Context
+from shoal.agent.http.dispatch import RouteTable
+from shoal.agent.http.forward import Forwarder
+from shoal.agent.http.interface import Broker
+from shoal.agent.http.limits import HttpLimits
+from shoal.agent.http.members import MemberHandlers
+from shoal.agent.http.operate import OperateHandlers
+from shoal.agent.http.origin import HostPolicy
+from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
+from shoal.agent.http.problems import problem_body, problem_response
+from shoal.agent.http.produce import ProduceHandlers
+from shoal.agent.http.read import ReadHandlers
+from shoal.agent.http.respond import cut_off
+from shoal.agent.http.topics import TopicHandlers
+from shoal.errors import ShoalError
+
+logger = logging.getLogger("shoal.http")
+
+# How long a stopping server lets handlers finish; appends answer within their timeout or are indefinite
+# anyway.
+SHUTDOWN_SECONDS = 5.0
+
+
+class Entrance:
+    """Dispatches requests and turns every outcome into an answer."""
+
+    def __init__(self, context: Context, allowed_hosts: Iterable[str]) -> None:
+        self._context = context
+        self._policy = HostPolicy(context.broker.url, allowed_hosts)
+        produce = ProduceHandlers(context)
+        self._table = RouteTable(
+            (
+                *produce.routes(),
+                *ReadHandlers(context).routes(),
+                *TopicHandlers(context).routes(),
+                *MemberHandlers(context).routes(),
+                *OperateHandlers(context).routes(),
+            ),
+            produce.hints(),
+        )
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request. Raises ConnectionError only, when nothing can be answered any more."""
+        try:
+            return await self._dispatch(request)
+        except ShoalError as error:
+            if request.writer.output_size > 0:
+                cut_off(request)
+                raise ConnectionResetError(error.detail) from None
+            return problem_response(error)
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("a request failed unexpectedly: %s %s", request.method, request.raw_path)
+            if request.writer.output_size > 0:
+                cut_off(request)
+                raise ConnectionResetError("the answer was cut off") from None
+            return problem_response(
+                ShoalError("internal", "the agent failed unexpectedly; its log says how"), close=True
+            )
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        path, _, raw_query = request.raw_path.partition("?")
+        headers = request.headers
+        host = headers.get("Host")
+        if not path.startswith("/"):
+            path, host = absolute_form(path, host)
+        self._policy.check(host, headers.get("Origin"))
+        route, arguments = self._table.resolve(request.method, path)
+        query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
+        return await route.handler(Call(self._context, request, arguments, query, raw_query))
+
+
+def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:
+    """Path and host of a request line with a whole URL (RFC 9112 3.2.2); it counts instead of the Host
+    header.
+    """
+    parts = urlsplit(target)
+    if parts.scheme != "http" or not parts.netloc or "@" in parts.netloc:
+        raise ShoalError("bad-request", f"the request target {shown(target)} is not a path")
+    if host is not None and host.lower() != parts.netloc.lower():
+        raise ShoalError("bad-request", "the request line and the Host header name different hosts")
+    return parts.path or "/", parts.netloc
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's connection, with problem documents for what its parser refuses, and a bound on
+    connections.
+    """
+
+    __slots__ = ("_connections_max",)
+
+    def __init__(self, manager: web.Server, *, connections_max: int, **arguments: Any) -> None:
+        super().__init__(manager, **arguments)
+        self._connections_max = connections_max
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Refuse one connection too many at once, in a few bytes."""
+        super().connection_made(transport)
+        assert self._manager is not None
+        if len(self._manager.connections) > self._connections_max:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(REFUSED)
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        logger.debug("a connection from %s brought no request: %s", request.remote, message or exc)
+        if isinstance(exc, LineTooLong):
+            error = ShoalError(
+                "too-large", "the request line or a header is too long, or there are too many headers"
+            )
+        else:
+            reason = " ".join((message or str(exc) or "").split())
+            error = ShoalError("bad-request", f"this is not an HTTP request: {reason[:200]}")
+        return problem_response(error, close=True)
+
+
+def _refused() -> bytes:
+    body = problem_body(ShoalError("overloaded", "this agent has all the connections it takes").to_problem())
+    return (
+        b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+REFUSED = _refused()
+
+
+class HttpServer(web.Server):
+    """Makes a Connection for each connection."""
+
+    def __init__(self, entrance: Entrance, limits: HttpLimits) -> None:
+        super().__init__(entrance.handle)
+        self._limits = limits
+
+    def __call__(self) -> web.RequestHandler:
+        """A new connection's protocol."""
+        limits = self._limits
+        return Connection(
+            self,
+            connections_max=limits.connections,
+            loop=self._loop,
+            keepalive_timeout=limits.idle_ms / 1000,
+            max_line_size=limits.request_line_bytes,
+            max_field_size=limits.header_line_bytes,
+            max_headers=limits.header_count,
+            lingering_time=limits.linger_ms / 1000,
+            auto_decompress=False,
+            access_log=None,
+        )
+
+
+class HttpRunner(web.ServerRunner):
+    """Runs the server on sites (web.TCPSite, web.SockSite) and closes what it opened."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, server: HttpServer, context: Context) -> None:
+        super().__init__(server, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
+        self.context = context
+
+    async def cleanup(self) -> None:
+        """Stop listening, let handlers finish, close connections to other agents."""
+        await super().cleanup()
+        await self.context.forwarder.close()
+
+
+def make_runner(
+    broker: Broker, limits: HttpLimits | None = None, allowed_hosts: Iterable[str] = ()
+) -> HttpRunner:
+    """The HTTP side of an agent; call inside the event loop that will run it.
+
+    `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
+    example).
+    """
+    chosen = limits if limits is not None else HttpLimits()
+    context = Context(broker, chosen, Forwarder(broker.agent_id, chosen))
+    return HttpRunner(HttpServer(Entrance(context, allowed_hosts), chosen), context)

@@ -1,0 +1,97 @@
+"""What a handler is given: the server's parts (Context) and the request at hand (Call)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from shoal.agent.http.forward import FORWARDED_BY, Forwarder
+from shoal.agent.http.interface import Broker
+from shoal.agent.http.limits import Gate, HttpLimits
+from shoal.agent.http.parameters import Query, boolean, duration_ms, is_number, shown
+from shoal.errors import ShoalError
+
+
+class Context:
+    """Everything that lives as long as the server."""
+
+    __slots__ = ("broker", "forwarder", "gate", "limits")
+
+    def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.forwarder = forwarder
+        self.gate = Gate(limits)
+
+
+class Call:
+    """One request after dispatch."""
+
+    __slots__ = ("arguments", "context", "headers", "query", "raw_query", "request")
+
+    def __init__(
+        self,
+        context: Context,
+        request: web.BaseRequest,
+        arguments: list[str],
+        query: Query,
+        raw_query: str,
+    ) -> None:
+        self.context = context
+        self.request = request
+        self.headers: CIMultiDictProxy[str] = request.headers
+        self.arguments = arguments
+        self.query = query
+        self.raw_query = raw_query
+
+    def timeout_ms(self) -> int:
+        """?timeout, or its default."""
+        limits = self.context.limits
+        if "timeout" not in self.query:
+            return limits.default_timeout_ms
+        return duration_ms(self.query, "timeout", limits.default_timeout_ms, limits.timeout_ms)
+
+    def wait_ms(self) -> int:
+        """?wait, 0 without."""
+        if "wait" not in self.query:
+            return 0
+        return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
+
+    def may_forward(self) -> bool:
+        """Whether another agent may be asked: not on the second hop, not when the client said
+        ?forward=false.
+        """
+        if "forward" in self.query and not boolean(self.query, "forward", True):
+            return False
+        return FORWARDED_BY not in self.headers
+
+
+class Deadline:
+    """A point in time that all the parts of one request share, so that its timeout shrinks on the way."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._at = time.monotonic() + timeout_ms / 1000
+
+    def remaining_ms(self) -> int:
+        """Milliseconds left, never negative."""
+        return max(0, int((self._at - time.monotonic()) * 1000))
+
+    async def pause(self, seconds: float) -> bool:
+        """Sleep a little, not past the end; False when there is nothing left."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(seconds, left))
+        return True
+
+
+def partition_number(text: str) -> int:
+    """The partition in a path; ShoalError unknown-partition for what no partition could be called."""
+    if not is_number(text) or len(text) > 9:
+        raise ShoalError("unknown-partition", f"{shown(text)} is not a partition number")
+    return int(text)

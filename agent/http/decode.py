@@ -1,0 +1,167 @@
+"""Bodies of produce requests, as chunks of records that fit in memory: JSON, NDJSON, raw bytes, Arrow
+streams.
+
+A chunk is what is appended at once; the first malformed record fails the request before anything of its
+chunk is stored. Decoding itself is shoal.records' and shoal.batch's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from shoal.agent.http.body import prepare_body, read_body, stream_body
+from shoal.agent.http.context import Call
+from shoal.agent.http.limits import MIB
+from shoal.agent.http.parameters import Query
+from shoal.agent.http.problems import JSON_TYPE
+from shoal.batch import MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, parse_json, parse_ndjson, parse_raw
+
+NDJSON_TYPE = "application/x-ndjson"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+# Arrow batches of a request are appended together until they reach this: small requests are checked whole
+# before anything is stored, large ones flow.
+ARROW_CHUNK_BYTES = MIB
+_BATCH_ERROR_CODES = {
+    "schema": "schema-mismatch",
+    "limit": "too-large",
+    "unsupported": "unsupported-media-type",
+}
+
+
+class Chunk(NamedTuple):
+    """Records to append at once: either columns, or Arrow messages of the topic's schema."""
+
+    records: int
+    columns: RecordColumns | None
+    messages: list[Message]
+    body: bytes | None = None  # the request's whole body, if the chunk is all of it
+
+
+async def decode_whole(call: Call, media: str) -> Chunk:
+    """A JSON or raw body. ShoalError as shoal.records raises."""
+    body = await read_body(call, call.context.limits.body_bytes)
+    if not body:
+        raise empty_body()
+    query = call.query
+    if "key_field" in query:
+        raise ShoalError(
+            "bad-request", f"key_field belongs to {NDJSON_TYPE} bodies", invalid_params=["key_field"]
+        )
+    if media == JSON_TYPE:
+        if "key" in query:
+            raise _key_not_here("each record of a JSON body carries its own")
+        columns = parse_json(body)
+    else:
+        columns = parse_raw(body, call.headers.get("Content-Type"), _raw_key(query))
+    return Chunk(len(columns), columns, [], body)
+
+
+def _raw_key(query: Query) -> bytes | None:
+    key = query.get("key")
+    return None if key is None else key.encode("utf-8")
+
+
+def empty_body() -> ShoalError:
+    """400 for the request that curl makes of a missing file."""
+    return ShoalError(
+        "bad-request", 'the body is empty; an empty value is written {"records":[{"value":""}]}'
+    )
+
+
+def _key_not_here(why: str) -> ShoalError:
+    return ShoalError(
+        "bad-request", f"key belongs to a body that is one value: {why}", invalid_params=["key"]
+    )
+
+
+async def decode_ndjson(call: Call) -> AsyncIterator[Chunk]:
+    """Lines in chunks of about `chunk_bytes`, each ending at a line's end."""
+    if "key" in call.query:
+        raise _key_not_here("?key_field=NAME takes the key of a line from its JSON")
+    prepare_body(call)
+    key_field = call.query.get("key_field")
+    chunk_bytes = call.context.limits.chunk_bytes
+    pieces: list[bytes] = []
+    size = 0
+    first_record = 0
+    anything = False
+    async for piece in stream_body(call):
+        anything = True
+        size += len(piece)
+        end = piece.rfind(b"\n") + 1
+        if not end or size < chunk_bytes:
+            if size > MAX_RECORD_BYTES + chunk_bytes:
+                raise _line_too_long(first_record)
+            pieces.append(piece)
+            continue
+        pieces.append(piece[:end])
+        columns = parse_ndjson(b"".join(pieces), key_field, first_record)
+        yield Chunk(len(columns), columns, [])
+        first_record += len(columns)
+        pieces = [piece[end:]]
+        size = len(piece) - end
+    if not anything:
+        raise empty_body()
+    rest = b"".join(pieces)
+    if rest:
+        columns = parse_ndjson(rest, key_field, first_record)
+        yield Chunk(len(columns), columns, [], rest if first_record == 0 else None)
+
+
+def _line_too_long(first_record: int) -> ShoalError:
+    return ShoalError(
+        "too-large", f"record {first_record} or one soon after it is over {MAX_RECORD_BYTES} bytes"
+    )
+
+
+async def decode_arrow(call: Call, schema: pa.Schema) -> AsyncIterator[Chunk]:
+    """Record batches in chunks of about ARROW_CHUNK_BYTES, stored as they come."""
+    for name in ("key", "key_field"):
+        if name in call.query:
+            raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
+    prepare_body(call)
+    decoder = StreamDecoder(schema)
+    messages: list[Message] = []
+    size = 0
+    anything = False
+    async for piece in stream_body(call):
+        anything = True
+        size += len(piece)
+        messages += feed(decoder, piece)
+        if messages and size >= ARROW_CHUNK_BYTES:
+            yield arrow_chunk(messages)
+            messages = []
+            size = 0
+    if not anything:
+        raise empty_body()
+    try:
+        decoder.close()
+    except BatchError as error:
+        raise batch_problem(error) from None
+    if messages:
+        yield arrow_chunk(messages)
+
+
+def arrow_chunk(messages: list[Message]) -> Chunk:
+    """A chunk of Arrow messages; empty batches are dropped, they hold nothing to store."""
+    kept = [message for message in messages if message.record_count]
+    return Chunk(sum(message.record_count for message in kept), None, kept)
+
+
+def feed(decoder: StreamDecoder, piece: bytes) -> list[Message]:
+    """Bytes to messages; ShoalError for what an Arrow stream of this schema cannot be."""
+    try:
+        return decoder.feed(piece)
+    except BatchError as error:
+        raise batch_problem(error) from None
+
+
+def batch_problem(error: BatchError) -> ShoalError:
+    """A decoder's refusal as the client's mistake."""
+    code = _BATCH_ERROR_CODES.get(error.reason, "bad-request")
+    return ShoalError(code, f"Arrow stream: {error}")

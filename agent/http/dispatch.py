@@ -1,0 +1,125 @@
+"""From method and raw path to a handler: a tree of path segments, walked once a request.
+
+aiohttp's own dispatcher decodes before it splits (an encoded slash would move a request to another route)
+and costs several times as much. Knows no handler by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from shoal.agent.http.parameters import decode_segment, shown
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.agent.http.context import Call
+
+Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
+NO_PARAMETERS: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path; `*` stands for a segment that the handler gets as an argument."""
+
+    method: str
+    path: str
+    handler: Handler
+    parameters: frozenset[str] = NO_PARAMETERS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hint:
+    """What to say to a method that a path does not have but that people try."""
+
+    method: str
+    path: str
+    detail: str
+
+
+class Node:
+    """One position in the tree of paths."""
+
+    __slots__ = ("any_segment", "hints", "routes", "segments")
+
+    def __init__(self) -> None:
+        self.segments: dict[str, Node] = {}
+        self.any_segment: Node | None = None
+        self.routes: dict[str, Route] = {}
+        self.hints: dict[str, str] = {}
+
+    def child(self, segment: str) -> Node:
+        """The node below, made if missing."""
+        if segment == "*":
+            if self.any_segment is None:
+                self.any_segment = Node()
+            return self.any_segment
+        return self.segments.setdefault(segment, Node())
+
+    def allowed(self) -> str:
+        """The value of an Allow header."""
+        names = set(self.routes) | ({"HEAD"} if "GET" in self.routes else set())
+        return ", ".join(sorted(names))
+
+
+class RouteTable:
+    """All routes, precomputed."""
+
+    def __init__(self, routes: Iterable[Route], hints: Iterable[Hint] = ()) -> None:
+        self._root = Node()
+        for route in routes:
+            node = self._node(route.path)
+            assert route.method not in node.routes, f"{route.method} {route.path} stands twice in the table"
+            node.routes[route.method] = route
+        for hint in hints:
+            self._node(hint.path).hints[hint.method] = hint.detail
+
+    def _node(self, path: str) -> Node:
+        node = self._root
+        for segment in path.split("/")[1:]:
+            node = node.child(segment)
+        return node
+
+    def resolve(self, method: str, path: str) -> tuple[Route, list[str]]:
+        """The route of a raw path (no query) and its decoded arguments.
+
+        ShoalError unknown-route, method-not-allowed (with `allow`), or bad-request for a path that cannot
+        be decoded.
+        """
+        node: Node | None = self._root
+        arguments: list[str] = []
+        for segment in path.split("/")[1:]:
+            assert node is not None
+            below = node.segments.get(segment)
+            if below is None:
+                below = node.any_segment
+                if below is None or not segment:
+                    raise unknown_route(path)
+                arguments.append(decode_segment(segment))
+            node = below
+        assert node is not None
+        route = node.routes.get(method)
+        if route is not None:
+            return route, arguments
+        if method == "HEAD" and "GET" in node.routes:
+            return node.routes["GET"], arguments
+        if not node.routes:
+            raise unknown_route(path)
+        raise method_not_allowed(method, node)
+
+
+def unknown_route(path: str) -> ShoalError:
+    """404 for a path that nothing answers."""
+    return ShoalError("unknown-route", f"nothing is served at {shown(path)}; the API lies under /v1")
+
+
+def method_not_allowed(method: str, node: Node) -> ShoalError:
+    """405 with what the path does take, and the likely intention."""
+    allow = node.allowed()
+    detail = f"{method} is not possible here, {allow} is"
+    hint = node.hints.get(method)
+    return ShoalError("method-not-allowed", f"{detail}: {hint}" if hint else detail, allow=allow)

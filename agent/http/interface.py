@@ -1,0 +1,159 @@
+"""What HTTP needs of the agent: the broker as a protocol, so that arrows point down and tests bring their
+own.
+
+Only shapes live here. agent/broker.py implements them structurally (mypy checks it where the two meet);
+tests/agent/fake_broker.py is the in-memory one. Every method raises shoal.errors.ShoalError for a fault and
+nothing else; documents are JSON-ready and have the shapes that docs/http.md shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.batch import Message, ProducerStamp
+from shoal.records import RecordColumns
+from shoal.routing import HashRange
+
+Json = dict[str, Any]
+
+
+class Document(Protocol):
+    """A versioned answer: `version` is opaque, `body` is what the client gets."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def body(self) -> Json: ...
+
+
+class Topic(Protocol):
+    """A topic as the local catalog knows it; `ranges` are by partition number."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def schema(self) -> pa.Schema: ...
+    @property
+    def ranges(self) -> tuple[HashRange, ...]: ...
+
+
+class Leader(Protocol):
+    """Who leads a group, as far as this agent knows."""
+
+    @property
+    def agent_id(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def local(self) -> bool: ...
+
+
+class Appended(Protocol):
+    """Where records went; `base_offset` is -1 where nobody knows it (acks=none)."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def duplicate(self) -> bool: ...
+
+
+class Fetch(Protocol):
+    """Whole stored batches from the one that holds the wanted offset."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+    @property
+    def frames(self) -> Sequence[bytes]: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+
+
+class Offsets(Protocol):
+    """The three ends of a partition's log."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+
+
+class Configuration(Protocol):
+    """The part of the agent's configuration that HTTP asks for."""
+
+    @property
+    def auto_create_topics(self) -> bool: ...
+
+
+class Broker(Protocol):
+    """The agent as HTTP sees it."""
+
+    @property
+    def agent_id(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def config(self) -> Configuration: ...
+
+    async def members(self, after_version: str | None, wait_ms: int) -> Document: ...
+    async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document: ...
+    def agent_document(self) -> Json: ...
+    def readiness(self) -> tuple[bool, Mapping[str, str]]: ...
+    def force_leave(self, member: str) -> None: ...
+    async def join(self, addresses: Sequence[str]) -> int: ...
+    async def leave(self) -> None: ...
+    def metrics(self) -> bytes: ...
+    async def accept_peer(self, request: web.BaseRequest) -> None: ...
+
+    # topics: at the catalog's leader; elsewhere ShoalError("not-leader", leader_url=...)
+    async def create_topic(self, name: str, body: Json | None, timeout_ms: int) -> tuple[bool, Json]: ...
+    async def delete_topic(self, name: str, timeout_ms: int) -> None: ...
+    async def topics(self) -> list[Json]: ...
+    async def topic_document(self, name: str) -> Json: ...
+    def topic(self, name: str) -> Topic: ...
+    def catalog_leader(self) -> Leader | None: ...
+
+    def leader(self, topic: Any, partition: int) -> Leader | None: ...
+    async def wait_leader(self, topic: Any, partition: int, timeout_ms: int) -> Leader: ...
+
+    # records: only where the partition is led; elsewhere ShoalError("not-leader", leader, leader_url, term)
+    async def append(
+        self,
+        topic: Any,
+        partition: int,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> Appended: ...
+    async def append_records(
+        self,
+        topic: Any,
+        partition: int,
+        columns: RecordColumns,
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> Appended: ...
+    async def read(
+        self, topic: Any, partition: int, offset: Any, *, max_bytes: int, wait_ms: int, local: bool
+    ) -> Fetch: ...
+    async def offsets(self, topic: Any, partition: int) -> Offsets: ...
+    async def offset_at_time(self, topic: Any, partition: int, time_us: int) -> int: ...

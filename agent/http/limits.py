@@ -1,0 +1,109 @@
+"""Every bound of the HTTP side, by name and with its reason, and the gate that enforces those on the
+whole agent.
+
+Knows neither routes nor the broker. Bounds of a single record or batch stand in shoal.batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from shoal.errors import ShoalError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """The bounds of one agent's HTTP server. Times in milliseconds, sizes in bytes."""
+
+    # One connection costs about 20 KiB idle; this keeps strangers below 100 MiB.
+    connections: int = 4_096
+    # A request line longer than any offset list that a client could need.
+    request_line_bytes: int = 8 * KIB - 2
+    header_line_bytes: int = 8 * KIB - 2
+    header_count: int = 64
+    # A connection that has not completed a request's head in this time is closed: slow-loris, and idle.
+    idle_ms: int = 75_000
+    # A body that brings nothing for this long will bring nothing.
+    body_stall_ms: int = 30_000
+    # A reader that takes nothing for this long holds megabytes for nothing.
+    send_stall_ms: int = 60_000
+    # After an error the rest of the body is swallowed this long, so that the client gets to read the answer.
+    linger_ms: int = 5_000
+    # Appends and reads at work at once; far above what one core can use, far below what memory can hold.
+    requests: int = 2_048
+    # Bodies and answers held at once.
+    bytes_in_flight: int = 256 * MIB
+    # Long polls at once: each holds a task and a few KiB.
+    waits: int = 16_384
+    # JSON and raw bodies (http-api.md).
+    body_bytes: int = 8 * MIB
+    # Topic settings, member addresses.
+    document_bytes: int = 256 * KIB
+    # A stream's lines are appended in chunks of this size: about 3 ms of parsing, one slice of the loop.
+    chunk_bytes: int = 256 * KIB
+    wait_ms: int = 60_000
+    timeout_ms: int = 60_000
+    default_timeout_ms: int = 5_000
+    read_bytes: int = 64 * MIB
+    default_read_bytes: int = 1 * MIB
+    # Connections to one other agent for forwarded requests; more would only queue at its single core.
+    forward_connections: int = 128
+
+
+class Gate:
+    """Counts what is in flight and refuses more than the limits: 429, never a queue that grows.
+
+    A request holds one place and the bytes of its body or answer; `leave` gives back exactly what `enter` and
+    `hold` took.
+    """
+
+    __slots__ = ("_limits", "bytes_in_flight", "refused_total", "requests", "waits")
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self.requests = 0
+        self.bytes_in_flight = 0
+        self.waits = 0
+        self.refused_total = 0
+
+    def enter(self) -> None:
+        """Take a place; ShoalError overloaded when there is none."""
+        if self.requests >= self._limits.requests:
+            self._refuse(f"{self.requests} requests are being worked on, the most this agent takes")
+        self.requests += 1
+
+    def leave(self, held_bytes: int) -> None:
+        """Give the place back with the bytes held."""
+        self.requests -= 1
+        self.bytes_in_flight -= held_bytes
+        assert self.requests >= 0, "a place was given back twice"
+        assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
+
+    def hold(self, size_bytes: int) -> None:
+        """Account for bytes of a request that has a place; ShoalError overloaded when they are too many."""
+        if self.bytes_in_flight + size_bytes > self._limits.bytes_in_flight:
+            self._refuse(f"{self.bytes_in_flight} bytes are in flight and {size_bytes} more do not fit")
+        self.bytes_in_flight += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Give bytes back while the request goes on (a chunk of a stream was appended)."""
+        self.bytes_in_flight -= size_bytes
+        assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
+
+    def enter_wait(self) -> None:
+        """Take a place for a long poll; ShoalError overloaded when there is none."""
+        if self.waits >= self._limits.waits:
+            self._refuse(f"{self.waits} requests are waiting for news, the most this agent takes")
+        self.waits += 1
+
+    def leave_wait(self) -> None:
+        """Give a long poll's place back."""
+        self.waits -= 1
+        assert self.waits >= 0, "a long poll's place was given back twice"
+
+    def _refuse(self, detail: str) -> None:
+        self.refused_total += 1
+        raise ShoalError("overloaded", detail + "; try again in a moment")

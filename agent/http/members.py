@@ -1,0 +1,154 @@
+"""Members, routes, and this agent's place among them: join, leave, the link between agents."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from shoal.agent.http.context import Call, Context
+from shoal.agent.http.dispatch import Route
+from shoal.agent.http.interface import Document, Json
+from shoal.agent.http.names import known_topic
+from shoal.agent.http.parameters import choice, invalid, shown
+from shoal.agent.http.problems import json_response
+from shoal.agent.http.topics import optional_object
+from shoal.errors import ShoalError
+
+STATUSES = ("alive", "suspect", "failed", "leaving", "left")
+JOIN_ADDRESSES_MAX = 64
+PEER_PROTOCOL = "shoal-peer/1"
+VERSION_CHARACTERS_MAX = 128
+
+
+class MemberHandlers:
+    """/v1/members, /v1/routes, /v1/agent, /v1/peer."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The routes, with what they take."""
+        versioned = ("after_version", "wait")
+        return [
+            Route("GET", "/v1/members", self.members, frozenset((*versioned, "status", "tag"))),
+            Route("GET", "/v1/members/*", self.member),
+            Route("POST", "/v1/members/*/force-leave", self.force_leave),
+            Route("GET", "/v1/routes", self.partition_routes, frozenset((*versioned, "topic"))),
+            Route("GET", "/v1/agent", self.agent),
+            Route("POST", "/v1/agent/join", self.join),
+            Route("POST", "/v1/agent/leave", self.leave),
+            Route("GET", "/v1/peer", self.peer),
+        ]
+
+    async def members(self, call: Call) -> web.Response:
+        """The member list, filtered; blocks with ?after_version and ?wait."""
+        status = choice(call.query, "status", "", STATUSES)
+        tag = _tag_filter(call)
+        document = await self._wait(call, self._context.broker.members)
+        if not status and tag is None:
+            return versioned_response(document, document.body)
+        kept = [
+            member
+            for member in document.body["members"]
+            if (not status or member["status"] == status)
+            and (tag is None or member["tags"].get(tag[0]) == tag[1])
+        ]
+        return versioned_response(document, {**document.body, "members": kept})
+
+    async def member(self, call: Call) -> web.Response:
+        """One member by id or name."""
+        document = await self._context.broker.members(None, 0)
+        return versioned_response(document, find_member(document.body["members"], call.arguments[0]))
+
+    async def force_leave(self, call: Call) -> web.Response:
+        """Declare a failed member left, so that it is no longer waited for."""
+        document = await self._context.broker.members(None, 0)
+        member = find_member(document.body["members"], call.arguments[0])
+        self._context.broker.force_leave(str(member["id"]))
+        return json_response({"id": member["id"], "name": member["name"]})
+
+    async def partition_routes(self, call: Call) -> web.Response:
+        """Who leads what; blocks with ?after_version and ?wait."""
+        topic = call.query.get("topic")
+        if topic is not None:
+            known_topic(self._context.broker, topic)
+
+        async def ask(after_version: str | None, wait_ms: int) -> Document:
+            return await self._context.broker.routes(topic, after_version, wait_ms)
+
+        document = await self._wait(call, ask)
+        return versioned_response(document, document.body)
+
+    async def _wait(self, call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
+        after_version = call.query.get("after_version")
+        if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
+            raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
+        wait_ms = call.wait_ms()
+        gate = self._context.gate
+        gate.enter_wait()
+        try:
+            return await ask(after_version, wait_ms)
+        finally:
+            gate.leave_wait()
+
+    async def agent(self, call: Call) -> web.Response:
+        """This agent."""
+        return json_response(self._context.broker.agent_document())
+
+    async def join(self, call: Call) -> web.Response:
+        """Contact other agents by address."""
+        body = await optional_object(call) or {}
+        addresses = body.get("addresses")
+        if (
+            not isinstance(addresses, list)
+            or not 1 <= len(addresses) <= JOIN_ADDRESSES_MAX
+            or not all(isinstance(address, str) for address in addresses)
+        ):
+            raise ShoalError("bad-request", '{"addresses":["HOST:PORT"]} is wanted, 1 to 64 of them')
+        return json_response({"joined": await self._context.broker.join(addresses)})
+
+    async def leave(self, call: Call) -> web.Response:
+        """Leave the cluster gracefully."""
+        await self._context.broker.leave()
+        return json_response({"left": True})
+
+    async def peer(self, call: Call) -> web.StreamResponse:
+        """The link between agents: the broker takes the connection over and keeps it until its end."""
+        upgrade = call.headers.get("Upgrade", "")
+        if upgrade.lower() != PEER_PROTOCOL:
+            raise ShoalError(
+                "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
+            )
+        await self._context.broker.accept_peer(call.request)
+        raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
+
+
+def versioned_response(document: Document, body: Json) -> web.Response:
+    """The answer with its version in a header too."""
+    response = json_response(body)
+    response.headers["Shoal-Version"] = document.version
+    return response
+
+
+def _tag_filter(call: Call) -> tuple[str, str] | None:
+    text = call.query.get("tag")
+    if text is None:
+        return None
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise invalid("tag", text, "KEY=VALUE is wanted")
+    return key, value
+
+
+def find_member(members: list[Json], name_or_id: str) -> Json:
+    """By id first, then by a name that only one member has; ShoalError unknown-member."""
+    for member in members:
+        if member["id"] == name_or_id:
+            return member
+    named = [member for member in members if member["name"] == name_or_id]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ShoalError("bad-request", f"{len(named)} members are called {shown(name_or_id)}; use the id")
+    raise ShoalError("unknown-member", f"no member is called {shown(name_or_id)}, nor is it an id")

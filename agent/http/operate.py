@@ -1,0 +1,61 @@
+"""For those who run agents: alive, ready, metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from shoal.agent.http.context import Call, Context
+from shoal.agent.http.dispatch import Route
+from shoal.agent.http.parameters import boolean
+from shoal.agent.http.problems import json_response
+from shoal.errors import JSON, ShoalError
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class OperateHandlers:
+    """/livez, /readyz, /metrics."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The routes, with what they take."""
+        return [
+            Route("GET", "/livez", self.livez),
+            Route("GET", "/readyz", self.readyz, frozenset(("verbose",))),
+            Route("GET", "/metrics", self.metrics),
+        ]
+
+    async def livez(self, call: Call) -> web.Response:
+        """The process answers; depends on nobody else."""
+        return json_response({"status": "alive"})
+
+    async def readyz(self, call: Call) -> web.Response:
+        """Whether this agent can serve; ?verbose lists the checks."""
+        ready, checks = self._context.broker.readiness()
+        verbose = boolean(call.query, "verbose", False)
+        listed: dict[str, JSON] = dict(checks)
+        if not ready:
+            failed = ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")
+            raise ShoalError("not-ready", failed or "this agent is not ready", checks=listed)
+        return json_response({"status": "ready", "checks": listed} if verbose else {"status": "ready"})
+
+    async def metrics(self, call: Call) -> web.Response:
+        """Prometheus text: the broker's, then this server's own."""
+        body = self._context.broker.metrics()
+        if body and not body.endswith(b"\n"):
+            body += b"\n"
+        return web.Response(body=body + self._own_metrics(), headers={"Content-Type": METRICS_TYPE})
+
+    def _own_metrics(self) -> bytes:
+        gate = self._context.gate
+        lines = []
+        for name, kind, text, value in (
+            ("shoal_http_requests_in_flight", "gauge", "Appends and reads at work.", gate.requests),
+            ("shoal_http_waits_in_flight", "gauge", "Long polls waiting for news.", gate.waits),
+            ("shoal_http_in_flight_bytes", "gauge", "Bodies and answers held.", gate.bytes_in_flight),
+            ("shoal_http_refused_total", "counter", "Requests refused as overload.", gate.refused_total),
+        ):
+            lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}\n")
+        return "".join(lines).encode("ascii")

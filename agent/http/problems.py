@@ -1,0 +1,42 @@
+"""Errors as RFC 9457 problem documents. The codes stand in shoal.errors; here they only become answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
+
+JSON_TYPE = "application/json"
+# What to wait before a retry that may help; leaders move in about a second.
+RETRY_AFTER_SECONDS = "1"
+
+
+def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
+    """The answer for an error, with the headers that belong to its status."""
+    response = web.Response(
+        status=error.status, body=problem_body(error.to_problem()), content_type=PROBLEM_MEDIA_TYPE
+    )
+    if error.status in (429, 503):
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    if error.status == 405:
+        response.headers["Allow"] = str(error.extra.get("allow", ""))
+    if close:
+        response.force_close()
+    return response
+
+
+def problem_body(problem: dict[str, Any]) -> bytes:
+    """The document's bytes; ASCII, so that a client's broken text cannot break the encoding."""
+    return json.dumps(problem, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def json_response(document: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer from JSON-ready values."""
+    return web.Response(
+        status=status,
+        body=json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n",
+        content_type=JSON_TYPE,
+    )

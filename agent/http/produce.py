@@ -1,0 +1,379 @@
+"""POST /v1/topics/{topic}/records and .../partitions/{p}/records: options, chunks, deliveries, one answer.
+
+The way of a request: decode.py makes chunks of the body, split() deals a chunk to partitions, deliver.py
+appends each part where it is led, Production adds up what happened. A request is not atomic; its answer
+says what was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent.http import decode
+from shoal.agent.http.body import media_type
+from shoal.agent.http.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.decode import ARROW_TYPE, NDJSON_TYPE, Chunk
+from shoal.agent.http.deliver import PRODUCER_HEADERS, Options, Outcome, deliver
+from shoal.agent.http.dispatch import Hint, Route
+from shoal.agent.http.interface import Topic
+from shoal.agent.http.names import check_topic_name
+from shoal.agent.http.parameters import choice, is_number, shown
+from shoal.agent.http.problems import JSON_TYPE, json_response
+from shoal.agent.http.topics import create_topic_anywhere
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    ProducerStamp,
+    message_from_batch,
+    producer_id_from_text,
+    to_record_batch,
+)
+from shoal.errors import JSON, ShoalError
+from shoal.routing import key_hash, partition_batch, partition_columns
+
+PARAMETERS = frozenset(("acks", "key", "key_field", "timeout", "forward"))
+ACKS = ("all", "leader", "none")
+PRODUCER_ID_CHARACTERS_MAX = 128
+EPOCH_MAX = 2**31 - 1
+SEQUENCE_MAX = 2**63 - 1
+# A stream between others' appends gets many offset ranges; the first this many are listed, the count is
+# always exact.
+REPORTED_RANGES_MAX = 1_024
+PUT_DETAIL = "records are appended with POST; with curl say --data-binary @FILE rather than -T FILE"
+READ_DETAIL = "records are read from one partition, as in GET /v1/topics/TOPIC/partitions/0/records"
+# Fibonacci hashing: successive requests without a key fall far apart in the hash space, evenly over all
+# ranges.
+_SPREAD_STEP = 2_654_435_769
+_spread = itertools.count()
+
+
+class ProduceHandlers:
+    """The two produce routes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Both routes, with what they take."""
+        return [
+            Route("POST", "/v1/topics/*/records", self.to_topic, PARAMETERS),
+            Route("POST", "/v1/topics/*/partitions/*/records", self.to_partition, PARAMETERS),
+        ]
+
+    def hints(self) -> list[Hint]:
+        """What to say to likely mistakes."""
+        return [
+            Hint("PUT", "/v1/topics/*/records", PUT_DETAIL),
+            Hint("PUT", "/v1/topics/*/partitions/*/records", PUT_DETAIL),
+            Hint("GET", "/v1/topics/*/records", READ_DETAIL),
+        ]
+
+    async def to_topic(self, call: Call) -> web.Response:
+        """By key hash."""
+        return await self._produce(call, call.arguments[0], None)
+
+    async def to_partition(self, call: Call) -> web.Response:
+        """Into the named partition."""
+        return await self._produce(call, call.arguments[0], partition_number(call.arguments[1]))
+
+    async def _produce(self, call: Call, name: str, partition: int | None) -> web.Response:
+        options = request_options(call)
+        production = Production(call, options, name, partition)
+        gate = self._context.gate
+        gate.enter()
+        try:
+            media = media_type(call.headers.get("Content-Type"))
+            if media == NDJSON_TYPE:
+                await production.stream(decode.decode_ndjson(call))
+            elif media == ARROW_TYPE:
+                await production.stream(decode.decode_arrow(call, production.schema()))
+            else:
+                chunk = await decode.decode_whole(call, media)
+                production.hold(len(chunk.body or b""))
+                await production.append(chunk)
+            return production.answer()
+        finally:
+            gate.leave(production.held_bytes)
+
+
+def request_options(call: Call) -> Options:
+    """acks, timeout and producer of a request."""
+    acks = "all"
+    query = call.query
+    if "acks" in query:
+        acks = choice(query, "acks", acks, ACKS)
+    return Options(acks, call.timeout_ms(), producer_stamp(call))
+
+
+def producer_stamp(call: Call) -> ProducerStamp | None:
+    """The three producer headers: all of them, or none."""
+    headers = call.headers
+    texts = [headers.get(name) for name in PRODUCER_HEADERS]
+    if texts == [None, None, None]:
+        return None
+    missing = [name for name, text in zip(PRODUCER_HEADERS, texts, strict=True) if text is None]
+    if missing:
+        raise ShoalError("bad-request", f"{', '.join(missing)}: the three Shoal-Producer headers go together")
+    name, epoch, sequence = (text or "" for text in texts)
+    if not 1 <= len(name) <= PRODUCER_ID_CHARACTERS_MAX or not (name.isascii() and name.isprintable()):
+        raise ShoalError(
+            "bad-request", f"Shoal-Producer-Id {shown(name)}: 1 to 128 printable characters are wanted"
+        )
+    return ProducerStamp(
+        producer_id_from_text(name),
+        _header_number(PRODUCER_HEADERS[1], epoch, EPOCH_MAX),
+        _header_number(PRODUCER_HEADERS[2], sequence, SEQUENCE_MAX),
+    )
+
+
+def _header_number(name: str, text: str, high: int) -> int:
+    if not is_number(text) or int(text) > high:
+        raise ShoalError("bad-request", f"{name} {shown(text)}: a whole number from 0 to {high} is wanted")
+    return int(text)
+
+
+class Production:
+    """What one produce request has done so far."""
+
+    __slots__ = (
+        "_call", "_count", "_created", "_duplicates", "_name", "_options", "_partition", "_ranges", "_topic",
+        "_truncated", "held_bytes",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, options: Options, name: str, partition: int | None) -> None:
+        self._call = call
+        self._options = options
+        self._name = name
+        self._partition = partition
+        self._topic = find_topic(call, name)
+        self._created = False
+        self._count = 0
+        self._ranges: list[list[int]] = []  # [partition, base offset, count]
+        self._duplicates = 0
+        self._truncated = False
+        self.held_bytes = 0
+        if self._topic is None and partition:
+            raise ShoalError(
+                "unknown-topic",
+                f"there is no topic {shown(name)}; one made by producing has partition 0 only",
+            )
+
+    def schema(self) -> pa.Schema:
+        """What Arrow records have to look like; a topic that does not exist yet will have the default."""
+        return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
+
+    def hold(self, size_bytes: int) -> None:
+        """Account for bytes until the request ends."""
+        self._call.context.gate.hold(size_bytes)
+        self.held_bytes += size_bytes
+
+    async def stream(self, chunks: AsyncIterator[Chunk]) -> None:
+        """Append chunk after chunk. With a producer the request is one sequence, so it must be one chunk."""
+        limits = self._call.context.limits
+        self.hold(2 * limits.chunk_bytes)  # what the decoder and the chunk under way keep
+        held_back: Chunk | None = None
+        try:
+            async for chunk in chunks:
+                if self._options.producer is None:
+                    await self.append(chunk)
+                elif held_back is not None:
+                    raise ShoalError(
+                        "too-large",
+                        "with Shoal-Producer headers the body is one sequence and has to be one chunk",
+                    )
+                else:
+                    held_back = chunk
+        except ShoalError as error:
+            if "first_unprocessed_record" in error.extra:
+                raise
+            raise self._partial(error, self._count, []) from None
+        if held_back is not None:
+            await self.append(held_back)
+
+    async def append(self, chunk: Chunk) -> None:
+        """Append a chunk, dealt to its partitions; ShoalError that says what was stored if part of it
+        failed.
+        """
+        if not chunk.records:
+            return
+        if self._options.producer is not None and len(chunk.messages) > 1:
+            raise ShoalError(
+                "bad-request", "with Shoal-Producer headers an Arrow stream has to be one record batch"
+            )
+        topic = self._topic or await self._create()
+        if self._partition is not None:
+            await self._append_part(topic, self._partition, chunk)
+            return
+        parts = split(topic, chunk, self._options.producer)
+        if len(parts) == 1:
+            partition, part = next(iter(parts.items()))
+            await self._append_part(topic, partition, part)
+        else:
+            await self._append_parts(topic, parts)
+
+    async def _append_part(self, topic: Topic, partition: int, chunk: Chunk) -> None:
+        try:
+            outcome = await deliver(self._call, topic, partition, chunk, self._options)
+        except ShoalError as error:
+            raise self._partial(error, self._count, [(partition, error)]) from None
+        self._add(partition, outcome)
+
+    async def _append_parts(self, topic: Topic, parts: dict[int, Chunk]) -> None:
+        first_record = self._count
+        outcomes = await asyncio.gather(
+            *(
+                deliver(self._call, topic, partition, part, self._options)
+                for partition, part in parts.items()
+            ),
+            return_exceptions=True,
+        )
+        failures: list[tuple[int, ShoalError]] = []
+        for partition, outcome in zip(parts, outcomes, strict=True):
+            if isinstance(outcome, Outcome):
+                self._add(partition, outcome)
+            elif isinstance(outcome, ShoalError):
+                failures.append((partition, outcome))
+            else:
+                raise outcome
+        if failures:
+            worst = next((error for _, error in failures if not error.definite), failures[0][1])
+            raise self._partial(worst, first_record, failures)
+
+    async def _create(self) -> Topic:
+        """The topic, made by producing to it (http-api.md, Topics)."""
+        deadline = Deadline(self._options.timeout_ms)
+        await create_topic_anywhere(self._call, self._name, None, deadline)
+        self._created = True
+        self._topic = await wait_topic(self._call.context, self._name, deadline)
+        return self._topic
+
+    def _add(self, partition: int, outcome: Outcome) -> None:
+        self._count += outcome.records
+        self._duplicates += outcome.duplicate
+        base_offset, count = outcome.base_offset, outcome.records
+        if base_offset < 0:
+            return
+        for entry in reversed(self._ranges[-64:]):
+            if entry[0] == partition:
+                if entry[1] + entry[2] == base_offset:
+                    entry[2] += count
+                    return
+                break
+        if len(self._ranges) < REPORTED_RANGES_MAX:
+            self._ranges.append([partition, base_offset, count])
+        else:
+            self._truncated = True
+
+    def _partial(
+        self, error: ShoalError, first_record: int, failures: list[tuple[int, ShoalError]]
+    ) -> ShoalError:
+        """The error with what was stored before and beside it; unchanged when that is nothing."""
+        if not self._count and len(failures) < 2:
+            return error
+        failed: list[JSON] = [
+            {"partition": partition, "code": failure.code, "definite": failure.definite}
+            for partition, failure in failures
+        ]
+        nothing_stored = not self._count and all(failure.definite for _, failure in failures)
+        extra: dict[str, JSON] = {
+            **error.extra,
+            "count": self._count,
+            "appended": self._appended(),
+            "failed": failed,
+            "first_unprocessed_record": first_record,
+        }
+        return ShoalError(error.code, error.detail, definite=error.definite and nothing_stored, **extra)
+
+    def _appended(self) -> list[JSON]:
+        return [
+            {"partition": partition, "base_offset": base_offset, "count": count}
+            for partition, base_offset, count in self._ranges
+        ]
+
+    def answer(self) -> web.Response:
+        """200 with the offsets, 202 when nobody waited for them."""
+        if self._options.acks == "none":
+            response = json_response({"count": self._count}, status=202)
+        elif len(self._ranges) == 1 and not self._duplicates:
+            partition, base_offset, count = self._ranges[0]
+            response = web.Response(
+                body=b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n'
+                % (self._count, partition, base_offset, count),
+                content_type=JSON_TYPE,
+            )
+        else:
+            response = json_response(self._document())
+        if self._created:
+            response.headers["Shoal-Created"] = "true"
+        return response
+
+    def _document(self) -> dict[str, JSON]:
+        document: dict[str, JSON] = {"count": self._count, "appended": self._appended()}
+        if self._duplicates:
+            document["duplicate"] = True
+        if self._truncated:
+            document["appended_truncated"] = True
+        return document
+
+
+def find_topic(call: Call, name: str) -> Topic | None:
+    """The topic; None when it may be created by producing; ShoalError illegal-name or unknown-topic."""
+    broker = call.context.broker
+    try:
+        return broker.topic(name)
+    except ShoalError as error:
+        check_topic_name(name)
+        if error.code != "unknown-topic" or not broker.config.auto_create_topics or not call.may_forward():
+            raise
+        return None
+
+
+async def wait_topic(context: Context, name: str, deadline: Deadline) -> Topic:
+    """The topic, once this agent's catalog has it."""
+    broker = context.broker
+    while True:
+        try:
+            return broker.topic(name)
+        except ShoalError as error:
+            if error.code != "unknown-topic" or not await deadline.pause(0.02):
+                raise
+
+
+def split(topic: Topic, chunk: Chunk, producer: ProducerStamp | None) -> dict[int, Chunk]:
+    """Deal a chunk to partitions by key hash, order kept; records without key go to one partition
+    together.
+    """
+    ranges = topic.ranges
+    if len(ranges) == 1:
+        return {0: chunk}
+    null_key_hash = _null_key_hash(producer)
+    columns = chunk.columns
+    if columns is not None:
+        rows = partition_columns(columns, ranges, null_key_hash)
+        if len(rows) == 1:
+            return dict.fromkeys(rows, chunk)
+        return {partition: Chunk(len(kept), columns.take(kept), []) for partition, kept in rows.items()}
+    parts: dict[int, Chunk] = {}
+    for message in chunk.messages:
+        batch = to_record_batch(b"".join((message.metadata, message.body)), topic.schema)
+        dealt = partition_batch(batch, ranges, null_key_hash)
+        for partition, piece in dealt.items():
+            part = parts.setdefault(partition, Chunk(0, None, []))
+            own = message if len(dealt) == 1 else message_from_batch(piece)
+            parts[partition] = part._replace(
+                records=part.records + piece.num_rows, messages=[*part.messages, own]
+            )
+    return parts
+
+
+def _null_key_hash(producer: ProducerStamp | None) -> int:
+    """Where records without key go: the same place for a repeated sequence (safety 19), else spread
+    evenly.
+    """
+    if producer is not None:
+        return key_hash(producer.producer_id + producer.sequence.to_bytes(8, "little"))
+    return next(_spread) * _SPREAD_STEP & 0xFFFF_FFFF

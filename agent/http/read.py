@@ -1,0 +1,158 @@
+"""GET /v1/topics/{topic}/partitions/{p}/records: where to begin, who answers, in which form."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from aiohttp import web
+
+from shoal.agent.http.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
+from shoal.agent.http.dispatch import Route
+from shoal.agent.http.forward import forward_target
+from shoal.agent.http.interface import Fetch, Topic
+from shoal.agent.http.names import known_topic
+from shoal.agent.http.parameters import choice, integer, invalid, is_number
+from shoal.agent.http.render import Rendering, choose_rendering, render
+from shoal.errors import ShoalError
+from shoal.records import parse_time
+
+PARAMETERS = frozenset(
+    ("offset", "limit", "max_bytes", "wait", "view", "value", "consistency", "timeout", "forward")
+)
+LIMIT_MAX = 1_000_000
+HIGH_WATERMARK = "Shoal-High-Watermark"
+PASSED_ON_HEADERS = ("Accept",)
+OFFSET_FORMS = "N, -N, earliest, latest or @TIME is wanted"
+
+
+class ReadHandlers:
+    """The partition read."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The route, with what it takes."""
+        return [Route("GET", "/v1/topics/*/partitions/*/records", self.records, PARAMETERS)]
+
+    async def records(self, call: Call) -> web.StreamResponse:
+        """Answer here if this agent may; else from the leader, as it comes."""
+        rendering = choose_rendering(call)
+        topic = known_topic(self._context.broker, call.arguments[0])
+        partition = partition_number(call.arguments[1])
+        request = ReadRequest(call, topic, partition, rendering)
+        deadline = Deadline(call.timeout_ms())
+        try:
+            return await request.answer_here()
+        except ShoalError as error:
+            if error.code not in MOVING_CODES or not call.may_forward():
+                raise
+        while True:
+            leader = await self._context.broker.wait_leader(topic, partition, deadline.remaining_ms())
+            try:
+                if leader.local:
+                    return await request.answer_here()
+                return await self._relay(call, leader.url, topic, partition, deadline)
+            except ShoalError as error:
+                if error.code not in MOVING_CODES or not await deadline.pause(RETRY_PAUSE_SECONDS):
+                    raise
+
+    async def _relay(
+        self, call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
+    ) -> web.StreamResponse:
+        path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
+        remaining_ms = deadline.remaining_ms()
+        gate = self._context.gate
+        gate.enter_wait()
+        try:
+            return await self._context.forwarder.relay(
+                call.request,
+                url,
+                forward_target(path, call.query, remaining_ms),
+                headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
+                timeout_ms=remaining_ms + call.wait_ms(),
+            )
+        finally:
+            gate.leave_wait()
+
+
+class ReadRequest:
+    """One read, its parameters checked; may be answered more than once while leadership moves."""
+
+    __slots__ = ("_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_topic", "_wait_ms")
+
+    def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
+        limits = call.context.limits
+        self._call = call
+        self._topic = topic
+        self._partition = partition
+        self._rendering = rendering
+        self._from = call.query.get("offset", "earliest")
+        check_offset_form(self._from)
+        self._max_bytes = integer(
+            call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes
+        )
+        self._wait_ms = call.wait_ms()
+        self._local = choice(call.query, "consistency", "leader", ("leader", "local")) == "local"
+
+    async def answer_here(self) -> web.StreamResponse:
+        """Read from this agent's log and render; ShoalError not-leader when it may not."""
+        offset = await self._offset()
+        fetch = await self._fetch(offset)
+        gate = self._call.context.gate
+        gate.enter()
+        held_bytes = 0
+        try:
+            size = sum(map(len, fetch.frames))
+            gate.hold(size)
+            held_bytes = size
+            return await render(self._call, self._rendering, self._topic, self._partition, fetch, offset)
+        finally:
+            gate.leave(held_bytes)
+
+    async def _fetch(self, offset: int) -> Fetch:
+        gate = self._call.context.gate
+        gate.enter_wait()
+        try:
+            return await self._call.context.broker.read(
+                self._topic,
+                self._partition,
+                offset,
+                max_bytes=self._max_bytes,
+                wait_ms=self._wait_ms,
+                local=self._local,
+            )
+        finally:
+            gate.leave_wait()
+
+    async def _offset(self) -> int:
+        """Where to begin, as a number."""
+        broker = self._call.context.broker
+        text = self._from
+        if is_number(text):
+            return int(text)
+        if text.startswith("@"):
+            return int(await broker.offset_at_time(self._topic, self._partition, time_of(text)))
+        offsets = await broker.offsets(self._topic, self._partition)
+        if text == "earliest":
+            return offsets.log_start_offset
+        if text == "latest":
+            return offsets.high_watermark
+        return max(offsets.log_start_offset, offsets.high_watermark - int(text[1:]))
+
+
+def check_offset_form(text: str) -> None:
+    """ShoalError bad-request for what is no offset, before anything is asked."""
+    if text.startswith("@"):
+        time_of(text)
+    elif text not in ("earliest", "latest") and not is_number(text.removeprefix("-")):
+        raise invalid("offset", text, OFFSET_FORMS)
+
+
+def time_of(text: str) -> int:
+    """Microseconds since the epoch of @TIME."""
+    try:
+        return parse_time(text[1:])
+    except ShoalError as error:
+        raise invalid("offset", text, error.detail) from None

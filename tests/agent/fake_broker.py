@@ -1,0 +1,461 @@
+"""An in-memory cluster of brokers with the real ones' semantics, for tests of HTTP.
+
+Topics, logs and leadership live in a FakeCluster; each FakeBroker is one agent's view of it. Appends make
+real stamped frames, dense offsets and idempotent producers; what is led elsewhere is refused with the
+leader's URL. Faults are injected by tests: `fail_next`, `leaders`, `catalog_leader_id`. Neither disk nor
+Raft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent.http.interface import Json
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Message,
+    Offset,
+    ProducerStamp,
+    Term,
+    message_from_batch,
+    stamp_message,
+    to_record_batch,
+)
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, columns_to_batch
+from shoal.routing import HashRange, hash_ranges
+
+CLUSTER_ID = b"fake cluster id."
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeDocument:
+    version: str
+    body: Json
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeTopic:
+    name: str
+    id: bytes
+    schema: pa.Schema
+    ranges: tuple[HashRange, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeLeader:
+    agent_id: str
+    url: str
+    term: int
+    local: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeAppended:
+    base_offset: int
+    count: int
+    duplicate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeFetch:
+    schema: pa.Schema
+    frames: list[bytes]
+    base_offset: int
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeOffsets:
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+
+@dataclasses.dataclass
+class FakeConfiguration:
+    auto_create_topics: bool = True
+
+
+@dataclasses.dataclass
+class FakeLog:
+    """One partition: (base offset, count, max timestamp, stored message) for each batch."""
+
+    identity: LogIdentity
+    batches: list[tuple[int, int, int, bytes]] = dataclasses.field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    producers: dict[bytes, tuple[int, int, FakeAppended]] = dataclasses.field(default_factory=dict)
+    grown: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    def append(self, messages: Sequence[Message], producer: ProducerStamp | None) -> FakeAppended:
+        if producer is not None:
+            known = self._known(producer)
+            if known is not None:
+                return known
+        base_offset = self.end
+        for message in messages:
+            frame = stamp_message(
+                message,
+                self.identity,
+                kind=Kind.DATA,
+                base_offset=Offset(self.end),
+                term=Term(1),
+                previous_term=Term(1),
+                index=LogIndex(len(self.batches) + 1),
+                append_time_us=time.time_ns() // 1000,
+                producer=producer,
+            )
+            self.batches.append((self.end, message.record_count, message.max_timestamp_us, frame.data))
+            self.end += message.record_count
+        appended = FakeAppended(base_offset, self.end - base_offset)
+        if producer is not None:
+            self.producers[producer.producer_id] = (producer.epoch, producer.sequence, appended)
+        self.grown.set()
+        self.grown = asyncio.Event()
+        return appended
+
+    def _known(self, producer: ProducerStamp) -> FakeAppended | None:
+        epoch, sequence, appended = self.producers.get(
+            producer.producer_id, (producer.epoch, -1, FakeAppended(-1, 0))
+        )
+        if producer.epoch < epoch:
+            raise ShoalError("producer-fenced", f"epoch {epoch} is known", epoch=epoch)
+        if producer.epoch > epoch:
+            sequence = -1
+        if producer.sequence == sequence:
+            return dataclasses.replace(appended, duplicate=True)
+        if producer.sequence != sequence + 1:
+            raise ShoalError("sequence-gap", f"sequence {sequence + 1} is expected")
+        return None
+
+    def range_members(self) -> dict[str, Any]:
+        return {"log_start_offset": self.start, "high_watermark": self.end}
+
+
+class FakeCluster:
+    """What the agents agree on, and the faults that a test wants."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[str, FakeBroker] = {}
+        self.topics: dict[str, FakeTopic] = {}
+        self.logs: dict[tuple[str, int], FakeLog] = {}
+        self.leaders: dict[tuple[str, int], str | None] = {}
+        self.catalog_leader_id: str | None = None
+        self.changed = asyncio.Event()
+        self.version = 1
+
+    def add(self, name: str) -> FakeBroker:
+        broker = FakeBroker(self, name)
+        self.brokers[broker.agent_id] = broker
+        if self.catalog_leader_id is None:
+            self.catalog_leader_id = broker.agent_id
+        return broker
+
+    def create(self, name: str, partitions: int = 1, leader: str | None = None) -> FakeTopic:
+        topic_id = hashlib.sha256(name.encode()).digest()[:16]
+        topic = FakeTopic(name, topic_id, DEFAULT_SCHEMA, hash_ranges(partitions), {"partitions": partitions})
+        self.topics[name] = topic
+        agents = sorted(self.brokers)
+        for partition in range(partitions):
+            identity = LogIdentity(CLUSTER_ID, topic_id, partition)
+            self.logs[name, partition] = FakeLog(identity)
+            self.leaders[name, partition] = leader or agents[partition % len(agents)]
+        self.bump()
+        return topic
+
+    def bump(self) -> None:
+        self.version += 1
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def values(self, name: str, partition: int = 0) -> list[bytes | None]:
+        """Everything stored in a partition, in order."""
+        found: list[bytes | None] = []
+        for _, _, _, data in self.logs[name, partition].batches:
+            found += to_record_batch(data, self.topics[name].schema).column("value").to_pylist()
+        return found
+
+    def stored(self) -> int:
+        """Records in all logs."""
+        return sum(log.end for log in self.logs.values())
+
+
+class FakeBroker:
+    """One agent's broker."""
+
+    def __init__(self, cluster: FakeCluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.agent_id = hashlib.sha256(name.encode()).hexdigest()[:32]
+        self.url = "http://127.0.0.1:7070"  # tests with two agents set the real one
+        self.config = FakeConfiguration()
+        self.ready = True
+        self.fail_next: list[ShoalError] = []
+        self.joined: list[str] = []
+        self.left: list[str] = []
+        self.last_timeout_ms = -1
+        self.last_acks = ""
+        self.peer_answer: bytes = b""
+
+    # --- membership and routing
+
+    async def members(self, after_version: str | None, wait_ms: int) -> FakeDocument:
+        await self._wait(after_version, wait_ms)
+        members = [
+            {
+                "id": broker.agent_id, "name": broker.name, "kind": "shoal",
+                "status": "failed" if broker.name in self.left else "alive", "address": "127.0.0.1",
+                "gossip_port": 7946, "url": broker.url, "failure_domain": None, "incarnation": 1,
+                "since": "2026-01-01T00:00:00.000000Z", "tags": {"zone": broker.name}, "partitions": [],
+            }
+            for broker in self.cluster.brokers.values()
+        ]  # fmt: skip
+        body = {
+            "cluster": "fake",
+            "cluster_id": CLUSTER_ID.hex(),
+            "version": self._version(),
+            "members": members,
+        }
+        return FakeDocument(self._version(), body)
+
+    async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> FakeDocument:
+        await self._wait(after_version, wait_ms)
+        names = [topic] if topic is not None else sorted(self.cluster.topics)
+        topics = {name: self._route(self.cluster.topics[name]) for name in names}
+        return FakeDocument(self._version(), {"version": self._version(), "topics": topics})
+
+    def _route(self, topic: FakeTopic) -> Json:
+        partitions = []
+        for partition, owned in enumerate(topic.ranges):
+            leader = self.leader(topic, partition)
+            partitions.append(
+                {
+                    "partition": partition, "hash_range": list(owned), "state": "open", "successors": [],
+                    "leader": leader and leader.agent_id, "leader_url": leader and leader.url, "term": 1,
+                    "replicas": [],
+                }
+            )  # fmt: skip
+        return {"id": topic.id.hex(), "partitions": partitions}
+
+    def _version(self) -> str:
+        return f"{self.agent_id[:8]}.{self.cluster.version}"
+
+    async def _wait(self, after_version: str | None, wait_ms: int) -> None:
+        if after_version != self._version() or not wait_ms:
+            return
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self.cluster.changed.wait()
+        except TimeoutError:
+            return
+
+    def agent_document(self) -> Json:
+        return {"id": self.agent_id, "name": self.name, "version": "0.1.0", "disk": "memory"}
+
+    def readiness(self) -> tuple[bool, Mapping[str, str]]:
+        return self.ready, {"joined": "ok", "catalog": "ok" if self.ready else "not caught up"}
+
+    def force_leave(self, member: str) -> None:
+        self.left.append(member)
+
+    async def join(self, addresses: Sequence[str]) -> int:
+        self.joined += addresses
+        return len(addresses)
+
+    async def leave(self) -> None:
+        self.left.append(self.agent_id)
+
+    def metrics(self) -> bytes:
+        return b"# TYPE shoal_info gauge\nshoal_info 1\n"
+
+    async def accept_peer(self, request: web.BaseRequest) -> None:
+        """Answer 101 and the test's bytes on the bare connection, then end it."""
+        transport = request.transport
+        assert transport is not None
+        transport.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: shoal-peer/1\r\n\r\n" + self.peer_answer
+        )
+        transport.close()
+
+    # --- topics
+
+    def catalog_leader(self) -> FakeLeader | None:
+        return self._leader_named(self.cluster.catalog_leader_id)
+
+    def _check_catalog_leader(self) -> None:
+        leader = self.catalog_leader()
+        if leader is None or not leader.local:
+            raise not_leader(leader)
+
+    async def create_topic(self, name: str, body: Json | None, timeout_ms: int) -> tuple[bool, Json]:
+        self._raise_injected()
+        self.last_timeout_ms = timeout_ms
+        self._check_catalog_leader()
+        settings = body or {}
+        partitions = settings.get("partitions", 1)
+        if type(partitions) is not int or not 1 <= partitions <= 1024:
+            raise ShoalError("bad-request", "partitions: a whole number from 1 to 1024 is wanted")
+        known = self.cluster.topics.get(name)
+        if known is not None:
+            if settings and known.settings["partitions"] != partitions:
+                raise ShoalError("topic-differs", f"{name} exists with other settings")
+            return False, await self.topic_document(name)
+        self.cluster.create(name, partitions)
+        return True, await self.topic_document(name)
+
+    async def delete_topic(self, name: str, timeout_ms: int) -> None:
+        self._raise_injected()
+        self._check_catalog_leader()
+        topic = self.topic(name)
+        for partition in range(len(topic.ranges)):
+            del self.cluster.logs[name, partition]
+        del self.cluster.topics[name]
+        self.cluster.bump()
+
+    async def topics(self) -> list[Json]:
+        return [
+            {
+                "name": topic.name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges),
+                "replication_factor": 1, "under_replicated": False, "records": 0, "bytes": 0,
+            }
+            for topic in self.cluster.topics.values()
+        ]  # fmt: skip
+
+    async def topic_document(self, name: str) -> Json:
+        topic = self.topic(name)
+        return {"name": name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges)}
+
+    def topic(self, name: str) -> FakeTopic:
+        try:
+            return self.cluster.topics[name]
+        except KeyError:
+            raise ShoalError("unknown-topic", f"there is no topic {name!r}") from None
+
+    # --- leaders
+
+    def _leader_named(self, agent_id: str | None) -> FakeLeader | None:
+        if agent_id is None:
+            return None
+        return FakeLeader(agent_id, self.cluster.brokers[agent_id].url, 1, agent_id == self.agent_id)
+
+    def leader(self, topic: FakeTopic, partition: int) -> FakeLeader | None:
+        return self._leader_named(self.cluster.leaders[topic.name, partition])
+
+    async def wait_leader(self, topic: FakeTopic, partition: int, timeout_ms: int) -> FakeLeader:
+        if partition >= len(topic.ranges):
+            raise ShoalError("unknown-partition", f"{topic.name} has {len(topic.ranges)} partitions")
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            leader = self.leader(topic, partition)
+            if leader is not None:
+                return leader
+            if time.monotonic() >= deadline:
+                raise ShoalError("no-leader", f"{topic.name}/{partition} has no leader")
+            await asyncio.sleep(0.005)
+
+    def _log(self, topic: FakeTopic, partition: int, *, local: bool = False) -> FakeLog:
+        log = self.cluster.logs.get((topic.name, partition))
+        if log is None:
+            raise ShoalError("unknown-partition", f"{topic.name} has {len(topic.ranges)} partitions")
+        leader = self.leader(topic, partition)
+        if not local and (leader is None or not leader.local):
+            raise not_leader(leader)
+        return log
+
+    def _raise_injected(self) -> None:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+
+    # --- records
+
+    async def append(
+        self,
+        topic: FakeTopic,
+        partition: int,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> FakeAppended:
+        self._raise_injected()
+        self.last_timeout_ms = timeout_ms
+        self.last_acks = acks
+        done = self._log(topic, partition).append(messages, producer)
+        return FakeAppended(-1, done.count) if acks == "none" else done
+
+    async def append_records(
+        self,
+        topic: FakeTopic,
+        partition: int,
+        columns: RecordColumns,
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> FakeAppended:
+        message = message_from_batch(columns_to_batch(columns, time.time_ns() // 1000))
+        return await self.append(
+            topic, partition, [message], producer=producer, acks=acks, timeout_ms=timeout_ms
+        )
+
+    async def read(
+        self, topic: FakeTopic, partition: int, offset: int, *, max_bytes: int, wait_ms: int, local: bool
+    ) -> FakeFetch:
+        self._raise_injected()
+        log = self._log(topic, partition, local=local)
+        if offset < log.start:
+            raise ShoalError("trimmed", f"offset {offset} was removed", **log.range_members())
+        if offset > log.end:
+            raise ShoalError("beyond-end", f"offset {offset} is beyond the end", **log.range_members())
+        if offset == log.end and wait_ms:
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await log.grown.wait()
+            except TimeoutError:
+                pass
+        frames: list[bytes] = []
+        base, following, size = offset, offset, 0
+        for first, count, _, data in log.batches:
+            if first + count <= offset or (frames and size + len(data) > max_bytes):
+                continue
+            if not frames:
+                base = first
+            frames.append(data)
+            size += len(data)
+            following = first + count
+        return FakeFetch(topic.schema, frames, base, following, log.end, log.start)
+
+    async def offsets(self, topic: FakeTopic, partition: int) -> FakeOffsets:
+        log = self._log(topic, partition)
+        return FakeOffsets(log.start, log.end, log.end)
+
+    async def offset_at_time(self, topic: FakeTopic, partition: int, time_us: int) -> int:
+        log = self._log(topic, partition)
+        for first, _, max_timestamp_us, _ in log.batches:
+            if max_timestamp_us >= time_us:
+                return first
+        return log.end
+
+
+def not_leader(leader: FakeLeader | None) -> ShoalError:
+    if leader is None:
+        return ShoalError("not-leader", "no leader is known", leader=None, leader_url=None, term=0)
+    return ShoalError(
+        "not-leader", "another agent leads", leader=leader.agent_id, leader_url=leader.url, term=leader.term
+    )
