@@ -286,10 +286,10 @@ def columns_to_batch(columns: RecordColumns, now_us: int) -> pa.RecordBatch:
     """A batch of DEFAULT_SCHEMA; records without timestamp get `now_us`."""
     timestamp, key, value, headers = (DEFAULT_SCHEMA.field(number).type for number in range(4))
     timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
-    if any(columns.headers):
-        header_array = pa.array(columns.headers, headers)
-    else:
+    if columns.headers.count(None) == len(columns):
         header_array = pa.nulls(len(columns), headers)
+    else:
+        header_array = pa.array(columns.headers, headers)
     arrays = [pa.array(timestamps, timestamp), pa.array(columns.keys, key), pa.array(columns.values, value)]
     return pa.RecordBatch.from_arrays([*arrays, header_array], schema=DEFAULT_SCHEMA)
 
