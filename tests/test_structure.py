@@ -33,7 +33,7 @@ OWNERS = {
     "typer": {"agent/cli/"},
     "rich": {"agent/cli/"},
     "prometheus_client": {"agent/metrics.py"},
-    "aiohttp": {"agent/http/", "agent/links.py", "agent/broker.py", "agent/agent.py", "shoal/aio.py"},
+    "aiohttp": {"agent/http/", "agent/links.py", "agent/broker.py", "agent/agent.py", "shoal/aio"},
 }
 # Files that decide: no clock, no chance, no input or output (architecture: "calling convention").
 PURE = (
@@ -79,7 +79,7 @@ def sources(*packages: str) -> Iterator[pathlib.Path]:
             yield path
 
 
-def tests_and_scripts() -> list[pathlib.Path]:
+def other_sources() -> list[pathlib.Path]:
     return sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").glob("*.py"))
 
 
@@ -128,7 +128,7 @@ def test_packages_are_imported_by_their_full_names() -> None:
     """`from agent import ...` would break beside a user's own agent.py."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
-        for path in [*sources(), *tests_and_scripts()]
+        for path in [*sources(), *other_sources()]
         for line, module in imported_modules(path)
         if module.split(".")[0] in LINKED
     ]
@@ -193,7 +193,7 @@ def test_pure_files_are_pure() -> None:
 def test_sizes() -> None:
     """Files stay under 700 lines and functions under 70: the tail is what hurts readers."""
     wrong = []
-    for path in [*sources(), *tests_and_scripts()]:
+    for path in [*sources(), *other_sources()]:
         text = path.read_text()
         lines = text.count("\n")
         if lines > FILE_LINES_MAX:
@@ -210,7 +210,7 @@ def test_files_open_with_their_law() -> None:
     """Every file says first what lives in it."""
     wrong = [
         str(path.relative_to(ROOT))
-        for path in [*sources(), *tests_and_scripts()]
+        for path in [*sources(), *other_sources()]
         if not ast.get_docstring(ast.parse(path.read_text())) and path.read_text().strip()
     ]
     assert wrong == []
@@ -230,7 +230,7 @@ def test_every_test_says_what_it_shows() -> None:
 def test_nothing_is_left_for_later() -> None:
     """No marks of unfinished work, no skipped tests, no swallowed exceptions."""
     wrong = []
-    for path in [*sources(), *tests_and_scripts()]:
+    for path in [*sources(), *other_sources()]:
         if path == pathlib.Path(__file__):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
