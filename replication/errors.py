@@ -48,3 +48,7 @@ class ChangePending(ReplicationError):
 class InvalidChange(ReplicationError):
     """`propose_configuration`, `transfer_leadership`: the request itself is wrong, and retrying does not
     help."""
+
+
+class NotEnoughAgents(ReplicationError):
+    """`placement.birth_voters`: fewer agents take replicas than were asked for."""
