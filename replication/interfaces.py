@@ -30,7 +30,7 @@ class ReplicaId(NamedTuple):
     """Who a replica is, for ever: (term, index) of the entry that added it; (0, ordinal) at birth."""
 
     term: int
-    index: int
+    index: int  # type: ignore[assignment]  # the field hides tuple.index, which nobody asks of an id
 
     def __repr__(self) -> str:
         return f"{self.term}.{self.index}"
