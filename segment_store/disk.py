@@ -1,0 +1,333 @@
+"""The disk as the store sees it: the interface, and its plain version on threads.
+
+Errors are the operating system's own (OSError); what they mean for a log is decided in log.py. Reads are
+short only at the end of a file; writes and syncs are whole or they raise. A file handle is used by one
+event loop.
+"""
+
+import asyncio
+import errno
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+Buffer = bytes | bytearray | memoryview
+Data = Buffer | Sequence[Buffer]
+
+MAX_BUFFERS_PER_WRITE = 512  # below IOV_MAX (1024): more are joined first
+MAX_INTERRUPTIONS = 1000  # EINTR and EAGAIN in a row before they are an error: a bound, never met in practice
+THREADS = 16  # safety 16: 8 to 16 syncs in flight; a thread each
+TRANSIENT_ERRORS = (errno.EINTR, errno.EAGAIN)
+_FILE_MODE = 0o644
+
+logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class SyncFailed(OSError):
+    """A sync did not succeed: which of the written bytes are on the disk is unknown, and asking again would
+    lie."""
+
+
+class File(Protocol):
+    """An open file. `path` is as given to open; offsets and lengths in bytes."""
+
+    path: str
+
+    async def size(self) -> int: ...
+    async def read(self, offset: int, length: int) -> bytes: ...
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from `offset`; the number of bytes read, fewer than its length only at the end."""
+
+    async def write(self, offset: int, data: Data) -> None: ...
+    async def sync(self) -> None:
+        """fdatasync: all bytes written before this call are on the disk when it returns. SyncFailed."""
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        """SyncFailed when the sync was what failed."""
+
+    async def allocate(self, length: int) -> None:
+        """Reserve blocks so that the file is at least `length` bytes long; new bytes read as zeros."""
+
+    async def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file system. Names made or removed are durable only after sync_directory of their parent."""
+
+    kind: str
+
+    async def open(self, path: str, *, create: bool = False) -> File: ...
+    async def list(self, directory: str) -> list[str]:
+        """Names in the directory, sorted; empty when there is no such directory."""
+
+    async def exists(self, path: str) -> bool: ...
+    async def make_directory(self, path: str) -> None:
+        """With parents; each new one is synced into its parent."""
+
+    async def rename(self, old: str, new: str) -> None:
+        """Replaces `new`."""
+
+    async def unlink(self, path: str) -> None: ...
+    async def remove_tree(self, path: str) -> None: ...
+    async def sync_directory(self, path: str) -> None: ...
+    async def free_bytes(self, path: str) -> tuple[int, int]:
+        """(free for this user, total) bytes of the file system that holds path."""
+
+    async def close(self) -> None: ...
+
+
+def buffers_of(data: Data) -> list[Buffer]:
+    """The non-empty buffers of a write, few enough for one writev."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return [data] if len(data) else []
+    buffers = [buffer for buffer in data if len(buffer)]
+    if len(buffers) > MAX_BUFFERS_PER_WRITE:
+        return [b"".join(buffers)]
+    return buffers
+
+
+def length_of(buffers: Sequence[Buffer]) -> int:
+    """Bytes in all; a memoryview must be of bytes, or its len() would count something else."""
+    assert all(not isinstance(buffer, memoryview) or buffer.itemsize == 1 for buffer in buffers)
+    return sum(map(len, buffers))
+
+
+def after_prefix(buffers: Sequence[Buffer], written: int) -> list[Buffer]:
+    """What remains of the buffers after a short write of `written` bytes, without copying."""
+    rest: list[Buffer] = []
+    for buffer in buffers:
+        if written >= len(buffer):
+            written -= len(buffer)
+            continue
+        rest.append(memoryview(buffer)[written:] if written else buffer)
+        written = 0
+    return rest
+
+
+def write_fully(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    """pwritev until everything is written; a short write goes on where it stopped."""
+    rest = list(buffers)
+    interruptions = 0
+    while rest:
+        try:
+            written = os.pwritev(fd, rest, offset)
+        except OSError as error:
+            interruptions += 1
+            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
+                raise
+            continue
+        if written == 0:
+            raise OSError(errno.EIO, "the disk accepted no byte of a write")
+        offset += written
+        rest = after_prefix(rest, written)
+
+
+def sync_fully(fd: int) -> None:
+    """fdatasync once, whatever it says."""
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+
+
+def read_fully_into(fd: int, offset: int, buffer: memoryview) -> int:
+    """preadv until the buffer is full or the file ends; the number of bytes read."""
+    filled = 0
+    interruptions = 0
+    while filled < len(buffer):
+        try:
+            count = os.preadv(fd, [buffer[filled:]], offset + filled)
+        except OSError as error:
+            interruptions += 1
+            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
+                raise
+            continue
+        if count == 0:
+            break
+        filled += count
+    return filled
+
+
+def read_fully(fd: int, offset: int, length: int) -> bytes:
+    """`length` bytes, or fewer at the end of the file."""
+    buffer = bytearray(length)
+    filled = read_fully_into(fd, offset, memoryview(buffer))
+    return bytes(memoryview(buffer)[:filled])
+
+
+def allocate_blocks(fd: int, length: int) -> None:
+    """posix_fallocate to `length`; a file system without it gets the length only."""
+    size = os.fstat(fd).st_size
+    if length <= size:
+        return
+    try:
+        os.posix_fallocate(fd, size, length - size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        os.ftruncate(fd, length)
+
+
+def _make_directories(path: str) -> None:
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        parent = os.path.dirname(path) or "."
+        if parent == path:
+            break
+        path = parent
+    for directory in reversed(missing):
+        os.makedirs(directory, exist_ok=True)
+        _sync_directory(os.path.dirname(directory) or ".")
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _list_directory(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def _remove_tree(path: str) -> None:
+    if os.path.lexists(path):
+        shutil.rmtree(path)
+        _sync_directory(os.path.dirname(path) or ".")
+
+
+def _free_bytes(path: str) -> tuple[int, int]:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+class ThreadDisk:
+    """Every operation a blocking call on one of THREADS threads. Its directory operations serve the ring
+    too."""
+
+    kind = "threads"
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")
+
+    def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
+        call = functools.partial(function, *args, **kwargs)
+        return asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def open_descriptor(self, path: str, create: bool) -> asyncio.Future[int]:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return self.run(os.open, path, flags, _FILE_MODE)
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        return ThreadFile(self, path, await self.open_descriptor(path, create))
+
+    async def list(self, directory: str) -> list[str]:
+        return await self.run(_list_directory, directory)
+
+    async def exists(self, path: str) -> bool:
+        return await self.run(os.path.lexists, path)
+
+    async def make_directory(self, path: str) -> None:
+        await self.run(_make_directories, path)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self.run(os.replace, old, new)
+
+    async def unlink(self, path: str) -> None:
+        await self.run(os.unlink, path)
+
+    async def remove_tree(self, path: str) -> None:
+        await self.run(_remove_tree, path)
+
+    async def sync_directory(self, path: str) -> None:
+        await self.run(_sync_directory, path)
+
+    async def free_bytes(self, path: str) -> tuple[int, int]:
+        return await self.run(_free_bytes, path)
+
+    async def close(self) -> None:
+        # No wait: every caller has awaited its own operation, so the threads are idle.
+        self._executor.shutdown(wait=False)
+
+
+def _write_and_sync(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    write_fully(fd, offset, buffers)
+    sync_fully(fd)
+
+
+class ThreadFile:
+    """An open file of ThreadDisk. A cancelled caller does not end its operation, so close waits for those
+    under way: a descriptor number that is used again while an old write runs would write into another
+    file."""
+
+    def __init__(self, disk: ThreadDisk, path: str, fd: int) -> None:
+        self.path = path
+        self._disk = disk
+        self._fd = fd
+        self._active: set[asyncio.Future[Any]] = set()
+
+    async def _run(
+        self, function: Callable[Concatenate[int, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        future = self._disk.run(function, self._descriptor(), *args, **kwargs)
+        self._active.add(future)
+        future.add_done_callback(self._active.discard)
+        return await asyncio.shield(future)
+
+    def _descriptor(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "file is closed", self.path)
+        return self._fd
+
+    async def size(self) -> int:
+        return os.fstat(self._descriptor()).st_size
+
+    async def read(self, offset: int, length: int) -> bytes:
+        return await self._run(read_fully, offset, length)
+
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        return await self._run(read_fully_into, offset, buffer)
+
+    async def write(self, offset: int, data: Data) -> None:
+        await self._run(write_fully, offset, buffers_of(data))
+
+    async def sync(self) -> None:
+        await self._run(sync_fully)
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        await self._run(_write_and_sync, offset, buffers_of(data))
+
+    async def allocate(self, length: int) -> None:
+        await self._run(allocate_blocks, length)
+
+    async def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if self._active:
+            await asyncio.wait(self._active)
+        if fd >= 0:
+            await self._disk.run(os.close, fd)
+
+
+async def open_disk(prefer: Literal["ring", "threads"] = "ring") -> Disk:
+    """The best disk this machine allows; one warning where the kernel or a container refuses io_uring."""
+    if prefer == "threads":
+        return ThreadDisk()
+    try:
+        from shoal.segment_store.ring_disk import RingDisk
+
+        return RingDisk()
+    except (ImportError, OSError) as error:
+        logger.warning("io_uring is not available (%s): the disk runs on %d threads instead", error, THREADS)
+        return ThreadDisk()

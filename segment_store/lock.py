@@ -1,0 +1,52 @@
+"""One process per data directory: an advisory lock that the kernel releases when its holder dies, however
+it dies."""
+
+import errno
+import fcntl
+import os
+from typing import Self
+
+from shoal.segment_store.errors import NotOwner
+
+LOCK_FILE = "lock"
+_MAX_PID_BYTES = 32
+
+
+class DirectoryLock:
+    """`acquire` takes DATA/lock or raises NotOwner naming the process that holds it. The file stays:
+    removing it would let two processes hold two files of one name."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, LOCK_FILE)
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Raises NotOwner, or OSError when the directory cannot be written."""
+        assert self._fd < 0, "the lock is held already"
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, _MAX_PID_BYTES, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            who = f"process {holder}" if holder.isdecimal() else "another process"
+            raise NotOwner(f"{os.path.dirname(self.path)} is in use by {who}") from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.ftruncate(fd, 0)
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()

@@ -1,0 +1,476 @@
+"""One partition's log: append with group commit, truncate, read. The only door to this package's segments.
+
+Two ends: the planned one (`last_index`, `end_offset`), which advances when append is called so that the
+caller may stamp the next frame at once, and the one on the disk (`synced_index`). One writer at a time
+works off the queue; what is queued while it waits for the disk goes into its next write and sync together.
+
+Knows segments and disks. Must not know Raft, HTTP or clocks: times are arguments.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from shoal.batch import BatchError, Flag, Frame, LogIdentity, LogIndex, Offset, Term, parse_frame
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk import Disk
+from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, Overloaded, StoreError
+from shoal.segment_store.index import Entry
+from shoal.segment_store.layout import SegmentName
+from shoal.segment_store.opening import Recovered, recover
+from shoal.segment_store.recovery import Chain, chain_problem
+from shoal.segment_store.segment import Segment, SegmentFiles
+from shoal.segment_store.tail import TRAILER_BYTES
+from shoal.segment_store.tail_cache import TailCache
+from shoal.segment_store.writer import Writer
+from shoal.segment_store.writes import Append, Roll, Truncate
+
+MAX_QUEUED_BYTES = 256 * 2**20  # accepted and not yet written; Raft's own bounds lie far below
+_EMPTY = Chain(LogIndex(1), Offset(0), Term(0))
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatistics:
+    """One snapshot. Counters since the log was opened, sizes in bytes."""
+
+    first_index: LogIndex
+    last_index: LogIndex
+    synced_index: LogIndex
+    start_offset: Offset
+    end_offset: Offset
+    segments: int
+    size_bytes: int
+    frames_appended: int
+    writes: int
+    syncs: int
+    queued_bytes: int
+    cached_bytes: int
+    damaged_stretches: int
+
+
+class PartitionLog:
+    """See the module. One event loop; every coroutine may be awaited concurrently with every other."""
+
+    def __init__(self, files: SegmentFiles, recovered: Recovered) -> None:
+        """Use PartitionLog.open."""
+        self._files = files
+        self._segments = recovered.segments
+        self.damage = tuple(recovered.damage)  # found when the log was opened
+        self.recovery_notes = tuple(recovered.notes)
+        self._runs: list[tuple[LogIndex, Term]] = []
+        for segment in self._segments:
+            for index, term in segment.index.term_runs():
+                self._add_run(index, term)
+        self._chain = self._chain_at_end()
+        self._cache = TailCache(files.config.tail_cache_bytes)
+        self._frames_appended = 0
+        active = self._segments[-1] if self._segments else None
+        self._writer = Writer(files, active, self.last_index, self._roll_back)
+
+    def __repr__(self) -> str:
+        numbers = (
+            f"entries {self.first_index}..{self.last_index}, offsets {self.start_offset}..{self.end_offset}"
+        )
+        return f"PartitionLog({self._files.directory}, {numbers}, {len(self._segments)} segments)"
+
+    @classmethod
+    async def open(
+        cls, disk: Disk, directory: str, identity: LogIdentity, schema: pa.Schema, config: LogConfig
+    ) -> "PartitionLog":
+        """Recover what the directory holds (safety 7 to 11), or start an empty log.
+
+        Raises Damaged when the log's numbers cannot be established, ForeignIdentity, DiskFull, DiskFailed.
+        Damage inside the log does not prevent opening: see `damage`, and reads around it work.
+        """
+        files = SegmentFiles(disk, directory, identity, schema, config)
+        try:
+            return cls(files, await recover(files))
+        except BaseException:
+            await files.open_files.close()
+            raise
+
+    # ---- what the log holds, as planned
+
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry held; 1 when the log is empty."""
+        return self._segments[0].first_index if self._segments else LogIndex(1)
+
+    @property
+    def last_index(self) -> LogIndex:
+        """0 when the log is empty."""
+        return LogIndex(self._chain.next_index - 1)
+
+    @property
+    def last_term(self) -> Term:
+        return self._chain.previous_term
+
+    @property
+    def start_offset(self) -> Offset:
+        return self._segments[0].name.first_offset if self._segments else Offset(0)
+
+    @property
+    def end_offset(self) -> Offset:
+        """The offset the next record gets."""
+        return self._chain.next_offset
+
+    @property
+    def synced_index(self) -> LogIndex:
+        """Everything up to here survives a power failure."""
+        return self._writer.synced_index
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.planned_end for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    def term_runs(self) -> list[tuple[LogIndex, Term]]:
+        """(first index of the run, term), ascending: Raft's view of the log."""
+        return list(self._runs)
+
+    def term_at(self, index: LogIndex) -> Term | None:
+        """None for an entry the log does not hold."""
+        if not self.first_index <= index <= self.last_index:
+            return None
+        return self._runs[bisect_right(self._runs, index, key=_run_index) - 1][1]
+
+    def next_append_time_us(self, now_us: int) -> int:
+        """The append time of the next frame: never before its predecessor's (safety 17)."""
+        return max(self._chain.append_time_us, now_us)
+
+    def should_roll(self, extra_bytes: int) -> bool:
+        """Whether `extra_bytes` more would take the active segment past segment_bytes. Never for an empty
+        one."""
+        if not self._segments or not len(self._segments[-1].index):
+            return False
+        return self._segments[-1].planned_end + extra_bytes + TRAILER_BYTES > self._files.config.segment_bytes
+
+    def index_for_offset(self, offset: Offset) -> LogIndex:
+        """The entry whose [base, base + count) holds the offset. Raises OffsetOutOfRange."""
+        if not self.start_offset <= offset < self.end_offset:
+            raise OffsetOutOfRange(offset, self.start_offset, self.end_offset)
+        # Segments of control entries only share their first offset with their successor: the last one holds
+        # records.
+        place = bisect_right(self._segments, offset, key=_segment_offset) - 1
+        return self._segments[place].index.index_for_offset(offset)
+
+    def first_index_of_segment(self, index: LogIndex) -> LogIndex:
+        """Where the segment that holds the entry begins (its checkpoint). Raises OffsetOutOfRange."""
+        return self._segment_of(index).first_index
+
+    def entry(self, index: LogIndex) -> Entry:
+        """Numbers and place of one entry. Raises OffsetOutOfRange."""
+        return self._segment_of(index).index.entry(index)
+
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(
+            self.first_index,
+            self.last_index,
+            self.synced_index,
+            self.start_offset,
+            self.end_offset,
+            len(self._segments),
+            self.size_bytes,
+            self._frames_appended,
+            self._writer.writes,
+            self._writer.syncs,
+            self._writer.queued_bytes,
+            self._cache.size_bytes,
+            len(self.damage),
+        )
+
+    def _segment_of(self, index: LogIndex) -> Segment:
+        if not self.first_index <= index <= self.last_index:
+            raise OffsetOutOfRange(index, self.first_index, self.last_index + 1)
+        return self._segments[bisect_right(self._segments, index, key=_segment_index) - 1]
+
+    def _add_run(self, index: LogIndex, term: Term) -> None:
+        if not self._runs or self._runs[-1][1] != term:
+            self._runs.append((index, term))
+
+    def _chain_at_end(self) -> Chain:
+        if not self._segments:
+            return _EMPTY
+        last = self._segments[-1]
+        return _EMPTY.after(last.index.entry(last.last_index))
+
+    # ---- changing it
+
+    def append(self, frames: Sequence[Frame]) -> Coroutine[None, None, None]:
+        """Await it: returns once the frames are written and synced (written, with fsync off).
+
+        The planned end advances in the call itself. Frames must continue the log; one flagged
+        FIRST_OF_SEGMENT starts a segment. Awaiting raises ChainBroken, Overloaded, LogClosed (nothing was
+        taken), DiskFull (the planned end went back: the same frames may be offered again), DiskFailed (for
+        ever). Calls are carried out in their order, all those queued while a write is under way by one
+        following write and sync.
+        """
+        try:
+            self._writer.check()
+            end = self._check_frames(frames)
+        except StoreError as error:
+            return _raise(error)
+        return _wait(self._plan(frames, end))
+
+    def _check_frames(self, frames: Sequence[Frame]) -> Chain:
+        """The chain behind the frames; nothing has changed yet."""
+        chain = self._chain
+        size = 0
+        for stamp, data in frames:
+            problem = chain_problem(chain, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)
+            if problem is None and stamp.term < chain.previous_term:
+                problem = f"entry {stamp.index} has term {stamp.term} behind term {chain.previous_term}"
+            if problem is not None:
+                raise ChainBroken(f"{self._files.directory}: {problem}")
+            offset = Offset(stamp.base_offset + stamp.record_count)
+            chain = Chain(LogIndex(stamp.index + 1), offset, stamp.term, stamp.append_time_us)
+            size += len(data)
+        if self._writer.queued_bytes + size > MAX_QUEUED_BYTES and self._writer.queued_bytes:
+            raise Overloaded(f"{self._files.directory}: {self._writer.queued_bytes} bytes wait for the disk")
+        return chain
+
+    def _plan(self, frames: Sequence[Frame], end: Chain) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not frames:
+            done.set_result(None)
+            return done
+        start = 0
+        for place, frame in enumerate(frames):
+            if place > start and self._starts_segment(frame):
+                self._submit(frames[start:place], None)
+                start = place
+            if place == start and (not self._segments or self._starts_segment(frame)):
+                self._plan_segment(frame)
+            self._segments[-1].plan(frame)
+            self._add_run(frame.stamp.index, frame.stamp.term)
+            self._cache.put(frame)
+        self._submit(frames[start:], done)
+        self._chain = end
+        self._frames_appended += len(frames)
+        self._cache.shrink(self._writer.written_index)
+        return done
+
+    def _starts_segment(self, frame: Frame) -> bool:
+        active = self._segments[-1] if self._segments else None
+        return (
+            active is not None and len(active.index) > 0 and bool(frame.stamp.flags & Flag.FIRST_OF_SEGMENT)
+        )
+
+    def _plan_segment(self, first: Frame) -> None:
+        previous = self._segments[-1] if self._segments else None
+        stamp = first.stamp
+        segment = Segment(self._files, SegmentName(stamp.index, stamp.base_offset), stamp.previous_term)
+        self._writer.submit(Roll(previous, segment))
+        self._segments.append(segment)
+
+    def _submit(self, frames: Sequence[Frame], done: asyncio.Future[None] | None) -> None:
+        segment = self._segments[-1]
+        position = segment.index.entry(frames[0].stamp.index).position
+        work = Append(segment, frames, position, self._writer.generation)
+        work.done = done
+        self._writer.submit(work)
+
+    def truncate_suffix(self, from_index: LogIndex) -> Coroutine[None, None, None]:
+        """Remove `from_index` and everything after it (safety 8). Await it: returns once that is durable;
+        the planned end goes back in the call itself, and appends called before are carried out first.
+        Nothing to do when the log ends before. Awaiting raises OffsetOutOfRange below the log's start,
+        LogClosed, DiskFailed."""
+        try:
+            self._writer.check_open()
+            if from_index < self.first_index:
+                raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
+        except StoreError as error:
+            return _raise(error)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        kept = [segment for segment in self._segments if segment.first_index < from_index]
+        removed = self._segments[len(kept) :]
+        last = kept[-1] if kept else None
+        term = self.term_at(LogIndex(from_index - 1)) or Term(0)
+        self._writer.submit(Truncate(from_index, last, removed, term, done))
+        self._rewind(LogIndex(from_index - 1))
+        return _wait(done)
+
+    def _rewind(self, last_index: LogIndex) -> None:
+        """Take the planned end back so that `last_index` is the last entry."""
+        if last_index >= self.last_index:
+            return
+        from_index = LogIndex(last_index + 1)
+        while self._segments and self._segments[-1].first_index >= from_index:
+            self._segments.pop()
+        if self._segments:
+            self._segments[-1].cut(from_index)
+        while self._runs and self._runs[-1][0] >= from_index:
+            self._runs.pop()
+        self._cache.cut(from_index)
+        self._chain = self._chain_at_end()
+
+    def _roll_back(self, written_index: LogIndex) -> None:
+        """The writer met a fault: what lies behind `written_index` never happened."""
+        self._rewind(written_index)
+
+    # ---- reading it
+
+    async def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Frame]:
+        """Frames from `first_index` on, up to `last_index` and `max_bytes`, but at least one; verified.
+
+        Frames accepted and not yet written are served too. Raises OffsetOutOfRange, LogClosed, and Damaged
+        when the first frame does not verify; before a damaged one the answer ends.
+        """
+        entries = self._select(first_index, last_index, max_bytes)
+        frames: list[Frame] = []
+        place = 0
+        while place < len(entries):
+            cached = self._cache.get(entries[place].index)
+            if cached is not None:
+                frames.append(cached)
+                place += 1
+                continue
+            run = self._stored_run(entries, place)
+            try:
+                frames += await self._read_run(run)
+            except Damaged:
+                if not frames:
+                    raise
+                break
+            place += len(run)
+            if len(frames) < place:
+                break  # damage inside the run: the next read meets it first
+        return frames
+
+    async def read_bytes(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+    ) -> tuple[list[bytes | memoryview], LogIndex]:
+        """As read, but only the frames' bytes, in order, and the index of the last one: what a fetch
+        sends."""
+        frames = await self.read(first_index, last_index, max_bytes)
+        return [frame.data for frame in frames], frames[-1].stamp.index
+
+    async def scan(self, first_index: LogIndex) -> AsyncIterator[Frame]:
+        """Every frame from `first_index` to what is the end now, in bounded pieces. Raises as read does."""
+        index, last = first_index, self.last_index
+        while index <= last:
+            for frame in await self.read(index, last, self._files.config.read_chunk_bytes):
+                yield frame
+                index = LogIndex(frame.stamp.index + 1)
+
+    def _select(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        self._writer.check_open()
+        if not self.first_index <= first_index <= last_index <= self.last_index:
+            wanted = first_index if not self.first_index <= first_index <= self.last_index else last_index
+            raise OffsetOutOfRange(wanted, self.first_index, self.last_index + 1)
+        entries: list[Entry] = []
+        size = 0
+        index = first_index
+        segment = self._segment_of(index)
+        while index <= last_index:
+            if index > segment.last_index:
+                segment = self._segment_of(index)
+            entry = segment.index.entry(index)
+            size += entry.length
+            if entries and size > max_bytes:
+                break
+            entries.append(entry)
+            index = LogIndex(index + 1)
+        return entries
+
+    def _stored_run(self, entries: list[Entry], place: int) -> list[Entry]:
+        """Adjoining entries of one segment that must come from its file, at most a chunk (or one frame) of
+        them."""
+        run = [entries[place]]
+        segment = self._segment_of(run[0].index)
+        limit = run[0].position + self._files.config.read_chunk_bytes
+        for entry in entries[place + 1 :]:
+            in_reach = entry.index <= segment.last_index and entry.end_position <= limit
+            if (
+                not in_reach
+                or self._cache.get(entry.index) is not None
+                or entry.position != run[-1].end_position
+            ):
+                break
+            run.append(entry)
+        return run
+
+    async def _read_run(self, run: list[Entry]) -> list[Frame]:
+        """Frames of adjoining entries, each verified and found to be the one the index names."""
+        segment = self._segment_of(run[0].index)
+        generation = self._writer.generation
+        start = run[0].position
+        buffer = bytearray(run[-1].end_position - start)
+        problem = "the file ends before the entry does"
+        frames: list[Frame] = []
+        try:
+            async with self._files.open_files.pin(segment.path) as file:
+                filled = await file.read_into(start, memoryview(buffer))
+        except OSError as error:
+            filled, problem = 0, f"read failed: {error}"
+        view = memoryview(buffer)[:filled]
+        for entry in run:
+            if entry.end_position - start > filled:
+                break
+            try:
+                frame = parse_frame(view, entry.position - start, self._files.identity)
+            except BatchError as error:
+                problem = str(error)
+                break
+            if frame.stamp.index != entry.index or len(frame.data) != entry.length:
+                problem = f"entry {frame.stamp.index} of {len(frame.data)} bytes lies there"
+                break
+            frames.append(frame)
+        if frames or not run:
+            return frames
+        if generation != self._writer.generation and run[0].index > self._writer.written_index:
+            raise OffsetOutOfRange(run[0].index, self.first_index, self.last_index + 1)  # truncated meanwhile
+        raise Damaged(segment.path, start, problem, run[0].index, run[0].index)
+
+    async def verify(self, first_index: LogIndex | None = None) -> list[Damaged]:
+        """Read everything on the disk from `first_index` on and say what does not verify."""
+        await self._writer.drain()
+        found: list[Damaged] = []
+        index = first_index or self.first_index
+        last = LogIndex(min(self.last_index, self._writer.written_index))
+        while index <= last:
+            entries = self._select(index, last, self._files.config.read_chunk_bytes)
+            run = [entry for entry in entries if self._segment_of(entry.index) is self._segment_of(index)]
+            try:
+                index = LogIndex(index + len(await self._read_run(run)))
+            except Damaged as damage:
+                found.append(damage)
+                index = LogIndex(index + 1)
+        return found
+
+    # ---- ending it
+
+    async def close(self) -> None:
+        """Finish what is queued, leave the index complete, let go of the files. Idempotent."""
+        await self._writer.close(flush=True)
+
+    async def remove(self) -> None:
+        """Close, and remove the directory with everything in it; durable when this returns."""
+        await self._writer.close(flush=False)
+        await self._files.disk.remove_tree(self._files.directory)
+
+
+def _run_index(run: tuple[LogIndex, Term]) -> LogIndex:
+    return run[0]
+
+
+def _segment_index(segment: Segment) -> LogIndex:
+    return segment.first_index
+
+
+def _segment_offset(segment: Segment) -> Offset:
+    return segment.name.first_offset
+
+
+async def _wait(done: asyncio.Future[None]) -> None:
+    await done
+
+
+async def _raise(error: StoreError) -> None:
+    raise error

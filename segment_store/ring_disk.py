@@ -1,0 +1,382 @@
+"""The disk through io_uring: the only file that knows liburing.
+
+One ring per disk, one disk per event loop. Operations asked for in one turn of the loop are prepared
+together and submitted by one system call (call_soon); completions ring an eventfd the loop watches. Nothing
+here waits inside the ring: io_uring_wait_cqe would hold the interpreter's lock. Invariants:
+
+- operations in flight never exceed the submission queue, and the completion queue is twice as long, so
+  neither overflows; what does not fit waits in a bounded queue above.
+- a buffer handed to the kernel stays referenced by its operation until the completion has been read.
+- a write with sync is a linked pair. A short write breaks the link (the sync completes with ECANCELED): the
+  rest is submitted again with its sync. A sync that fails is never tried again.
+
+Directory operations have no gain from a ring and run on the threads of ThreadDisk.
+"""
+
+import asyncio
+import errno
+import os
+from collections import deque
+from enum import Enum, auto
+
+import liburing as uring
+
+from shoal.segment_store.disk import (
+    MAX_INTERRUPTIONS,
+    TRANSIENT_ERRORS,
+    Buffer,
+    Data,
+    File,
+    SyncFailed,
+    ThreadDisk,
+    after_prefix,
+    buffers_of,
+    length_of,
+)
+
+RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we know, reads want more
+MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
+DIRECTORY_THREADS = 4
+_SUBMIT_RETRY_S = 0.001
+
+
+class _Kind(Enum):
+    READ = auto()
+    WRITE = auto()
+    WRITE_AND_SYNC = auto()
+    SYNC = auto()
+    ALLOCATE = auto()
+
+
+class _Operation:
+    """One thing asked of the ring: one submission entry, or two linked ones. Lives until all its
+    completions are in, whatever became of the caller."""
+
+    __slots__ = (
+        "buffers",
+        "done",
+        "fd",
+        "file",
+        "interruptions",
+        "kind",
+        "length",
+        "offset",
+        "outstanding",
+        "result",
+        "sync_result",
+        "vector",
+    )
+
+    def __init__(
+        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int
+    ) -> None:
+        self.file = file
+        self.fd = file.descriptor()
+        self.kind = kind
+        self.offset = offset
+        self.buffers = buffers
+        self.length = length  # bytes still to be read, written or allocated
+        self.vector: uring.Iovec | None = None
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.outstanding = 0
+        self.result = 0
+        self.sync_result = 0
+        self.interruptions = 0
+
+    @property
+    def sync_failed(self) -> bool:
+        """Whether it was the sync that failed, not the write before it."""
+        return self.kind is _Kind.SYNC or (self.kind is _Kind.WRITE_AND_SYNC and self.result == self.length)
+
+    @property
+    def entries(self) -> int:
+        return 2 if self.kind is _Kind.WRITE_AND_SYNC else 1
+
+
+class RingDisk(ThreadDisk):
+    """io_uring for the bytes of files. OSError from the constructor: the kernel or a container refuses it."""
+
+    kind = "ring"
+
+    def __init__(self, entries: int = RING_ENTRIES) -> None:
+        super().__init__(DIRECTORY_THREADS)
+        self._loop = asyncio.get_running_loop()
+        self._entries = entries
+        self._ring = uring.Ring()
+        uring.io_uring_queue_init(entries, self._ring, 0)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        uring.io_uring_register_eventfd(self._ring, self._event)
+        self._completion = uring.Cqe()
+        self._waiting: deque[_Operation] = deque()
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._in_flight: dict[int, _Operation] = {}
+        self._entries_in_flight = 0
+        self._unsubmitted = 0
+        self._next_number = 0
+        self._flush_planned = False
+        self._closed = False
+        self._loop.add_reader(self._event, self._on_event)
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        return RingFile(self, path, await self.open_descriptor(path, create))
+
+    async def perform(self, operation: _Operation) -> int:
+        """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
+        gave it."""
+        file = operation.file
+        file.active += 1
+        try:
+            while len(self._waiting) >= MAX_WAITING_OPERATIONS:
+                room: asyncio.Future[None] = self._loop.create_future()
+                self._room.append(room)
+                await room
+            self._check_open()
+        except BaseException:
+            file.finished()
+            raise
+        self._waiting.append(operation)
+        self._plan_flush()
+        return await operation.done
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "the disk is closed")
+
+    def _plan_flush(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Prepare what fits, submit it by one call, and read what completed at once."""
+        self._flush_planned = False
+        if self._closed:
+            return
+        while self._waiting and self._entries_in_flight + self._waiting[0].entries <= self._entries:
+            self._prepare(self._waiting.popleft())
+        while self._room and len(self._waiting) < MAX_WAITING_OPERATIONS:
+            room = self._room.popleft()
+            if not room.done():
+                room.set_result(None)
+                break  # one caller a turn takes the room it was promised; each flush wakes the next
+        if self._unsubmitted and not self._submit():
+            return
+        if uring.io_uring_cq_ready(self._ring):
+            self._reap()
+
+    def _submit(self) -> bool:
+        try:
+            self._unsubmitted -= uring.io_uring_submit(self._ring) or 0
+        except OSError as error:
+            if error.errno not in (*TRANSIENT_ERRORS, errno.EBUSY):
+                raise
+        if self._unsubmitted:
+            # The kernel is short of memory or busy: the entries stay in the submission queue.
+            self._flush_planned = True
+            self._loop.call_later(_SUBMIT_RETRY_S, self._flush)
+            return False
+        return True
+
+    def _prepare(self, operation: _Operation) -> None:
+        number = self._next_number
+        self._next_number += 1
+        self._in_flight[number] = operation
+        operation.outstanding = operation.entries
+        self._entries_in_flight += operation.entries
+        self._unsubmitted += operation.entries
+        entry = self._entry(number * 2)
+        match operation.kind:
+            case _Kind.READ:
+                operation.vector = uring.Iovec(operation.buffers)
+                uring.io_uring_prep_readv(entry, operation.fd, operation.vector, operation.offset, 0)
+            case _Kind.WRITE | _Kind.WRITE_AND_SYNC:
+                operation.vector = uring.Iovec(operation.buffers)
+                uring.io_uring_prep_writev(entry, operation.fd, operation.vector, operation.offset, 0)
+            case _Kind.SYNC:
+                uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
+            case _Kind.ALLOCATE:
+                uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
+        uring.io_uring_sqe_set_data64(entry, number * 2)
+        if operation.kind is _Kind.WRITE_AND_SYNC:
+            uring.io_uring_sqe_set_flags(entry, uring.IOSQE_IO_LINK)
+            second = self._entry(number * 2 + 1)
+            uring.io_uring_prep_fsync(second, operation.fd, uring.IORING_FSYNC_DATASYNC)
+            uring.io_uring_sqe_set_data64(second, number * 2 + 1)
+
+    def _entry(self, number: int) -> uring.SQE:
+        entry = uring.io_uring_get_sqe(self._ring)
+        assert entry is not None, f"submission queue full at {number}: more in flight than entries"
+        return entry
+
+    def _on_event(self) -> None:
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            return  # read already by the flush of this turn
+        self._reap()
+
+    def _reap(self) -> None:
+        """Read every completion. Only cqe[0] of the iterator is valid; indexing further does not wrap."""
+        finished: list[_Operation] = []
+        seen = 0
+        iterator = uring.io_uring_cqe_iter_init(self._ring)
+        while uring.io_uring_cqe_iter_next(iterator, self._completion):
+            completion = self._completion[0]
+            number, result = completion.user_data, completion.res
+            seen += 1
+            operation = self._in_flight[number >> 1]
+            if number & 1:
+                operation.sync_result = result
+            else:
+                operation.result = result
+            operation.outstanding -= 1
+            if not operation.outstanding:
+                del self._in_flight[number >> 1]
+                finished.append(operation)
+        if seen:
+            uring.io_uring_cq_advance(self._ring, seen)
+            self._entries_in_flight -= seen
+        for operation in finished:
+            self._settle(operation)
+        if self._waiting or self._room:
+            self._plan_flush()
+
+    def _settle(self, operation: _Operation) -> None:
+        """All completions of the operation are in: done, failed, or the rest goes in again."""
+        problem = _problem(operation)
+        if problem == 0 and _advance(operation):
+            self._finish(operation, None)
+        elif problem == 0:
+            operation.interruptions = 0
+            self._again(operation)
+        elif problem in TRANSIENT_ERRORS and operation.interruptions < MAX_INTERRUPTIONS:
+            operation.interruptions += 1
+            self._again(operation)
+        else:
+            kind = SyncFailed if operation.sync_failed else OSError
+            self._finish(operation, kind(problem, os.strerror(problem), operation.file.path))
+
+    def _again(self, operation: _Operation) -> None:
+        # In front: an interrupted operation has waited already. It was counted before, so the bound holds.
+        self._waiting.appendleft(operation)
+        self._plan_flush()
+
+    def _finish(self, operation: _Operation, error: OSError | None) -> None:
+        operation.vector = None
+        operation.file.finished()
+        if operation.done.done():
+            return  # the caller was cancelled meanwhile
+        if error is None:
+            operation.done.set_result(operation.result)
+        else:
+            operation.done.set_exception(error)
+
+    async def close(self) -> None:
+        """Wait for what is in flight, then give the ring back."""
+        while self._in_flight or self._waiting:
+            await asyncio.wait([operation.done for operation in [*self._in_flight.values(), *self._waiting]])
+            await asyncio.sleep(0)
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._event)
+            uring.io_uring_queue_exit(self._ring)
+            os.close(self._event)
+        await super().close()
+
+
+def _problem(operation: _Operation) -> int:
+    """The errno the operation ended with, 0 for none. An interrupted sync counts as failed, never as
+    transient: the kernel may have forgotten which pages were dirty."""
+    if operation.result < 0:
+        transient = -operation.result in TRANSIENT_ERRORS
+        return errno.EIO if transient and operation.kind is _Kind.SYNC else -operation.result
+    if operation.result == 0 and operation.kind in (_Kind.WRITE, _Kind.WRITE_AND_SYNC):
+        return errno.EIO  # no byte accepted: going on would spin
+    if operation.kind is not _Kind.WRITE_AND_SYNC or operation.sync_result == 0:
+        return 0
+    if operation.result < operation.length:
+        return 0  # the short write broke the link: the rest goes again, with its sync
+    sync_error = -operation.sync_result
+    return errno.EIO if sync_error in TRANSIENT_ERRORS or sync_error == errno.ECANCELED else sync_error
+
+
+def _advance(operation: _Operation) -> bool:
+    """Take the result in; True when nothing is left to do. `result` becomes the bytes not moved (a read met
+    the end of the file)."""
+    if operation.kind in (_Kind.SYNC, _Kind.ALLOCATE):
+        operation.result = 0
+        return True
+    moved = operation.result
+    operation.offset += moved
+    operation.length -= moved
+    if operation.length == 0 or moved == 0:
+        operation.result = operation.length
+        return True
+    operation.buffers = after_prefix(operation.buffers, moved)
+    return False
+
+
+class RingFile:
+    """An open file of RingDisk."""
+
+    def __init__(self, disk: RingDisk, path: str, fd: int) -> None:
+        self.path = path
+        self.active = 0
+        self._disk = disk
+        self._fd = fd
+        self._idle: asyncio.Future[None] | None = None
+
+    def descriptor(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "file is closed", self.path)
+        return self._fd
+
+    def finished(self) -> None:
+        """One operation of this file has ended (called by the disk)."""
+        self.active -= 1
+        if not self.active and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def size(self) -> int:
+        return os.fstat(self.descriptor()).st_size
+
+    async def read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        filled = await self.read_into(offset, memoryview(buffer))
+        return bytes(memoryview(buffer)[:filled])
+
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        if not len(buffer):
+            return 0
+        left = await self._disk.perform(_Operation(self, _Kind.READ, offset, [buffer], len(buffer)))
+        return len(buffer) - left
+
+    async def write(self, offset: int, data: Data) -> None:
+        buffers = buffers_of(data)
+        if buffers:
+            await self._disk.perform(_Operation(self, _Kind.WRITE, offset, buffers, length_of(buffers)))
+
+    async def sync(self) -> None:
+        await self._disk.perform(_Operation(self, _Kind.SYNC, 0, [], 0))
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        buffers = buffers_of(data)
+        if not buffers:
+            await self.sync()
+            return
+        await self._disk.perform(_Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers)))
+
+    async def allocate(self, length: int) -> None:
+        size = await self.size()
+        if length > size:
+            await self._disk.perform(_Operation(self, _Kind.ALLOCATE, size, [], length - size))
+
+    async def close(self) -> None:
+        """Waits for operations under way, also those whose callers were cancelled: the kernel knows the
+        number only."""
+        fd, self._fd = self._fd, -1
+        while self.active:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        if fd >= 0:
+            os.close(fd)

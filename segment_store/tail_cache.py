@@ -1,0 +1,39 @@
+"""The newest frames of a log, in memory: followers and consumers at the end never read the disk. No I/O
+here."""
+
+from shoal.batch import Frame, LogIndex
+
+
+class TailCache:
+    """Frames by index, contiguous up to the newest. Bounded by bytes, except that frames which are not on
+    the disk yet stay whatever they weigh (the log bounds those): this is the only place they can be read
+    from."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._frames: dict[LogIndex, Frame] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def get(self, index: LogIndex) -> Frame | None:
+        return self._frames.get(index)
+
+    def put(self, frame: Frame) -> None:
+        assert frame.stamp.index not in self._frames
+        self._frames[frame.stamp.index] = frame
+        self.size_bytes += len(frame.data)
+
+    def shrink(self, written_index: LogIndex) -> None:
+        """Drop the oldest written frames until the bound holds."""
+        while self.size_bytes > self._limit_bytes and self._frames:
+            oldest = next(iter(self._frames))
+            if oldest > written_index:
+                return
+            self.size_bytes -= len(self._frames.pop(oldest).data)
+
+    def cut(self, from_index: LogIndex) -> None:
+        """Forget `from_index` and everything after it."""
+        while self._frames and (newest := next(reversed(self._frames))) >= from_index:
+            self.size_bytes -= len(self._frames.pop(newest).data)

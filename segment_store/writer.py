@@ -1,0 +1,368 @@
+"""The writer of one log: works off its queue on the disk, one thing at a time, and keeps the index behind it.
+
+`written_index` is what the files hold; `synced_index` what is known to survive a power failure, in the log
+as planned (a truncation lowers it when it is asked for, not when it is done). Faults are sorted here: no
+space refuses what was queued and heals; a failed sync, or a write that failed for any other reason, ends
+this log's writing for good.
+"""
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from shoal.batch import LogIndex
+from shoal.segment_store.disk import Buffer, File, SyncFailed
+from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError
+from shoal.segment_store.open_files import Handle
+from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
+from shoal.segment_store.tail import TRAILER_BYTES
+from shoal.segment_store.writes import Append, Roll, Truncate, Work, take_group
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    """`roll_back(index)` is called after a fault: nothing behind `index` is, or will be, on the disk."""
+
+    def __init__(
+        self,
+        files: SegmentFiles,
+        active: Segment | None,
+        last_index: LogIndex,
+        roll_back: Callable[[LogIndex], None],
+    ) -> None:
+        self.written_index = last_index
+        self.synced_index = last_index
+        self.generation = 0  # counts truncations asked for
+        self.failure: DiskFailed | None = None
+        self.queued_bytes = 0
+        self.writes = 0
+        self.syncs = 0
+        self._files = files
+        self._roll_back = roll_back
+        self._queue: deque[Work] = deque()
+        self._refusing: DiskFull | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._active = active
+        self._handle: Handle | None = None
+        self._index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, close
+        self._index_timer: asyncio.TimerHandle | None = None
+        self._index_task: asyncio.Task[None] | None = None
+        self._unindexed_bytes = 0
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise LogClosed after close."""
+        if self._closed:
+            raise LogClosed(f"{self._files.directory} is closed")
+
+    def check(self) -> None:
+        """Raise what an append would meet right now."""
+        self.check_open()
+        if self.failure is not None:
+            raise DiskFailed(str(self.failure)) from self.failure
+        if self._refusing is not None:
+            raise DiskFull(str(self._refusing))
+
+    def submit(self, work: Work) -> None:
+        """Queue it; the writer takes it up on the next turn of the loop."""
+        assert not self._closed
+        if isinstance(work, Append):
+            self.queued_bytes += work.length
+        elif isinstance(work, Truncate):
+            self.generation += 1
+            self.synced_index = LogIndex(min(self.synced_index, work.from_index - 1))
+        self._queue.append(work)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work_off())
+
+    async def _work_off(self) -> None:
+        try:
+            while self._queue:
+                try:
+                    await self._next()
+                except OSError as error:
+                    await self._fault(error)
+        except BaseException as error:
+            # A bug or the end of the loop: nobody may wait for ever, nothing may be acknowledged any more.
+            self._fail(DiskFailed(f"writing stopped: {error!r}"))
+            raise
+        finally:
+            self._task = None
+
+    async def _next(self) -> None:
+        work = self._queue[0]
+        if isinstance(work, Append):
+            group = take_group(self._queue, self._files.config.max_write_bytes)
+            try:
+                await self._write(group)
+            except OSError:
+                self._queue.extendleft(reversed(group))  # the fault is answered to them first
+                raise
+            return
+        if isinstance(work, Roll):
+            await self._roll(work)
+        else:
+            await self._truncate(work)
+        # Off the queue only when done, so that a fault finds it there.
+        assert self._queue[0] is work
+        self._queue.popleft()
+        if isinstance(work, Truncate) and not work.done.done():
+            work.done.set_result(None)
+
+    async def _file(self, segment: Segment) -> File:
+        """The active segment's file, pinned until another becomes active."""
+        if self._handle is None or self._active is not segment:
+            await self._let_go()
+            self._handle = await self._files.open_files.acquire(segment.path)
+            self._active = segment
+        return self._handle.file
+
+    async def _let_go(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            await self._files.open_files.release(handle)
+
+    async def _write(self, group: list[Append]) -> None:
+        """One write of all the frames, the marker and the tail record, and one sync."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        length = end - group[0].position
+        file = await self._file(segment)
+        if end + TRAILER_BYTES > segment.allocated:
+            await segment.reserve(file, end + TRAILER_BYTES)
+        if segment.soiled_end:
+            await self._clean(segment, file)
+        buffers: list[Buffer] = [frame.data for work in group for frame in work.frames]
+        buffers.append(segment.trailer(last.last_index, last.last_term, end, self.synced_index))
+        buffers += segment.zeros_after(end + TRAILER_BYTES, length)
+        segment.soiled_end = end + TRAILER_BYTES  # until the write has succeeded
+        if self._files.config.fsync:
+            await file.write_and_sync(group[0].position, buffers)
+            self.syncs += 1
+        else:
+            await file.write(group[0].position, buffers)
+        segment.soiled_end = 0
+        segment.written_end = end
+        self.writes += 1
+        self._written(group, length)
+
+    async def _clean(self, segment: Segment, file: File) -> None:
+        """Clear what a refused write left: a frame of it behind the next, other write must not join the
+        log."""
+        await write_zeros(file, segment.written_end, segment.soiled_end)
+        await file.sync()
+        segment.soiled_end = 0
+
+    def _written(self, group: list[Append], length: int) -> None:
+        last = group[-1]
+        self.queued_bytes -= length
+        self.written_index = last.last_index
+        if self._files.config.fsync:
+            if last.generation == self.generation:
+                self.synced_index = last.last_index
+            else:  # a truncation is queued behind: only what it keeps counts
+                self.synced_index = LogIndex(max(self.synced_index, self._kept_of(last.last_index)))
+        for work in group:
+            if work.done is not None and not work.done.done():
+                work.done.set_result(None)
+        self._unindexed_bytes += length
+        if self._unindexed_bytes >= self._files.config.index_interval_bytes:
+            self._start_indexing()
+        elif self._index_timer is None and self._index_task is None:
+            delay_s = self._files.config.index_interval_ms / 1000
+            self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
+
+    def _kept_of(self, index: LogIndex) -> LogIndex:
+        for work in self._queue:
+            if isinstance(work, Truncate):
+                index = LogIndex(min(index, work.from_index - 1))
+        return index
+
+    async def _sync_active(self) -> None:
+        """Without fsync per append, what was written becomes known synced here."""
+        if self._files.config.fsync or self._active is None or self.synced_index >= self.written_index:
+            return
+        written, generation = self.written_index, self.generation
+        async with self._files.open_files.pin(self._active.path) as file:
+            await file.sync()
+        self.syncs += 1
+        kept = written if generation == self.generation else self._kept_of(written)
+        self.synced_index = LogIndex(max(self.synced_index, min(kept, self.written_index)))
+
+    async def _roll(self, work: Roll) -> None:
+        """Seal and sync the old segment with its index, then the new one's header and directory entry."""
+        previous, segment = work.previous, work.segment
+        if previous is not None:
+            self._active = self._active or previous
+            await self._sync_active()
+            async with self._index_lock:
+                await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
+        await self._let_go()
+        self._handle = await self._files.open_files.acquire(segment.path, create=True)
+        self._active = segment
+        await segment.create(self._handle.file)
+        await self._files.disk.sync_directory(self._files.directory)
+
+    async def _truncate(self, work: Truncate) -> None:
+        """Safety 8, in an order in which every crash leaves a log that recovery takes for a shorter or an
+        unchanged one: whole segments newest first, then the index, then the tail record, then the
+        frames."""
+        async with self._index_lock:
+            for segment in reversed(work.removed):
+                await self._remove(segment)
+            if work.kept is not None and self.written_index >= work.from_index:
+                await self._zero_suffix(work.kept, work.from_index, work)
+            self.written_index = LogIndex(min(self.written_index, work.from_index - 1))
+
+    async def _zero_suffix(self, segment: Segment, from_index: LogIndex, work: Truncate) -> None:
+        start, end = work.cut_position, max(segment.written_end, segment.soiled_end - TRAILER_BYTES)
+        if start >= end:
+            return  # the segment ended right there: only later segments went
+        last = LogIndex(from_index - 1)
+        if segment.indexed_index >= from_index:
+            await self._shorten_index(segment, last)
+        file = await self._file(segment)
+        # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
+        await file.write_and_sync(segment.written_end, bytes(TRAILER_BYTES))
+        await write_zeros(file, start + TRAILER_BYTES, end)
+        trailer = segment.trailer(
+            last, work.last_term, start, last if self._files.config.fsync else LogIndex(0)
+        )
+        await file.write_and_sync(start, trailer)
+        segment.written_end = start
+        segment.soiled_end = 0
+
+    async def _shorten_index(self, segment: Segment, last: LogIndex) -> None:
+        try:
+            await segment.replace_index(last)
+        except OSError as error:
+            if error.errno not in _NO_SPACE or isinstance(error, SyncFailed):
+                raise
+            await segment.remove_index()  # a log without an index is slow to open, never wrong
+
+    async def _fault(self, error: OSError) -> None:
+        if isinstance(error, SyncFailed) or error.errno not in _NO_SPACE:
+            self._fail(DiskFailed(f"{self._files.directory}: {error}"))
+            return
+        self._refusing = DiskFull(f"{self._files.directory}: {error}")
+        logger.warning("appends refused: %s", self._refusing)
+        try:
+            await self._refuse_queued(self._refusing)
+            await self._drop_empty_active()
+        except OSError as second:
+            self._fail(DiskFailed(f"{self._files.directory}: {second}, while the disk was full ({error})"))
+            return
+        finally:
+            self._refusing = None
+        self._roll_back(self.written_index)
+
+    async def _refuse_queued(self, refusal: DiskFull) -> None:
+        """Answer what is queued: appends in vain, truncations done (they need no space)."""
+        while self._queue:
+            work = self._queue[0]
+            if isinstance(work, Append):
+                self.queued_bytes -= work.length
+                _answer(work.done, DiskFull(str(refusal)))
+            elif isinstance(work, Roll):
+                await self._undo_roll(work)
+            else:
+                await self._truncate(work)
+                _answer(work.done, None)
+            self._queue.popleft()
+
+    async def _undo_roll(self, work: Roll) -> None:
+        await self._remove(work.segment)
+
+    async def _drop_empty_active(self) -> None:
+        """A segment that was rolled to and then refused its first frame: another leader may not roll
+        there."""
+        if self._active is not None and self._active.first_index > self.written_index:
+            await self._remove(self._active)
+
+    async def _remove(self, segment: Segment) -> None:
+        if self._active is segment:
+            await self._let_go()
+            self._active = None
+        await segment.remove()
+        await self._files.disk.sync_directory(self._files.directory)
+
+    def _fail(self, failure: DiskFailed) -> None:
+        """Nothing is written any more; everybody who waits is told."""
+        if self.failure is None:
+            self.failure = failure
+            logger.error("%s: this log accepts no append until it is opened again", failure)
+        while self._queue:
+            work = self._queue.popleft()
+            if not isinstance(work, Roll):
+                _answer(work.done, DiskFailed(str(failure)))
+        self.queued_bytes = 0
+        self._roll_back(self.written_index)
+
+    def _start_indexing(self) -> None:
+        if self._index_timer is not None:
+            self._index_timer.cancel()
+            self._index_timer = None
+        if self._index_task is None and not self._closed:
+            self._unindexed_bytes = 0
+            self._index_task = asyncio.get_running_loop().create_task(self._index_once())
+
+    async def _index_once(self) -> None:
+        try:
+            await self.write_index()
+        except OSError as error:
+            if error.errno in _NO_SPACE and not isinstance(error, SyncFailed):
+                # The index saves time, it proves nothing that the segment does not: the next append tries
+                # again.
+                logger.warning("%s: index not written: %s", self._files.directory, error)
+            else:
+                self._fail(DiskFailed(f"{self._files.directory}: index: {error}"))
+        finally:
+            self._index_task = None
+
+    async def write_index(self) -> None:
+        """Bring the active segment's index file up to what is known synced."""
+        async with self._index_lock:
+            await self._sync_active()
+            segment = self._active
+            if segment is not None:
+                await segment.write_index(LogIndex(min(self.synced_index, segment.last_index)))
+
+    async def drain(self) -> None:
+        """Return when nothing is queued or under way."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def close(self, *, flush: bool) -> None:
+        """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
+        next opening knows everything to be synced. Raises DiskFailed when that last step fails."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.drain()
+        if self._index_timer is not None:
+            self._index_timer.cancel()
+        if self._index_task is not None:
+            await asyncio.wait([self._index_task])
+        try:
+            if flush and self.failure is None:
+                await self.write_index()
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                self._fail(DiskFailed(f"{self._files.directory}: {error}"))
+        finally:
+            await self._let_go()
+            await self._files.open_files.close()
+
+
+def _answer(done: asyncio.Future[None] | None, error: StoreError | None) -> None:
+    if done is None or done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,89 @@
+"""What waits for a log's writer, in the order it was asked for: values, no I/O."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from shoal.batch import Frame, LogIndex, Term
+from shoal.segment_store.disk import MAX_BUFFERS_PER_WRITE
+from shoal.segment_store.segment import Segment
+
+
+class Append:
+    """Contiguous frames for one segment, at `position`. `done` is set once they are written and synced;
+    None when a later part of the same call carries it. `generation` tells whether a truncation came after
+    it."""
+
+    __slots__ = ("done", "frames", "generation", "length", "position", "segment")
+
+    def __init__(self, segment: Segment, frames: Sequence[Frame], position: int, generation: int) -> None:
+        self.segment = segment
+        self.frames = frames
+        self.position = position
+        self.length = sum([len(frame.data) for frame in frames])
+        self.generation = generation
+        self.done: asyncio.Future[None] | None = None
+
+    @property
+    def last_index(self) -> LogIndex:
+        return self.frames[-1].stamp.index
+
+    @property
+    def last_term(self) -> Term:
+        return self.frames[-1].stamp.term
+
+
+class Roll:
+    """Seal what is there and make `segment` durable, before any frame of it is written."""
+
+    __slots__ = ("previous", "segment")
+
+    def __init__(self, previous: Segment | None, segment: Segment) -> None:
+        self.previous = previous
+        self.segment = segment
+
+
+class Truncate:
+    """Remove `from_index` and everything after it: whole segments, and zeros over the rest of `kept`.
+
+    Computed from the plan when the truncation is asked for: the frames that go start at `cut_position` of
+    `kept`, behind an entry of `last_term`.
+    """
+
+    __slots__ = ("cut_position", "done", "from_index", "kept", "last_term", "removed")
+
+    def __init__(
+        self,
+        from_index: LogIndex,
+        kept: Segment | None,
+        removed: list[Segment],
+        last_term: Term,
+        done: asyncio.Future[None],
+    ) -> None:
+        self.from_index = from_index
+        self.kept = kept
+        self.removed = removed
+        self.last_term = last_term
+        self.done = done
+        self.cut_position = kept.position_of(from_index) if kept is not None else 0
+
+
+Work = Append | Roll | Truncate
+
+
+def take_group(queue: deque[Work], max_bytes: int) -> list[Append]:
+    """The appends at the head of the queue that one write takes: same segment, bounded bytes and buffers (one
+    buffer is kept for the trailer, one for zeros)."""
+    group: list[Append] = []
+    size = buffers = 0
+    while queue:
+        work = queue[0]
+        if not isinstance(work, Append) or (group and work.segment is not group[0].segment):
+            break
+        size += work.length
+        buffers += len(work.frames)
+        if group and (size > max_bytes or buffers > MAX_BUFFERS_PER_WRITE - 2):
+            break
+        group.append(work)
+        queue.popleft()
+    return group
