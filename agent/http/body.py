@@ -61,11 +61,8 @@ def too_large(limit_bytes: int) -> ShoalError:
 
 def prepare_body(call: Call) -> None:
     """Refuse codings; let a client that sent `Expect: 100-continue` go on. Call before the first read."""
-    headers = call.headers
-    coding = headers.get("Content-Encoding")
-    if coding is not None and coding.strip().lower() != "identity":
-        raise ShoalError("unsupported-media-type", f"Content-Encoding {shown(coding)}: send the body plain")
-    expect = headers.get("Expect")
+    refuse_coding(call)
+    expect = call.headers.get("Expect")
     if expect is None:
         return
     if expect.strip().lower() != "100-continue":
@@ -75,18 +72,26 @@ def prepare_body(call: Call) -> None:
         transport.write(EXPECT_CONTINUE)
 
 
+def refuse_coding(call: Call) -> None:
+    """ShoalError unsupported-media-type for a compressed body: nothing is ever decompressed here."""
+    coding = call.headers.get("Content-Encoding")
+    if coding is not None and coding.strip().lower() != "identity":
+        raise ShoalError("unsupported-media-type", f"Content-Encoding {shown(coding)}: send the body plain")
+
+
 async def read_body(call: Call, limit_bytes: int) -> bytes:
     """The whole body, at most `limit_bytes`. ShoalError too-large, bad-request (stalled), unsupported-
     media-type.
     """
-    declared_length(call, limit_bytes)
-    prepare_body(call)
     content = call.request.content
     if content.is_eof():  # everything came with the head: the common case, without a timer
+        refuse_coding(call)
         body = content.read_nowait(-1)
         if len(body) > limit_bytes:
             raise too_large(limit_bytes)
         return body
+    declared_length(call, limit_bytes)
+    prepare_body(call)
     pieces: list[bytes] = []
     size = 0
     async for piece in stream_body(call):

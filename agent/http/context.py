@@ -36,7 +36,7 @@ class Call:
         self,
         context: Context,
         request: web.BaseRequest,
-        arguments: list[str],
+        arguments: tuple[str, ...],
         query: Query,
         raw_query: str,
     ) -> None:

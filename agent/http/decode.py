@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.agent.http.body import prepare_body, read_body, stream_body
+from shoal.agent.http.body import prepare_body, stream_body
 from shoal.agent.http.context import Call
 from shoal.agent.http.limits import MIB
 from shoal.agent.http.parameters import Query
@@ -23,6 +23,7 @@ from shoal.records import RecordColumns, parse_json, parse_ndjson, parse_raw
 
 NDJSON_TYPE = "application/x-ndjson"
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
+STREAMED_TYPES = frozenset((NDJSON_TYPE, ARROW_TYPE))
 # Arrow batches of a request are appended together until they reach this: small requests are checked whole
 # before anything is stored, large ones flow.
 ARROW_CHUNK_BYTES = MIB
@@ -42,9 +43,13 @@ class Chunk(NamedTuple):
     body: bytes | None = None  # the request's whole body, if the chunk is all of it
 
 
-async def decode_whole(call: Call, media: str) -> Chunk:
+def decode_stream(call: Call, media: str, schema: pa.Schema) -> AsyncIterator[Chunk]:
+    """The body of a type that streams."""
+    return decode_ndjson(call) if media == NDJSON_TYPE else decode_arrow(call, schema)
+
+
+def decode_whole(call: Call, media: str, body: bytes) -> Chunk:
     """A JSON or raw body. ShoalError as shoal.records raises."""
-    body = await read_body(call, call.context.limits.body_bytes)
     if not body:
         raise empty_body()
     query = call.query

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 NO_PARAMETERS: frozenset[str] = frozenset()
+# Resolved paths remembered: producers post to the same few all the time. When full it is emptied, not
+# searched.
+REMEMBERED_PATHS_MAX = 1_024
+REMEMBERED_PATH_CHARACTERS_MAX = 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class RouteTable:
 
     def __init__(self, routes: Iterable[Route], hints: Iterable[Hint] = ()) -> None:
         self._root = Node()
+        self._remembered: dict[tuple[str, str], tuple[Route, tuple[str, ...]]] = {}
         for route in routes:
             node = self._node(route.path)
             assert route.method not in node.routes, f"{route.method} {route.path} stands twice in the table"
@@ -84,16 +89,31 @@ class RouteTable:
             node = node.child(segment)
         return node
 
-    def resolve(self, method: str, path: str) -> tuple[Route, list[str]]:
+    def resolve(self, method: str, path: str) -> tuple[Route, tuple[str, ...]]:
         """The route of a raw path (no query) and its decoded arguments.
 
         ShoalError unknown-route, method-not-allowed (with `allow`), or bad-request for a path that cannot
         be decoded.
         """
-        node: Node | None = self._root
+        known = self._remembered.get((method, path))
+        if known is not None:
+            return known
+        node, arguments = self._walk(path)
+        route = node.routes.get(method)
+        if route is None and method == "HEAD":
+            route = node.routes.get("GET")
+        if route is None:
+            raise method_not_allowed(method, node) if node.routes else unknown_route(path)
+        if len(path) <= REMEMBERED_PATH_CHARACTERS_MAX:
+            if len(self._remembered) >= REMEMBERED_PATHS_MAX:
+                self._remembered.clear()
+            self._remembered[method, path] = (route, arguments)
+        return route, arguments
+
+    def _walk(self, path: str) -> tuple[Node, tuple[str, ...]]:
+        node = self._root
         arguments: list[str] = []
         for segment in path.split("/")[1:]:
-            assert node is not None
             below = node.segments.get(segment)
             if below is None:
                 below = node.any_segment
@@ -101,15 +121,7 @@ class RouteTable:
                     raise unknown_route(path)
                 arguments.append(decode_segment(segment))
             node = below
-        assert node is not None
-        route = node.routes.get(method)
-        if route is not None:
-            return route, arguments
-        if method == "HEAD" and "GET" in node.routes:
-            return node.routes["GET"], arguments
-        if not node.routes:
-            raise unknown_route(path)
-        raise method_not_allowed(method, node)
+        return node, tuple(arguments)
 
 
 def unknown_route(path: str) -> ShoalError:

@@ -14,11 +14,17 @@ from collections.abc import AsyncIterator
 import pyarrow as pa
 from aiohttp import web
 
-from shoal.agent.http import decode
-from shoal.agent.http.body import media_type
+from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
-from shoal.agent.http.decode import ARROW_TYPE, NDJSON_TYPE, Chunk
-from shoal.agent.http.deliver import PRODUCER_HEADERS, Options, Outcome, deliver
+from shoal.agent.http.decode import STREAMED_TYPES, Chunk, decode_stream, decode_whole
+from shoal.agent.http.deliver import (
+    MOVING_CODES,
+    PRODUCER_HEADERS,
+    Options,
+    Outcome,
+    append_here,
+    deliver,
+)
 from shoal.agent.http.dispatch import Hint, Route
 from shoal.agent.http.interface import Topic
 from shoal.agent.http.names import check_topic_name
@@ -82,30 +88,66 @@ class ProduceHandlers:
 
     async def _produce(self, call: Call, name: str, partition: int | None) -> web.Response:
         options = request_options(call)
-        production = Production(call, options, name, partition)
+        topic = find_topic(call, name)
+        media = media_type(call.headers.get("Content-Type"))
         gate = self._context.gate
         gate.enter()
+        held_bytes = 0
         try:
-            media = media_type(call.headers.get("Content-Type"))
-            if media == NDJSON_TYPE:
-                await production.stream(decode.decode_ndjson(call))
-            elif media == ARROW_TYPE:
-                await production.stream(decode.decode_arrow(call, production.schema()))
-            else:
-                chunk = await decode.decode_whole(call, media)
-                production.hold(len(chunk.body or b""))
-                await production.append(chunk)
+            if media in STREAMED_TYPES:
+                held_bytes = 2 * self._context.limits.chunk_bytes  # in the decoder, and the chunk under way
+                gate.hold(held_bytes)
+                production = Production(call, options, name, topic, partition)
+                await production.stream(decode_stream(call, media, production.schema()))
+                return production.answer()
+            body = await read_body(call, self._context.limits.body_bytes)
+            gate.hold(len(body))
+            held_bytes = len(body)
+            chunk = decode_whole(call, media, body)
+            if topic is not None and (partition is not None or len(topic.ranges) == 1):
+                answer = await self._append_at_once(topic, partition or 0, chunk, options)
+                if answer is not None:
+                    return answer
+            production = Production(call, options, name, topic, partition)
+            await production.append(chunk)
             return production.answer()
         finally:
-            gate.leave(production.held_bytes)
+            gate.leave(held_bytes)
+
+    async def _append_at_once(
+        self, topic: Topic, partition: int, chunk: Chunk, options: Options
+    ) -> web.Response | None:
+        """The hot path: one partition, led here. None when that is not so, and nothing happened."""
+        try:
+            done = await append_here(self._context, topic, partition, chunk, options, options.timeout_ms)
+        except ShoalError as error:
+            if error.code in MOVING_CODES:
+                return None
+            raise
+        if done.duplicate or options.acks == "none":
+            document: dict[str, JSON] = {"count": done.count}
+            if options.acks == "none":
+                return json_response(document, status=202)
+            document["appended"] = [
+                {"partition": partition, "base_offset": done.base_offset, "count": done.count}
+            ]
+            return json_response({**document, "duplicate": True})
+        return appended_response(partition, done.base_offset, done.count)
+
+
+def appended_response(partition: int, base_offset: int, count: int) -> web.Response:
+    """The answer of nearly every request, without a JSON encoder."""
+    return web.Response(
+        body=b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n'
+        % (count, partition, base_offset, count),
+        content_type=JSON_TYPE,
+    )
 
 
 def request_options(call: Call) -> Options:
     """acks, timeout and producer of a request."""
-    acks = "all"
     query = call.query
-    if "acks" in query:
-        acks = choice(query, "acks", acks, ACKS)
+    acks = choice(query, "acks", "all", ACKS) if "acks" in query else "all"
     return Options(acks, call.timeout_ms(), producer_stamp(call))
 
 
@@ -144,18 +186,19 @@ class Production:
         "_truncated", "held_bytes",
     )  # fmt: skip
 
-    def __init__(self, call: Call, options: Options, name: str, partition: int | None) -> None:
+    def __init__(
+        self, call: Call, options: Options, name: str, topic: Topic | None, partition: int | None
+    ) -> None:
         self._call = call
         self._options = options
         self._name = name
         self._partition = partition
-        self._topic = find_topic(call, name)
+        self._topic = topic
         self._created = False
         self._count = 0
         self._ranges: list[list[int]] = []  # [partition, base offset, count]
         self._duplicates = 0
         self._truncated = False
-        self.held_bytes = 0
         if self._topic is None and partition:
             raise ShoalError(
                 "unknown-topic",
@@ -166,15 +209,8 @@ class Production:
         """What Arrow records have to look like; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
 
-    def hold(self, size_bytes: int) -> None:
-        """Account for bytes until the request ends."""
-        self._call.context.gate.hold(size_bytes)
-        self.held_bytes += size_bytes
-
     async def stream(self, chunks: AsyncIterator[Chunk]) -> None:
         """Append chunk after chunk. With a producer the request is one sequence, so it must be one chunk."""
-        limits = self._call.context.limits
-        self.hold(2 * limits.chunk_bytes)  # what the decoder and the chunk under way keep
         held_back: Chunk | None = None
         try:
             async for chunk in chunks:
@@ -299,12 +335,7 @@ class Production:
         if self._options.acks == "none":
             response = json_response({"count": self._count}, status=202)
         elif len(self._ranges) == 1 and not self._duplicates:
-            partition, base_offset, count = self._ranges[0]
-            response = web.Response(
-                body=b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n'
-                % (self._count, partition, base_offset, count),
-                content_type=JSON_TYPE,
-            )
+            response = appended_response(*self._ranges[0])
         else:
             response = json_response(self._document())
         if self._created:
