@@ -103,6 +103,7 @@ class Producer:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._spread = 0
+        self._aborted = False
 
     async def __aenter__(self) -> Self:
         await self._find_topic()
@@ -113,7 +114,7 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._aborted:
                 await self.flush()
         finally:
             await self.abort()
@@ -160,6 +161,7 @@ class Producer:
 
     async def abort(self) -> None:
         """Stop at once. What was not acknowledged may or may not be stored."""
+        self._aborted = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,0 +1,438 @@
+"""A cluster in this process for the tests of clients: the documented routes, state in memory, faults on
+demand.
+
+Law of this file: agents share one truth, so it cannot lose what it acknowledged; it refuses what the rules
+refuse (sequence gaps, wrong leaders), and it counts, so that a test can tell a duplicate from a retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.batch import decode_stream
+from shoal.errors import ShoalError
+from shoal.routing import hash_ranges
+
+ARROW = "application/vnd.apache.arrow.stream"
+REMEMBERED_SEQUENCES = 5
+
+
+@dataclass
+class FakePartition:
+    """One log: its batches, and what it remembers of producers."""
+
+    leader: int
+    term: int = 1
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    producers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # id -> (sequence, base offset)
+    end: int = 0
+
+    def values(self) -> list[bytes]:
+        return [value for batch in self.batches for value in batch.column("value").to_pylist()]
+
+    def append(self, batches: Sequence[pa.RecordBatch], producer: tuple[str, int] | None) -> tuple[int, bool]:
+        """(base offset, duplicate)."""
+        if producer is not None:
+            known = self.producers.get(producer[0], [])
+            for sequence, base in known:
+                if sequence == producer[1]:
+                    return base, True
+            expected = known[-1][0] + 1 if known else 0
+            if producer[1] != expected:
+                raise ShoalError("sequence-gap", f"sequence {producer[1]} where {expected} was expected")
+            self.producers[producer[0]] = [*known, (producer[1], self.end)][-REMEMBERED_SEQUENCES:]
+        base = self.end
+        for batch in batches:
+            self.batches.append(batch)
+            self.end += batch.num_rows
+        return base, False
+
+
+@dataclass
+class FakeTopic:
+    """A topic and its partitions."""
+
+    name: str
+    partitions: list[FakePartition]
+    schema: pa.Schema | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    replication_factor: int = 3
+    start: int = 0
+
+
+Fault = Callable[[web.Request, Callable[[], Awaitable[web.Response]]], Awaitable[web.Response]]
+
+
+def refuse(code: str, **extra: Any) -> Fault:
+    """A fault: the request gets this error, and nothing is stored."""
+
+    async def fault(request: web.Request, proceed: Callable[[], Awaitable[web.Response]]) -> web.Response:
+        raise ShoalError(code, f"{code} on demand", **extra)
+
+    return fault
+
+
+async def reset_after_storing(
+    request: web.Request, proceed: Callable[[], Awaitable[web.Response]]
+) -> web.Response:
+    """A fault: the records are stored, and the connection breaks before the answer."""
+    await proceed()
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def reset_before_storing(
+    request: web.Request, proceed: Callable[[], Awaitable[web.Response]]
+) -> web.Response:
+    """A fault: the connection breaks, and nothing is stored."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+class FakeCluster:
+    """`count` agents on 127.0.0.1. `faults` are taken by produce requests, one each; `read_faults` by
+    reads.
+    """
+
+    def __init__(self, count: int = 3) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.agents: list[FakeAgent] = [FakeAgent(self, number) for number in range(count)]
+        self.faults: deque[Fault] = deque()
+        self.read_faults: deque[Fault] = deque()
+        self.auto_create_topics = True
+        self.ready = True
+        self.requests: list[str] = []
+        self.produce_delay_s = 0.0
+        self.version = 1
+        self.waiting = 0  # blocking queries
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        for agent in self.agents:
+            await agent.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for agent in self.agents:
+            await agent.stop()
+
+    @property
+    def urls(self) -> list[str]:
+        return [agent.url for agent in self.agents]
+
+    def create(self, name: str, partitions: int = 1, replication_factor: int = 3) -> FakeTopic:
+        alive = [agent.number for agent in self.agents if agent.alive]
+        logs = [FakePartition(alive[number % len(alive)]) for number in range(partitions)]
+        self.topics[name] = FakeTopic(name, logs, replication_factor=replication_factor)
+        return self.topics[name]
+
+    async def move(self, name: str, partition: int, to: int) -> None:
+        """Another agent leads the partition."""
+        log = self.topics[name].partitions[partition]
+        log.leader, log.term = to, log.term + 1
+        await self.changed()
+
+    async def kill(self, number: int) -> None:
+        """The agent is gone at once; others take over what it led."""
+        await self.agents[number].stop()
+        alive = [agent.number for agent in self.agents if agent.alive]
+        for topic in self.topics.values():
+            for log in topic.partitions:
+                if log.leader == number and alive:
+                    log.leader, log.term = alive[0], log.term + 1
+        await self.changed()
+
+    async def changed(self) -> None:
+        self.version += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_for_change(self, after: str, seconds: float) -> None:
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: str(self.version) != after)
+        except TimeoutError:
+            return
+        finally:
+            self.waiting -= 1
+
+    def routes(self, topics: Sequence[FakeTopic]) -> dict[str, Any]:
+        return {"version": str(self.version), "topics": {topic.name: self._route(topic) for topic in topics}}
+
+    def _route(self, topic: FakeTopic) -> dict[str, Any]:
+        replicas = [{"id": agent.id, "url": agent.url, "role": "follower"} for agent in self.agents]
+        return {
+            "id": topic.id,
+            "partitions": [
+                {
+                    "partition": number,
+                    "hash_range": list(hash_ranges(len(topic.partitions))[number]),
+                    "state": "active",
+                    "successors": [],
+                    "leader": self.agents[log.leader].id if self.agents[log.leader].alive else None,
+                    "leader_url": self.agents[log.leader].url if self.agents[log.leader].alive else None,
+                    "term": log.term,
+                    "replicas": replicas,
+                }
+                for number, log in enumerate(topic.partitions)
+            ],
+        }
+
+
+class FakeAgent:
+    """One agent's HTTP server."""
+
+    def __init__(self, cluster: FakeCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.id = f"{number:032x}"
+        self.url = ""
+        self.alive = False
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._problems])
+        app.add_routes(
+            [
+                web.get("/readyz", self._readyz),
+                web.get("/v1/agent", self._agent),
+                web.post("/v1/agent/join", self._join),
+                web.post("/v1/agent/leave", self._done),
+                web.post("/v1/members/{member}/force-leave", self._force_leave),
+                web.get("/v1/members", self._members),
+                web.get("/v1/routes", self._routes),
+                web.get("/v1/topics", self._topics),
+                web.put("/v1/topics/{topic}", self._create),
+                web.get("/v1/topics/{topic}", self._describe),
+                web.delete("/v1/topics/{topic}", self._delete),
+                web.get("/v1/topics/{topic}/offsets", self._offsets),
+                web.post("/v1/topics/{topic}/partitions/{partition}/records", self._produce),
+                web.get("/v1/topics/{topic}/partitions/{partition}/records", self._read),
+            ]
+        )
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.alive = True
+
+    async def stop(self) -> None:
+        if self._runner is not None and self.alive:
+            self.alive = False
+            for connection in list(self._runner.server.connections if self._runner.server else []):
+                connection.force_close()
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _problems(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.cluster.requests.append(f"{request.method} {request.path}")
+        try:
+            response: web.StreamResponse = await handler(request)
+        except ShoalError as error:
+            body = json.dumps(error.to_problem())
+            return web.Response(status=error.status, text=body, content_type="application/problem+json")
+        return response
+
+    def _topic(self, request: web.Request) -> FakeTopic:
+        name = request.match_info["topic"]
+        if name not in self.cluster.topics:
+            raise ShoalError("unknown-topic", f"there is no topic {name!r}")
+        return self.cluster.topics[name]
+
+    def _led(self, request: web.Request) -> tuple[FakeTopic, FakePartition]:
+        topic = self._topic(request)
+        number = int(request.match_info["partition"])
+        if number >= len(topic.partitions):
+            raise ShoalError("unknown-partition", f"{topic.name} has no partition {number}")
+        log = topic.partitions[number]
+        if log.leader != self.number and request.query.get("forward") == "false":
+            leader = self.cluster.agents[log.leader]
+            raise ShoalError(
+                "not-leader", "another agent leads", leader=leader.id, leader_url=leader.url, term=log.term
+            )
+        return topic, log
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if not self.cluster.ready:
+            raise ShoalError("not-ready", "the catalog is not there yet")
+        return web.json_response({"ready": True})
+
+    async def _agent(self, request: web.Request) -> web.Response:
+        settings = {"auto_create_topics": self.cluster.auto_create_topics}
+        return web.json_response({"id": self.id, "configuration": settings})
+
+    async def _join(self, request: web.Request) -> web.Response:
+        return web.json_response({"joined": len((await request.json())["addresses"])})
+
+    async def _done(self, request: web.Request) -> web.Response:
+        return web.Response(status=204)
+
+    async def _force_leave(self, request: web.Request) -> web.Response:
+        if request.match_info["member"] not in {f"agent-{agent.number}" for agent in self.cluster.agents}:
+            raise ShoalError("unknown-member", f"there is no member {request.match_info['member']!r}")
+        return web.Response(status=204)
+
+    async def _members(self, request: web.Request) -> web.Response:
+        members = [
+            {
+                "id": agent.id,
+                "name": f"agent-{agent.number}",
+                "kind": "shoal",
+                "status": "alive" if agent.alive else "failed",
+                "address": "127.0.0.1",
+                "gossip_port": 7946 + agent.number,
+                "url": agent.url,
+                "failure_domain": None,
+                "incarnation": 1,
+                "since": "2026-01-02T03:04:05.000006Z",
+                "tags": {},
+                "partitions": [],
+            }
+            for agent in self.cluster.agents
+        ]
+        return web.json_response(
+            {"cluster": "fake", "version": str(self.cluster.version), "members": members}
+        )
+
+    async def _routes(self, request: web.Request) -> web.Response:
+        wait = float(request.query.get("wait", "0s").removesuffix("s"))
+        if wait and request.query.get("after_version") == str(self.cluster.version):
+            await self.cluster.wait_for_change(str(self.cluster.version), wait)
+        wanted = request.query.get("topic")
+        if wanted is not None and wanted not in self.cluster.topics:
+            raise ShoalError("unknown-topic", f"there is no topic {wanted!r}")
+        topics = [topic for topic in self.cluster.topics.values() if wanted in (None, topic.name)]
+        return web.json_response(self.cluster.routes(topics))
+
+    async def _topics(self, request: web.Request) -> web.Response:
+        topics = [
+            {
+                "name": topic.name,
+                "id": topic.id,
+                "kind": "log",
+                "partitions": len(topic.partitions),
+                "replication_factor": topic.replication_factor,
+                "under_replicated": 0,
+                "records": sum(log.end for log in topic.partitions),
+                "bytes": 2_048,
+            }
+            for topic in self.cluster.topics.values()
+        ]
+        return web.json_response({"topics": topics})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        settings = json.loads(body) if body else {}
+        name = request.match_info["topic"]
+        wanted = settings.get("partitions", 1)
+        known = self.cluster.topics.get(name)
+        if known is not None and len(known.partitions) != wanted:
+            raise ShoalError("topic-differs", f"{name} has {len(known.partitions)} partitions, not {wanted}")
+        topic = known or self.cluster.create(name, wanted, settings.get("replication_factor", 3))
+        return web.json_response(self._document(topic), status=200 if known else 201)
+
+    def _document(self, topic: FakeTopic) -> dict[str, Any]:
+        partitions = [
+            {
+                "partition": n,
+                "log_start_offset": topic.start,
+                "high_watermark": log.end,
+                "log_end_offset": log.end,
+            }
+            for n, log in enumerate(topic.partitions)
+        ]
+        factor = topic.replication_factor
+        return {
+            "name": topic.name,
+            "id": topic.id,
+            "kind": "log",
+            "replication_factor": factor,
+            "partitions": partitions,
+        }
+
+    async def _describe(self, request: web.Request) -> web.Response:
+        return web.json_response(self._document(self._topic(request)))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        del self.cluster.topics[self._topic(request).name]
+        return web.Response(status=204)
+
+    async def _offsets(self, request: web.Request) -> web.Response:
+        partitions = self._document(self._topic(request))["partitions"]
+        if "at" in request.query:
+            partitions = [{**entry, "offset": entry["log_start_offset"] + 1} for entry in partitions]
+        return web.json_response({"partitions": partitions})
+
+    async def _produce(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.cluster.produce_delay_s)
+
+        async def proceed() -> web.Response:
+            return await self._append(request)
+
+        if self.cluster.faults:
+            return await self.cluster.faults.popleft()(request, proceed)
+        return await proceed()
+
+    async def _append(self, request: web.Request) -> web.Response:
+        topic, log = self._led(request)
+        schema, batches = decode_stream(await request.read())
+        topic.schema = schema
+        identity = request.headers.get("Shoal-Producer-Id")
+        producer = (identity, int(request.headers["Shoal-Producer-Sequence"])) if identity else None
+        base, duplicate = log.append(batches, producer)
+        count = sum(batch.num_rows for batch in batches)
+        appended = [{"partition": int(request.match_info["partition"]), "base_offset": base, "count": count}]
+        document = {"count": count, "appended": appended, **({"duplicate": True} if duplicate else {})}
+        return web.json_response(document, status=202 if request.query.get("acks") == "none" else 200)
+
+    async def _read(self, request: web.Request) -> web.Response:
+        async def proceed() -> web.Response:
+            return await self._fetch(request)
+
+        if self.cluster.read_faults:
+            return await self.cluster.read_faults.popleft()(request, proceed)
+        return await proceed()
+
+    async def _fetch(self, request: web.Request) -> web.Response:
+        topic, log = self._led(request)
+        offset = int(request.query["offset"])
+        if offset < topic.start or offset > log.end:
+            code = "trimmed" if offset < topic.start else "beyond-end"
+            raise ShoalError(code, f"offset {offset}", log_start_offset=topic.start, high_watermark=log.end)
+        for _ in range(int(request.query.get("wait", "0ms").removesuffix("ms")) // 10):
+            if log.end > offset:
+                break
+            await asyncio.sleep(0.01)
+        chosen, base, position, size = [], offset, 0, 0
+        for batch in log.batches:
+            if position + batch.num_rows > offset and size < int(request.query["max_bytes"]):
+                base = position if not chosen else base
+                chosen.append(batch)
+                size += batch.nbytes
+            position += batch.num_rows
+        sink = pa.BufferOutputStream()
+        from shoal.batch import DEFAULT_SCHEMA
+
+        with pa.ipc.new_stream(sink, topic.schema or DEFAULT_SCHEMA) as writer:
+            for batch in chosen:
+                writer.write_batch(batch)
+        headers = {
+            "Shoal-Base-Offset": str(base),
+            "Shoal-Next-Offset": str(base + sum(batch.num_rows for batch in chosen)),
+            "Shoal-High-Watermark": str(log.end),
+            "Shoal-Log-Start-Offset": str(topic.start),
+        }
+        return web.Response(body=bytes(sink.getvalue()), content_type=ARROW, headers=headers)

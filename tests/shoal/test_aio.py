@@ -1,0 +1,366 @@
+"""The client against a cluster in this process: exactly once under faults, order, fail-over, bounds,
+refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pathlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_cluster import FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
+
+from shoal.aio import (
+    AsyncClient,
+    BatchingConfig,
+    ClientConfig,
+    ProduceFailed,
+    RetryPolicy,
+    Unreachable,
+    batch_of,
+)
+from shoal.errors import ShoalError
+from shoal.routing import hash_ranges, key_hash, partition_for
+
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=5_000), attempt_timeout_ms=1_000)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    """Three agents."""
+    async with FakeCluster(3) as fake:
+        yield fake
+
+
+def stored(cluster: FakeCluster, topic: str) -> list[bytes]:
+    return [value for log in cluster.topics[topic].partitions for value in log.values()]
+
+
+async def wait_for_the_watcher(cluster: FakeCluster) -> None:
+    """Until the producer's blocking query for routes waits at an agent: it asks once for a version to wait
+    on.
+    """
+    while cluster.waiting == 0:
+        await asyncio.sleep(0.01)
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+async def test_records_go_where_their_keys_hash_to_and_keep_their_order(cluster: FakeCluster) -> None:
+    """The client partitions exactly as an agent would, and a key's records stay in order."""
+    cluster.create("t", 6)
+    keys = [b"key-%d" % (number % 17) for number in range(500)]
+    async with AsyncClient(cluster.urls[:1], QUICK) as client, client.producer("t") as producer:
+        for first in range(0, 500, 50):
+            await producer.send_batch(batch_of(numbered(50, first), keys[first : first + 50]))
+    for number, log in enumerate(cluster.topics["t"].partitions):
+        values = log.values()
+        assert values == sorted(values)
+        for batch in log.batches:
+            for key in batch.column("key").to_pylist():
+                assert partition_for(key_hash(key), hash_ranges(6)) == number
+    assert sorted(stored(cluster, "t")) == numbered(500)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refuse("overloaded"),
+        refuse("no-leader"),
+        refuse("timeout"),
+        refuse("leadership-lost"),
+        refuse("internal"),
+        reset_before_storing,
+        reset_after_storing,
+    ],
+    ids=["429", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
+)
+async def test_a_failure_is_retried_and_nothing_is_stored_twice(cluster: FakeCluster, fault: Fault) -> None:
+    """Every other request fails in this way, some after storing: each record is stored exactly once, in
+    order.
+    """
+    cluster.create("t", 1)
+
+    async def pass_through(request, proceed):
+        return await proceed()
+
+    cluster.faults.extend(itertools.chain.from_iterable([(fault, pass_through)] * 10))
+    config = BatchingConfig(linger_ms=0, batch_rows_max=10)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t", batching=config) as producer:
+        await producer.send_batch(batch_of(numbered(100)))
+        await producer.flush()
+        assert producer.unacknowledged == 0
+        assert client.retries >= 10
+        assert producer.statistics.duplicates == (10 if fault is reset_after_storing else 0)
+    assert stored(cluster, "t") == numbered(100)
+
+
+async def test_a_new_leader_is_found_through_the_refusal_of_the_old_one(cluster: FakeCluster) -> None:
+    """421 names the leader: the request goes there at once, and the routes are not even asked again."""
+    topic = cluster.create("t", 1)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
+        await wait_for_the_watcher(cluster)
+        topic.partitions[0].leader, topic.partitions[0].term = 2, 2  # nobody is told
+        asked_before = cluster.requests.count("GET /v1/routes")
+        await producer.send(b"a")
+        await producer.flush()
+        assert cluster.requests.count("GET /v1/routes") == asked_before
+        assert client.leader_changes == 1
+    assert stored(cluster, "t") == [b"a"]
+
+
+async def test_the_bootstrap_agent_may_die_in_mid_stream(cluster: FakeCluster) -> None:
+    """The client knew one agent only; when that dies, others from the member list carry on."""
+    cluster.create("t", 3)
+    async with AsyncClient(cluster.urls[:1], QUICK) as client, client.producer("t") as producer:
+        await producer.send_batch(batch_of(numbered(300), [b"%d" % number for number in range(300)]))
+        await producer.flush()
+        await cluster.kill(0)
+        await producer.send_batch(batch_of(numbered(300, 300), [b"%d" % number for number in range(300)]))
+        await producer.flush()
+    assert sorted(stored(cluster, "t")) == numbered(600)
+
+
+async def test_a_leader_that_falls_silent_is_left_for_the_one_that_routes_name(cluster: FakeCluster) -> None:
+    """A leader that neither answers nor breaks the connection holds a producer up no longer than the
+    fail-over.
+    """
+    cluster.create("t", 1)
+    silent = asyncio.Event()
+
+    async def never(request, proceed):
+        silent.set()
+        await asyncio.sleep(60)
+
+    cluster.faults.append(never)
+    slow = ClientConfig(attempt_timeout_ms=30_000)
+    async with (
+        asyncio.timeout(5),
+        AsyncClient(cluster.urls, slow) as client,
+        client.producer("t") as producer,
+    ):
+        await producer.send(b"a")
+        await silent.wait()
+        await cluster.move("t", 0, 1)
+        await producer.flush()
+    assert stored(cluster, "t") == [b"a"]
+
+
+async def test_retries_end_with_one_clear_error(cluster: FakeCluster) -> None:
+    """After retry.total_ms the producer says which records failed, why, and that they are certainly not
+    stored.
+    """
+    cluster.create("t", 1)
+    cluster.faults.extend([refuse("no-leader")] * 1_000)
+    config = ClientConfig(retry=RetryPolicy(total_ms=300))
+    async with AsyncClient(cluster.urls, config) as client:
+        with pytest.raises(
+            ProduceFailed, match=r"t/0: a batch of 5 records is not stored: no-leader"
+        ) as failed:
+            async with client.producer("t") as producer:
+                await producer.send_batch(batch_of(numbered(5)))
+        assert failed.value.definite
+        assert failed.value.cause_code == "no-leader"
+        assert producer.unacknowledged == 5
+
+
+async def test_an_outcome_in_doubt_is_reported_as_such(cluster: FakeCluster) -> None:
+    """Stored, but never answered: the error must not claim that the records are not stored."""
+    cluster.create("t", 1)
+    cluster.faults.extend([reset_after_storing] * 1_000)
+    config = ClientConfig(retry=RetryPolicy(total_ms=300))
+    async with AsyncClient(cluster.urls, config) as client:
+        with pytest.raises(ProduceFailed, match="may or may not be stored") as failed:
+            async with client.producer("t") as producer:
+                await producer.send(b"a")
+        assert not failed.value.definite
+    assert stored(cluster, "t") == [b"a"]
+
+
+async def test_a_refusal_that_no_retry_mends_ends_the_producer(cluster: FakeCluster) -> None:
+    """too-large is not retried; later sends raise too, and nothing after the failure is sent."""
+    cluster.create("t", 1)
+    cluster.faults.append(refuse("too-large"))
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
+        await producer.send(b"a")
+        with pytest.raises(ProduceFailed, match="too-large"):
+            await producer.flush()
+        with pytest.raises(ProduceFailed, match="too-large"):
+            await producer.send(b"b")
+        await producer.abort()  # so that leaving the block does not report the failure a third time
+    assert client.retries == 0
+    assert stored(cluster, "t") == []
+
+
+async def test_a_forgotten_producer_begins_anew_when_nothing_is_in_doubt(cluster: FakeCluster) -> None:
+    """Agents expire idle producers: the next sequence is a gap to them, and the client takes a new
+    identity.
+    """
+    topic = cluster.create("t", 1)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
+        for number in range(3):
+            await producer.send(b"%d" % number)
+            await producer.flush()
+        topic.partitions[0].producers.clear()
+        for number in range(3, 6):
+            await producer.send(b"%d" % number)
+            await producer.flush()
+    assert stored(cluster, "t") == [b"%d" % number for number in range(6)]
+    assert [len(known) for known in topic.partitions[0].producers.values()] == [3]
+
+
+async def test_a_full_buffer_makes_send_wait(cluster: FakeCluster) -> None:
+    """Backpressure: the buffer never holds more than its bound and what one call adds."""
+    cluster.create("t", 1)
+    cluster.produce_delay_s = 0.01
+    config = BatchingConfig(linger_ms=0, batch_rows_max=50, batch_bytes_max=10_000, buffered_bytes_max=20_000)
+    batch = batch_of([b"x" * 100] * 50)
+    highest = 0
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t", batching=config) as producer:
+        for _ in range(40):
+            await producer.send_batch(batch)
+            highest = max(highest, producer._batcher.buffered_bytes)
+    assert len(stored(cluster, "t")) == 2_000
+    assert highest <= 20_000 + batch.nbytes
+
+
+async def test_a_topic_is_created_by_producing_unless_that_is_off(cluster: FakeCluster) -> None:
+    """As an agent does for curl."""
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        async with client.producer("new") as producer:
+            await producer.send(b"a")
+        assert stored(cluster, "new") == [b"a"]
+        cluster.auto_create_topics = False
+        with pytest.raises(ShoalError, match="there is no topic 'newer'"):
+            async with client.producer("newer"):
+                pass
+    assert "newer" not in cluster.topics
+
+
+async def test_an_unknown_partition_is_refused_before_anything_is_sent(cluster: FakeCluster) -> None:
+    """--partition 7 of a topic with two."""
+    cluster.create("t", 2)
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        with pytest.raises(ShoalError, match="has no partition 7"):
+            async with client.producer("t", partition=7):
+                pass
+
+
+async def test_no_agent_at_all_is_one_clear_error() -> None:
+    """Nobody listens on port 1."""
+    async with AsyncClient(["http://127.0.0.1:1"], QUICK) as client:
+        with pytest.raises(Unreachable, match=r"http://127.0.0.1:1 cannot be reached"):
+            await client.members()
+
+
+async def fill(cluster: FakeCluster, topic: str, partitions: int, rows: int) -> None:
+    """Partition p holds the values p*1000 ... in batches of 7."""
+    cluster.create(topic, partitions)
+    for number, log in enumerate(cluster.topics[topic].partitions):
+        values = numbered(rows, number * 1_000)
+        for first in range(0, rows, 7):
+            log.append([batch_of(values[first : first + 7])], None)
+
+
+async def read(client: AsyncClient, topic: str, **options: object) -> list[bytes]:
+    values: list[bytes] = []
+    async for found in client.consume(topic, **options):  # type: ignore[arg-type]
+        rows = found.batch.column("value").to_pylist()
+        assert rows[0] == b"%06d" % (found.partition * 1_000 + found.base_offset)
+        values += rows
+    return values
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, numbered(40) + numbered(40, 1_000)),
+        ({"partition": 1}, numbered(40, 1_000)),
+        ({"partition": 1, "start": "10"}, numbered(30, 1_010)),
+        ({"start": "-3"}, numbered(3, 37) + numbered(3, 1_037)),
+        ({"start": "-100", "limit": 45}, numbered(40) + numbered(5, 1_000)),
+        ({"start": "latest"}, []),
+        ({"start": "@2020-01-01T00:00:00Z", "partition": 0}, numbered(39, 1)),
+        ({"limit": 0}, []),
+        ({"max_bytes": 1}, numbered(40) + numbered(40, 1_000)),
+    ],
+)
+async def test_consume_gives_exactly_the_records_asked_for(
+    cluster: FakeCluster, options: dict[str, object], expected: list[bytes]
+) -> None:
+    """Starts within batches, limits, single batches a fetch: every record once, in order, at its offset."""
+    await fill(cluster, "t", 2, 40)
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        assert await read(client, "t", **options) == expected
+
+
+async def test_consume_ends_at_the_end_it_saw_when_it_began(cluster: FakeCluster) -> None:
+    """Records that arrive meanwhile do not keep it from ending."""
+    await fill(cluster, "t", 1, 40)
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        values = []
+        async for found in client.consume("t", max_bytes=1):
+            values += found.batch.column("value").to_pylist()
+            cluster.topics["t"].partitions[0].append([batch_of([b"late"])], None)
+    assert values == numbered(40)
+
+
+async def test_follow_goes_on_with_all_partitions_across_a_leader_change(cluster: FakeCluster) -> None:
+    """Following: what arrives later is read too, each partition in order, also from new leaders."""
+    await fill(cluster, "t", 2, 10)
+    async with asyncio.timeout(20), AsyncClient(cluster.urls, QUICK) as client:
+        by_partition: dict[int, list[bytes]] = {0: [], 1: []}
+        async for found in client.consume("t", follow=True, limit=40):
+            by_partition[found.partition] += found.batch.column("value").to_pylist()
+            if sum(map(len, by_partition.values())) == 20:
+                await cluster.kill(0)
+                for number, log in enumerate(cluster.topics["t"].partitions):
+                    log.append([batch_of(numbered(10, number * 1_000 + 10))], None)
+        assert by_partition == {0: numbered(20), 1: numbered(20, 1_000)}
+
+
+@pytest.mark.parametrize("fault", [refuse("no-leader"), reset_before_storing], ids=["503", "reset"])
+async def test_reading_goes_on_after_a_failure(cluster: FakeCluster, fault: Fault) -> None:
+    """A failed fetch is repeated from the same offset."""
+    await fill(cluster, "t", 1, 40)
+    cluster.read_faults.extend([fault] * 3)
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        assert await read(client, "t", max_bytes=1) == numbered(40)
+
+
+async def test_reading_beyond_the_end_or_before_the_start_is_refused(cluster: FakeCluster) -> None:
+    """The error carries the valid range."""
+    await fill(cluster, "t", 1, 40)
+    cluster.topics["t"].start = 14
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        with pytest.raises(ShoalError) as beyond:
+            await read(client, "t", start="41", partition=0)
+        assert (beyond.value.code, beyond.value.extra["high_watermark"]) == ("beyond-end", 40)
+        with pytest.raises(ShoalError) as trimmed:
+            await client.fetch("t", 0, 3)
+        assert (trimmed.value.code, trimmed.value.extra["log_start_offset"]) == ("trimmed", 14)
+
+
+async def test_topics_are_created_listed_and_deleted(cluster: FakeCluster) -> None:
+    """The thin calls say what the agents say."""
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        assert (await client.create_topic("t", {"partitions": 2}))[0] is True
+        assert (await client.create_topic("t", {"partitions": 2}))[0] is False
+        with pytest.raises(ShoalError, match="has 2 partitions, not 3"):
+            await client.create_topic("t", {"partitions": 3})
+        assert [topic["name"] for topic in await client.topics()] == ["t"]
+        await client.delete_topic("t")
+        assert await client.topics() == []
+
+
+def test_importing_the_client_is_left_to_those_who_use_it() -> None:
+    """`import shoal` must not load aiohttp or pyarrow."""
+    code = "import sys, shoal; sys.exit(any(name in sys.modules for name in ('aiohttp', 'pyarrow')))"
+    root = pathlib.Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
