@@ -17,6 +17,7 @@ from shoal.agent.http.context import Call
 from shoal.agent.http.limits import MIB
 from shoal.agent.http.parameters import Query
 from shoal.agent.http.problems import JSON_TYPE
+from shoal.arrow_stream import CONTINUATION
 from shoal.batch import MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, parse_json, parse_ndjson, parse_raw
@@ -156,6 +157,13 @@ def arrow_chunk(messages: list[Message]) -> Chunk:
     """A chunk of Arrow messages; empty batches are dropped, they hold nothing to store."""
     kept = [message for message in messages if message.record_count]
     return Chunk(sum(message.record_count for message in kept), None, kept)
+
+
+def encapsulated(message: Message) -> tuple[bytes, bytes, bytes | memoryview]:
+    """A message as it stands in a stream: prefix, metadata, body (Arrow columnar format, encapsulated
+    messages).
+    """
+    return CONTINUATION + len(message.metadata).to_bytes(4, "little"), message.metadata, message.body
 
 
 def feed(decoder: StreamDecoder, piece: bytes) -> list[Message]:

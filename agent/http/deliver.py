@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from shoal.agent.http.context import Call, Context, Deadline
-from shoal.agent.http.decode import ARROW_TYPE, Chunk
+from shoal.agent.http.decode import ARROW_TYPE, Chunk, encapsulated
 from shoal.agent.http.forward import Reply, forward_target
 from shoal.agent.http.interface import Appended, Leader, Topic
 from shoal.batch import END_OF_STREAM, Message, ProducerStamp, message_from_batch, schema_message
@@ -124,7 +124,7 @@ def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
         messages = [message_of(chunk)]
     parts: list[bytes | memoryview] = [schema_message(topic.schema)]
     for message in messages:
-        parts += (message.metadata, message.body)
+        parts += encapsulated(message)
     parts.append(END_OF_STREAM)
     return b"".join(parts)
 

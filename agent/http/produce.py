@@ -16,7 +16,7 @@ from aiohttp import web
 
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
-from shoal.agent.http.decode import STREAMED_TYPES, Chunk, decode_stream, decode_whole
+from shoal.agent.http.decode import STREAMED_TYPES, Chunk, decode_stream, decode_whole, encapsulated
 from shoal.agent.http.deliver import (
     MOVING_CODES,
     PRODUCER_HEADERS,
@@ -390,7 +390,7 @@ def split(topic: Topic, chunk: Chunk, producer: ProducerStamp | None) -> dict[in
         return {partition: Chunk(len(kept), columns.take(kept), []) for partition, kept in rows.items()}
     parts: dict[int, Chunk] = {}
     for message in chunk.messages:
-        batch = to_record_batch(b"".join((message.metadata, message.body)), topic.schema)
+        batch = to_record_batch(b"".join(encapsulated(message)), topic.schema)
         dealt = partition_batch(batch, ranges, null_key_hash)
         for partition, piece in dealt.items():
             part = parts.setdefault(partition, Chunk(0, None, []))
