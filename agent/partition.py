@@ -129,9 +129,11 @@ class Tail(NamedTuple):
     last_term: Term
     end_offset: Offset
     append_time_us: int
+    log_bytes: int
+    """Of all frames folded since the start: only differences mean something."""
 
 
-EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0)
+EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0, 0)
 
 
 class PartitionState:
@@ -168,6 +170,11 @@ class PartitionState:
         """The newest in the log, committed or not: what Raft votes with (Ongaro's thesis, 4.1)."""
         return self._configurations[-1]
 
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """The committed one, then those in the log that are not committed."""
+        return tuple(self._configurations)
+
     def start_from(self, head: Frame) -> None:
         """Begin with a segment's first frame instead of index 1. A CHECKPOINT restores; anything else must
         be index 1.
@@ -196,7 +203,7 @@ class PartitionState:
         self._configurations = [checkpoint.configuration]
         end = Offset(checkpoint.end_offset)
         self.tail = self.committed = Tail(
-            checkpoint.last_index, checkpoint.last_term, end, checkpoint.append_time_us
+            checkpoint.last_index, checkpoint.last_term, end, checkpoint.append_time_us, 0
         )
 
     def append(self, frame: Frame) -> None:
@@ -222,7 +229,11 @@ class PartitionState:
         elif kind == Kind.GROUP_STATE and self.group_state is not None:
             self.group_state.fold(frame)
         self.tail = Tail(
-            stamp.index, stamp.term, Offset(stamp.base_offset + stamp.record_count), stamp.append_time_us
+            stamp.index,
+            stamp.term,
+            Offset(stamp.base_offset + stamp.record_count),
+            stamp.append_time_us,
+            tail.log_bytes + len(frame.data),
         )
         self._uncommitted.append(self.tail)
 
@@ -291,6 +302,20 @@ class PartitionState:
         if 0 <= position < len(self._uncommitted):
             return self._uncommitted[position].last_term
         return None
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Stored bytes of the entries above the committed end."""
+        return self.tail.log_bytes - self.committed.log_bytes
+
+    def bytes_after(self, index: LogIndex) -> int:
+        """Stored bytes of the entries after `index`; of the uncommitted ones if `index` is below those."""
+        position = index - self.committed.last_index - 1
+        if position < 0 or not self._uncommitted:
+            return self.uncommitted_bytes
+        if position >= len(self._uncommitted):
+            return 0
+        return self.tail.log_bytes - self._uncommitted[position].log_bytes
 
     def checkpoint(self) -> Checkpoint:
         """The fold of everything appended so far: the payload of a checkpoint that comes next."""

@@ -1,0 +1,211 @@
+"""Appends to one replica: who may, what is new, what becomes one batch, and whom to tell.
+
+Law of this file: between a client's submission and the replica's proposals. It decides when small
+submissions become a batch: at the next turn when the disk is idle, else when the sync under way has ended,
+so that everything that arrives during a sync shares the next one. Nothing here awaits; answers come through
+futures.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from shoal.agent.gather import GatheredBatch, GatherQueue, Submission, merge
+from shoal.agent.producers import KeptSequence
+from shoal.agent.replica import Replica
+from shoal.agent.waiting import Answer, Appended, Waiter
+from shoal.batch import (
+    Flag,
+    Frame,
+    LogIndex,
+    Message,
+    Offset,
+    ProducerStamp,
+    encode_producer_table,
+    message_from_batch,
+    to_record_batch,
+)
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, columns_to_batch
+
+Acks: TypeAlias = Literal["all", "leader", "none"]
+
+FLUSH_BYTES = 2**20
+"""Gathered bytes that no longer wait for the sync under way: a write of this size is worth its own."""
+SUBMISSION_OVERHEAD_BYTES = 256
+
+
+class Appender:
+    """One per replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._gathering = GatherQueue()
+        replica.turn_hooks.append(self._flush)
+        replica.on_role_change.append(self._refuse_if_not_leading)
+
+    @property
+    def gathering_bytes(self) -> int:
+        """Bytes that wait to become a batch."""
+        return self._gathering.size_bytes
+
+    def append(
+        self,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: Acks,
+        deadline_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Propose whole batches at once; `answer` gets the outcome. Raises ShoalError when nothing was
+        proposed.
+
+        With a producer all messages become one entry, since one sequence is one entry (safety 19).
+        """
+        assert messages
+        replica = self._replica
+        replica.require_leader()
+        if producer is not None:
+            kept = replica.state.producers.check(producer, consecutive=consecutive)
+            if kept is not None:
+                self._answer_duplicate(kept, deadline_ms, answer)
+                return
+            messages = (_join(messages, replica.schema),)
+        first = last = replica.propose_message(messages[0], producer)
+        for message in messages[1:]:
+            try:
+                last = replica.propose_message(message, None)
+            except ShoalError as error:
+                raise _indefinite(error, first, last) from error
+        count = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
+        self._wait(last.stamp.index, Appended(first.stamp.base_offset, count), acks, deadline_ms, answer)
+
+    def append_records(
+        self,
+        columns: RecordColumns,
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: Acks,
+        deadline_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Queue records for the next gathered batch. Raises ShoalError when they were not queued."""
+        assert len(columns)
+        self._replica.require_leader()
+        size = SUBMISSION_OVERHEAD_BYTES + columns.size_bytes
+        self._gathering.add(Submission(columns, size, producer, consecutive, acks, deadline_ms, answer))
+        self._replica.host.schedule(self._replica)
+
+    def _wait(self, index: LogIndex, result: Appended, acks: str, deadline_ms: int, answer: Answer) -> None:
+        if acks == "none":
+            if not answer.done():
+                answer.set_result(result)
+            return
+        self._replica.waiting.add(Waiter(index, answer, result, deadline_ms, acks == "leader"))
+
+    def _answer_duplicate(self, kept: KeptSequence, deadline_ms: int, answer: Answer) -> None:
+        """The first offsets, once the original is committed: until then the repetition is no safer than
+        it."""
+        result = Appended(kept.base_offset, kept.rows, duplicate=True)
+        if kept.entry <= self._replica.state.committed.last_index:
+            if not answer.done():
+                answer.set_result(result)
+        else:
+            self._wait(kept.entry, result, "all", deadline_ms, answer)
+
+    # Gathering
+
+    def _flush(self, now_ms: int) -> None:
+        queue = self._gathering
+        while len(queue) and (not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES):
+            submissions = queue.take()
+            try:
+                fresh = [item for item in submissions if self._is_fresh(item, now_ms)]
+                if fresh:
+                    self._propose_gathered(fresh)
+            except ShoalError as error:
+                _refuse(submissions, error)
+            if (
+                self._replica.state.tail.last_index > self._replica.log.last_index
+                and queue.size_bytes < FLUSH_BYTES
+            ):
+                return  # the batch just proposed goes to the disk in this turn; the rest shares the next sync
+
+    def _is_fresh(self, item: Submission, now_ms: int) -> bool:
+        if item.answer.done():
+            return False  # its client has gone
+        if item.deadline_ms <= now_ms:
+            item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
+            return False
+        if item.producer is None:
+            return True
+        try:
+            kept = self._replica.state.producers.check(item.producer, consecutive=item.consecutive)
+        except ShoalError as error:
+            item.answer.set_exception(error)
+            return False
+        if kept is not None:
+            self._answer_duplicate(kept, item.deadline_ms, item.answer)
+        return kept is None
+
+    def _propose_gathered(self, fresh: list[Submission]) -> None:
+        gathered = merge(fresh)
+        frame = self._propose_batch(gathered, fresh)
+        base = frame.stamp.base_offset
+        index = frame.stamp.index
+        for item, first_row in zip(fresh, gathered.first_rows, strict=True):
+            result = Appended(Offset(base + first_row), len(item.columns))
+            self._wait(index, result, item.acks, item.deadline_ms, item.answer)
+
+    def _propose_batch(self, gathered: GatheredBatch, fresh: list[Submission]) -> Frame:
+        replica = self._replica
+        replica.require_leader()
+        message = message_from_batch(columns_to_batch(gathered.columns, replica.host.clock.now_us()))
+        if len(fresh) == 1:
+            return replica.propose_message(message, fresh[0].producer)
+        if not gathered.ranges:
+            return replica.propose_message(message, None)
+        return replica.propose_message(message, None, encode_producer_table(gathered.ranges), Flag.GATHERED)
+
+    def _refuse_if_not_leading(self) -> None:
+        """What was never proposed is refused for certain: its client may go to the new leader at once."""
+        if self._replica.is_leader or not len(self._gathering):
+            return
+        try:
+            self._replica.require_leader()
+        except ShoalError as error:
+            _refuse(self._gathering.drain(), error)
+
+
+def _refuse(submissions: Sequence[Submission], error: ShoalError) -> None:
+    for item in submissions:
+        if not item.answer.done():
+            item.answer.set_exception(
+                ShoalError(error.code, error.detail, definite=error.definite, **error.extra)
+            )
+
+
+def _indefinite(error: ShoalError, first: Frame, last: Frame) -> ShoalError:
+    done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
+    detail = f"{error.detail}; the first {done} records of the request were proposed before"
+    return ShoalError(error.code, detail, definite=False, **error.extra)
+
+
+def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
+    """One message with the rows of all: columns are concatenated, never rows."""
+    if len(messages) == 1:
+        return messages[0]
+    batches = [to_record_batch(_framed(message), schema) for message in messages]
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    return message_from_batch(table.to_batches()[0])
+
+
+def _framed(message: Message) -> bytes:
+    """As Arrow writes an encapsulated message."""
+    return b"".join(
+        (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"), message.metadata, message.body)
+    )

@@ -1,0 +1,125 @@
+"""The disk work of one replica's readies, in order, and their completions, in order.
+
+Law of this file: of one ready the hard state is synced before the log is touched (a log that holds a term
+above the stored one is a lost replica: safety 3), truncation before the new branch is written, and nobody
+hears of a ready before every earlier one is durable. Appends without hard state and truncation, the common
+case, go to the log at once, so that the log's group commit can join them. It never retries: after an error
+it stays stopped.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from shoal.agent.doubled import DoubledError
+from shoal.batch import Frame
+from shoal.replication.interfaces import HardState
+from shoal.replication.ready import Ready
+from shoal.segment_store.errors import StoreError
+from shoal.segment_store.log import PartitionLog
+
+
+class _Item:
+    __slots__ = ("done", "frames", "ready")
+
+    def __init__(self, ready: Ready, frames: list[Frame]) -> None:
+        self.ready = ready
+        self.frames = frames
+        self.done = False
+
+
+class DiskOrder:
+    """Bounded by the core: it hands out no more readies than its bounds on uncommitted entries allow."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        save_hard_state: Callable[[HardState], Awaitable[None]],
+        on_durable: Callable[[Ready], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._log = log
+        self._save_hard_state = save_hard_state
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._items: deque[_Item] = deque()
+        self._slow: deque[_Item] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._appends: set[asyncio.Future[None]] = set()
+        self._stopped = False
+        self.unsynced_frames = 0
+        """Frames handed in and not yet durable: while there are any, small submissions are better
+        gathered."""
+
+    def submit(self, ready: Ready, frames: list[Frame]) -> None:
+        """Carry out the disk part of `ready`; on_durable(ready) follows, perhaps before this returns."""
+        if self._stopped:
+            return
+        item = _Item(ready, frames)
+        self._items.append(item)
+        self.unsynced_frames += len(frames)
+        if self._worker is not None or ready.hard_state is not None or ready.truncate_from is not None:
+            self._slow.append(item)
+            if self._worker is None:
+                self._worker = asyncio.ensure_future(self._work_slowly())
+        else:
+            self._write(item)
+
+    async def _work_slowly(self) -> None:
+        try:
+            while self._slow and not self._stopped:
+                item = self._slow.popleft()
+                if item.ready.hard_state is not None:
+                    await self._save_hard_state(item.ready.hard_state)
+                if item.ready.truncate_from is not None:
+                    await self._log.truncate_suffix(item.ready.truncate_from)
+                if not self._stopped:
+                    self._write(item)
+        except (StoreError, DoubledError) as error:
+            self._fail(error)
+        finally:
+            self._worker = None
+
+    def _write(self, item: _Item) -> None:
+        if not item.frames:
+            item.done = True
+            self._release()
+            return
+        written = asyncio.ensure_future(self._log.append(item.frames))
+        self._appends.add(written)
+        written.add_done_callback(lambda future: self._written(item, future))
+
+    def _written(self, item: _Item, future: asyncio.Future[None]) -> None:
+        self._appends.discard(future)
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        item.done = True
+        self._release()
+
+    def _release(self) -> None:
+        items = self._items
+        while items and items[0].done and not self._stopped:
+            item = items.popleft()
+            self.unsynced_frames -= len(item.frames)
+            self._on_durable(item.ready)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._on_failure(error)
+
+    def halt(self) -> None:
+        """Hand out and accept nothing more; what is under way ends on its own."""
+        self._stopped = True
+
+    async def drain(self) -> None:
+        """Wait for everything under way; then the log may be closed."""
+        while self._worker is not None or self._appends:
+            waiting: set[asyncio.Future[None]] = set(self._appends)
+            if self._worker is not None:
+                waiting.add(self._worker)
+            await asyncio.wait(waiting)

@@ -1,0 +1,190 @@
+"""How a replica comes to life: at its birth, after a restart, or not at all.
+
+Law of this file: the order of durable steps. Birth: registry `creating`, log directory, hard state, registry
+`active`; only then is the first message sent, so a crash at any point either leaves nothing promised or
+everything remembered. A registered replica whose data, hard state or log contradict that is `lost`: it says
+so and never votes (safety 2, 3). A restart folds the log again, from the segment that holds the last commit
+index stored.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from shoal.agent.identity import (
+    GroupId,
+    HardStateFile,
+    ReplicaRecord,
+    ReplicaRegistry,
+    ReplicaState,
+)
+from shoal.agent.partition import FoldError, GroupState, PartitionState
+from shoal.agent.replica import Replica, ReplicaHost
+from shoal.batch import LogIdentity, LogIndex
+from shoal.replication.config import RaftConfig
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.raft import RaftCore
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk import Disk
+from shoal.segment_store.errors import StoreError
+from shoal.segment_store.log import PartitionLog
+
+
+class ReplicaLost(Exception):
+    """This replica may have promised what it no longer knows; the text says what is missing."""
+
+
+class UnknownReplica(Exception):
+    """The birth configuration names no replica on this agent, and the registry knows none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What every replica of an agent shares."""
+
+    disk: Disk
+    data_directory: str
+    cluster_id: bytes
+    registry: ReplicaRegistry
+    hard_states: HardStateFile
+
+    def directory(self, group: GroupId) -> str:
+        """Of one partition: ids only, never a name (safety 4)."""
+        return f"{self.data_directory}/topics/{group.topic_id.hex()}/{group.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one group is to be opened. `replica_id`: of a replica added after birth; at birth its ordinal
+    stands in `birth`. `folds`: a state machine in the log itself; `applies`: one fed with committed frames
+    by the host."""
+
+    group: GroupId
+    birth: Configuration
+    schema: pa.Schema
+    log_config: LogConfig
+    raft_config: RaftConfig
+    replica_id: ReplicaId | None = None
+    folds: GroupState | None = None
+    applies: bool = False
+
+
+async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
+    """Raises ReplicaLost, UnknownReplica, StoreError (the log cannot be opened) or DoubledError (cannot be
+    kept)."""
+    record = stores.registry.get(plan.group)
+    if record is None or record.state is ReplicaState.CREATING:
+        record = await _give_birth(stores, host.agent_id, plan)
+    if record.state is ReplicaState.LOST:
+        raise ReplicaLost("it was found lost before")
+    stored = stores.hard_states.get(plan.group)
+    if stored is None or stored[0] != record.replica_id:
+        raise await _lose(stores, record, "its term and vote are gone")
+    directory = stores.directory(plan.group)
+    if not await stores.disk.exists(directory):
+        raise await _lose(stores, record, f"its directory {directory} is gone")
+    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    log = await PartitionLog.open(stores.disk, directory, identity, plan.schema, plan.log_config)
+    try:
+        await _check_log(stores, record, stored[1], log, plan)
+        state = await fold_log(log, plan.birth, plan.folds, stored[1].commit_index)
+        core = _make_core(record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms)
+    except BaseException:
+        await log.close()
+        raise
+    return Replica(
+        host=host,
+        group=plan.group,
+        replica_id=record.replica_id,
+        identity=identity,
+        schema=plan.schema,
+        log=log,
+        state=state,
+        core=core,
+        max_append_bytes=plan.raft_config.max_append_bytes,
+        answers_on_apply=plan.applies,
+    )
+
+
+async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> ReplicaRecord:
+    replica_id = plan.replica_id
+    if replica_id is None:
+        replica_id = next((item.id for item in plan.birth.replicas if item.agent_id == agent_id), None)
+    if replica_id is None:
+        raise UnknownReplica(f"{plan.group} was not born on agent {agent_id}")
+    record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
+    await stores.registry.put(record)
+    await stores.disk.make_directory(stores.directory(plan.group))
+    await stores.hard_states.save(plan.group, replica_id, HardState())
+    record = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(record)
+    return record
+
+
+async def _lose(stores: Stores, record: ReplicaRecord, reason: str) -> ReplicaLost:
+    await stores.registry.put(record._replace(state=ReplicaState.LOST))
+    return ReplicaLost(reason)
+
+
+async def _check_log(
+    stores: Stores, record: ReplicaRecord, hard_state: HardState, log: PartitionLog, plan: Plan
+) -> None:
+    if log.last_term > hard_state.term:
+        reason = f"its log holds term {log.last_term}, its stored term is {hard_state.term}"
+        raise await _lose(stores, record, reason)
+    if plan.log_config.fsync and log.last_index < hard_state.commit_index:
+        # Without fsync a power failure may do this; with it, only a lost or foreign directory can.
+        reason = f"its log ends at {log.last_index}, it had synced {hard_state.commit_index}"
+        raise await _lose(stores, record, reason)
+
+
+async def fold_log(
+    log: PartitionLog, birth: Configuration, folds: GroupState | None, commit_hint: LogIndex
+) -> PartitionState:
+    """The state at the log's end: the checkpoint of the segment that holds the commit hint, and all after it.
+
+    Raises StoreError; FoldError as StoreError, since it is the stored log that is wrong.
+    """
+    state = PartitionState(birth, folds)
+    if log.last_index == 0:
+        return state
+    # Everything that may still be truncated lies above the hint, so its undo is complete.
+    begin = max(log.first_index, min(LogIndex(commit_hint + 1), log.last_index))
+    first = log.first_index_of_segment(begin)
+    try:
+        async for frame in log.scan(first):
+            if frame.stamp.index == first:
+                state.start_from(frame)
+            else:
+                state.append(frame)
+    except FoldError as error:
+        raise StoreError(f"the log cannot be folded: {error}") from error
+    state.commit(min(commit_hint, log.last_index))
+    return state
+
+
+def _make_core(
+    replica_id: ReplicaId,
+    hard_state: HardState,
+    log: PartitionLog,
+    state: PartitionState,
+    config: RaftConfig,
+    rng: random.Random,
+    now_ms: Callable[[], int],
+) -> RaftCore:
+    *earlier, newest = state.configurations
+    return RaftCore(
+        replica_id=replica_id,
+        configuration=newest,
+        hard_state=hard_state,
+        term_runs=log.term_runs(),
+        first_index=log.first_index,
+        last_index=log.last_index,
+        commit_index=state.committed.last_index,
+        config=config,
+        rng=rng,
+        now_ms=now_ms(),
+        earlier_configurations=earlier,
+    )

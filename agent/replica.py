@@ -1,0 +1,500 @@
+"""One replica at work: its core, its fold, its log, and whoever waits for it.
+
+Law of this file: it drives. Every decision of the protocol is the core's, every number in a stamp the
+fold's, every order on the disk DiskOrder's; here they are put together, once per turn of the host's loop.
+Nothing here awaits.
+
+The way of a proposal: propose -> stamp -> fold -> next turn: ready -> disk and followers -> advance ->
+commit -> waiters. A frame received from a leader is staged until the ready after its request says whether it
+is appended.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from shoal.agent.clock import Clock
+from shoal.agent.disk_order import DiskOrder
+from shoal.agent.frame_cache import FrameCache
+from shoal.agent.identity import GroupId
+from shoal.agent.partition import FoldError, PartitionState, check_chain, decode_configuration
+from shoal.agent.peer_wire import PeerWireError, encode_append
+from shoal.agent.sender import Sender
+from shoal.agent.waiting import WaitQueue
+from shoal.batch import (
+    MAX_FRAME_BYTES,
+    STAMP_BYTES,
+    BatchError,
+    Flag,
+    Frame,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Message,
+    ProducerStamp,
+    Term,
+    control_frame,
+    control_payload,
+    parse_frame,
+    stamp_message,
+)
+from shoal.errors import ShoalError
+from shoal.replication.errors import NotLeader, Overloaded, TransferInProgress
+from shoal.replication.interfaces import Configuration, HardState, Proposal, ReplicaId, Run
+from shoal.replication.interfaces import Replica as RaftReplica
+from shoal.replication.messages import AppendRequest, encode
+from shoal.replication.messages import Message as RaftMessage
+from shoal.replication.raft import RaftCore
+from shoal.replication.ready import Ready
+from shoal.replication.transitions import Role
+from shoal.segment_store.errors import DiskFull
+from shoal.segment_store.log import PartitionLog
+
+MAX_UNCOMMITTED_BYTES = 64 * 2**20
+"""Per replica, in memory until a majority has it; beyond it producers are told to wait."""
+MAX_STAGED_BYTES = 64 * 2**20
+"""Frames received in one turn and not appended yet."""
+MAX_PEER_ADDRESSES = 1_024
+HINT_INTERVAL_ENTRIES = 4_096
+"""How far the stored commit index may lag: what a restart folds again beyond its newest segment."""
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaHost(Protocol):
+    """What a replica asks of the host around it."""
+
+    agent_id: str
+    clock: Clock
+
+    def schedule(self, replica: "Replica") -> None:
+        """Give it a turn soon."""
+
+    def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
+        """Put a message into this turn's frame for the agent."""
+
+    def send_append(self, agent_id: str, pieces: list[bytes]) -> None:
+        """Put a request with frames on the bulk link."""
+
+    def changed(self, group: GroupId) -> None:
+        """Role, leader, term or configuration is another."""
+
+    async def save_hard_state(self, replica: "Replica", state: HardState) -> None:
+        """Both copies synced on return."""
+
+    def save_hint(self, replica: "Replica") -> None:
+        """Store the commit index in passing."""
+
+
+class Replica:
+    """See the head of this file. Built by opening.py, given turns by host.py."""
+
+    def __init__(
+        self,
+        *,
+        host: ReplicaHost,
+        group: GroupId,
+        replica_id: ReplicaId,
+        identity: LogIdentity,
+        schema: pa.Schema,
+        log: PartitionLog,
+        state: PartitionState,
+        core: RaftCore,
+        max_append_bytes: int,
+        answers_on_apply: bool,
+    ) -> None:
+        self.host = host
+        self.group = group
+        self.replica_id = replica_id
+        self.identity = identity
+        self.schema = schema
+        self.log = log
+        self.state = state
+        self.core = core
+        self.waiting = WaitQueue()
+        self.cache = FrameCache()
+        self.disk = DiskOrder(
+            log, lambda hard: host.save_hard_state(self, hard), self._durable, self._disk_failed
+        )
+        self.sender = Sender(
+            core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self)
+        )
+        self.failure: tuple[str, str] | None = None
+        """Error code and reason once this replica has stopped for good."""
+        self.turn_hooks: list[Callable[[int], None]] = []
+        """Called at the head of each turn with now_ms: small submissions become a batch there."""
+        self.on_commit: list[Callable[[], None]] = []
+        """Called when the committed end has moved."""
+        self.on_read_states: Callable[[Sequence[tuple[int, LogIndex]]], None] = lambda _: None
+        self.on_role_change: list[Callable[[], None]] = []
+        self._answers_on_apply = answers_on_apply
+        self._staged: dict[tuple[LogIndex, int], Frame] = {}
+        self._staged_bytes = 0
+        self._addresses: dict[ReplicaId, str] = {}
+        self._roll_index = LogIndex(0)
+        self._hint = core.commit_index
+
+    def __repr__(self) -> str:
+        return f"Replica({self.group} {self.core!r} {self.state!r})"
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads its term, as far as it knows."""
+        return self.failure is None and self.core.role is Role.LEADER
+
+    @property
+    def leader_agent_id(self) -> str | None:
+        """Where the leader lives, if one is known."""
+        leader = self.core.leader
+        return None if leader is None else self._address(leader)
+
+    # Proposals
+
+    def require_leader(self) -> None:
+        """Raises ShoalError not-leader, no-leader, or why this replica has stopped."""
+        if self.failure is not None:
+            raise ShoalError("disk-full" if self.failure[0] == "disk-full" else "damaged", self.failure[1])
+        if self.core.role is Role.LEADER:
+            return
+        leader = self.leader_agent_id
+        if leader is None:
+            raise ShoalError("no-leader", "no leader is known here", term=self.core.term)
+        raise ShoalError("not-leader", f"agent {leader} leads", leader=leader, term=self.core.term)
+
+    def propose_message(
+        self, message: Message, producer: ProducerStamp | None, control: bytes = b"", flags: Flag = Flag.NONE
+    ) -> Frame:
+        """Append one batch of records; it commits later, or not. Raises ShoalError; nothing was proposed
+        then."""
+        size = len(message.metadata) + len(message.body) + len(control) + STAMP_BYTES + 16
+        if size > MAX_FRAME_BYTES:
+            raise ShoalError("too-large", f"a batch of {size} bytes, more than {MAX_FRAME_BYTES}")
+        proposal = self._make_room(size)
+        tail = self.state.tail
+        now_us = self.host.clock.now_us()
+        frame = stamp_message(
+            message,
+            self.identity,
+            flags=flags,
+            base_offset=tail.end_offset,
+            term=proposal.term,
+            previous_term=proposal.previous_term,
+            index=proposal.first_index,
+            append_time_us=max(now_us, tail.append_time_us),
+            producer=producer,
+            control=control,
+        )
+        self._take_own(frame)
+        return frame
+
+    def propose_control(self, kind: Kind, control: bytes) -> Frame:
+        """Append a control entry. Raises ShoalError; nothing was proposed then."""
+        if len(control) > MAX_FRAME_BYTES // 2:
+            raise ShoalError("too-large", f"a control entry of {len(control)} bytes")
+        proposal = self._make_room(len(control) + 1024)
+        frame = self._control_frame(kind, control, proposal.first_index, proposal.term)
+        self._take_own(frame)
+        return frame
+
+    def propose_configuration(self, replicas: Sequence[RaftReplica]) -> Configuration:
+        """Change the group's replicas by one step. Raises ReplicationError of the core."""
+        self._catch_up_with_core()
+        proposal = self.core.propose_configuration(replicas, self.host.clock.now_ms())
+        configuration = self.core.configuration
+        frame = self._control_frame(
+            Kind.CONFIGURATION, configuration.to_bytes(), proposal.first_index, proposal.term
+        )
+        self._take_own(frame)
+        return configuration
+
+    def _make_room(self, size: int) -> Proposal:
+        self.require_leader()
+        self._catch_up_with_core()
+        if self.state.uncommitted_bytes > MAX_UNCOMMITTED_BYTES:
+            raise ShoalError("overloaded", f"{self.state.uncommitted_bytes} bytes wait for a majority")
+        if self._should_roll(size):
+            self._roll()
+        return self._propose()
+
+    def _propose(self) -> Proposal:
+        try:
+            proposal = self.core.propose(1, self.host.clock.now_ms())
+        except TransferInProgress as error:
+            raise ShoalError("no-leader", str(error), term=self.core.term) from error
+        except Overloaded as error:
+            raise ShoalError("overloaded", str(error)) from error
+        except NotLeader:
+            self.require_leader()
+            raise
+        assert proposal.first_index == self.state.tail.last_index + 1
+        assert proposal.previous_term == self.state.tail.last_term
+        return proposal
+
+    def _catch_up_with_core(self) -> None:
+        """The core may have opened its term since the last turn: that entry is stamped before any other."""
+        if self.core.last_index != self.state.tail.last_index:
+            self.pump()
+            self.require_leader()
+
+    def _should_roll(self, size: int) -> bool:
+        log_index = self.log.last_index
+        if log_index < self._roll_index:
+            return False  # the log has not seen the last roll yet
+        return self.log.should_roll(self.state.bytes_after(log_index) + size)
+
+    def _roll(self) -> None:
+        """Head a new segment with the fold of everything before it (safety 12, 18)."""
+        proposal = self._propose()
+        payload = self.state.checkpoint().to_bytes()
+        frame = self._control_frame(
+            Kind.CHECKPOINT, payload, proposal.first_index, proposal.term, Flag.FIRST_OF_SEGMENT
+        )
+        self._take_own(frame)
+        self._roll_index = frame.stamp.index
+
+    def _control_frame(
+        self, kind: Kind, control: bytes, index: LogIndex, term: Term, flags: Flag = Flag.NONE
+    ) -> Frame:
+        tail = self.state.tail
+        return control_frame(
+            self.schema,
+            self.identity,
+            kind=kind,
+            control=control,
+            base_offset=tail.end_offset,
+            term=term,
+            previous_term=tail.last_term,
+            index=index,
+            append_time_us=max(tail.append_time_us, self.host.clock.now_us()),
+            flags=flags,
+        )
+
+    def _take_own(self, frame: Frame) -> None:
+        self.state.append(frame)
+        self.cache.append(frame)
+        self.host.schedule(self)
+
+    # Messages
+
+    def receive(self, agent_id: str, message: RaftMessage) -> None:
+        """A message without frames, from the control link."""
+        if self._accepts(agent_id, message):
+            self.core.step(message, self.host.clock.now_ms())
+            self.host.schedule(self)
+
+    def receive_append(self, agent_id: str, message: RaftMessage, payload: bytes, position: int) -> None:
+        """A request with frames. Raises PeerWireError when frames and request differ."""
+        if not isinstance(message, AppendRequest) or not message.runs:
+            raise PeerWireError("frames came beside a message that names none")
+        if not self._accepts(agent_id, message):
+            return
+        if self._staged_bytes > MAX_STAGED_BYTES:
+            return  # the leader sends it again
+        frames = self._parse_frames(message, payload, position)
+        configurations = tuple(
+            decode_configuration(control_payload(frame.data))
+            for frame in frames
+            if frame.stamp.kind == Kind.CONFIGURATION
+        )
+        for frame in frames:
+            self._staged[frame.stamp.index, frame.stamp.term] = frame
+        self._staged_bytes += len(payload) - position
+        # What the frames say is what will be in the log: it overrides what the request says of it.
+        if message.configurations != configurations:
+            message = replace(message, configurations=configurations)
+        self.core.step(message, self.host.clock.now_ms())
+        self.host.schedule(self)
+
+    def _accepts(self, agent_id: str, message: RaftMessage) -> bool:
+        if self.failure is not None or message.receiver != self.replica_id:
+            return False
+        known = self.core.configuration.find(message.sender)
+        if known is not None:
+            return known.agent_id == agent_id
+        if len(self._addresses) < MAX_PEER_ADDRESSES:
+            self._addresses[message.sender] = agent_id
+        return True
+
+    def _parse_frames(self, message: AppendRequest, payload: bytes, position: int) -> list[Frame]:
+        frames: list[Frame] = []
+        try:
+            for run in message.runs:
+                for _ in range(run.first, run.last + 1):
+                    frame = parse_frame(payload, position, self.identity)
+                    if frame.stamp.term != run.term:
+                        raise PeerWireError(f"a frame of term {frame.stamp.term} in {run}")
+                    position += len(frame.data)
+                    frames.append(frame)
+            check_chain(frames, LogIndex(message.previous_index + 1), message.previous_term)
+        except (BatchError, FoldError) as error:
+            raise PeerWireError(f"frames of {self.group}: {error}") from error
+        if position != len(payload):
+            raise PeerWireError(f"frames of {self.group}: {len(payload) - position} bytes too many")
+        return frames
+
+    def _address(self, replica_id: ReplicaId) -> str | None:
+        replica = self.core.configuration.find(replica_id)
+        return replica.agent_id if replica is not None else self._addresses.get(replica_id)
+
+    # The turn
+
+    def pump(self) -> None:
+        """One ready, carried out."""
+        if self.failure is not None:
+            return
+        ready = self.core.ready()
+        if ready is None:
+            self._clear_staged()
+            return
+        try:
+            frames = self._frames_to_write(ready)
+        except FoldError as error:
+            self.fail("damaged", f"a leader's entry does not continue this log: {error}")
+            return
+        self._clear_staged()
+        for message in ready.messages:
+            self._send(message)
+        self.disk.submit(ready, frames)
+        if ready.commit_index is not None:
+            self._commit(ready.commit_index)
+        if ready.read_states:
+            self.on_read_states(ready.read_states)
+        if ready.role_changed:
+            for changed in self.on_role_change:
+                changed()
+            self.host.changed(self.group)
+
+    def turn(self, now_ms: int) -> None:
+        """What the host gives each scheduled replica: input has been stepped, deadlines have not."""
+        for hook in self.turn_hooks:
+            hook(now_ms)
+        self.pump()
+        self.waiting.expire(now_ms)
+
+    def _clear_staged(self) -> None:
+        if self._staged:
+            self._staged.clear()
+            self._staged_bytes = 0
+
+    def _frames_to_write(self, ready: Ready) -> list[Frame]:
+        """The frames of the ready's runs, folded, in order; what the core has cut is cut here too."""
+        if ready.truncate_from is not None:
+            self._truncate(ready.truncate_from)
+        frames: list[Frame] = []
+        for run in ready.append:
+            self._take_run(run, ready.noop_index, frames)
+        if self.core.last_index < self.state.tail.last_index:
+            self._truncate(LogIndex(self.core.last_index + 1))
+        return frames
+
+    def _take_run(self, run: Run, noop_index: LogIndex | None, frames: list[Frame]) -> None:
+        state = self.state
+        # One (index, term) stands for one log up to there (Log Matching): equal at its end, equal throughout.
+        folded = state.tail.last_index >= run.last and state.term_at(run.last) == run.term
+        for number in range(run.first, run.last + 1):
+            index = LogIndex(number)
+            if folded:
+                cached = self.cache.get(index)
+                assert cached is not None
+                frames.append(cached)
+                continue
+            if index <= state.tail.last_index:
+                self._truncate(index)
+            if index == noop_index:
+                frame = self._opening_frame(index, run.term)
+            else:
+                frame = self._staged[index, run.term]
+            state.append(frame)
+            self.cache.append(frame)
+            frames.append(frame)
+
+    def _opening_frame(self, index: LogIndex, term: Term) -> Frame:
+        """A leader's first entry; in an empty log it is the checkpoint that every segment begins with."""
+        if index > 1:
+            return self._control_frame(Kind.NOOP, b"", index, term)
+        payload = self.state.checkpoint().to_bytes()
+        return self._control_frame(Kind.CHECKPOINT, payload, index, term, Flag.FIRST_OF_SEGMENT)
+
+    def _truncate(self, from_index: LogIndex) -> None:
+        if from_index > self.state.tail.last_index:
+            return
+        self.state.truncate(from_index)
+        self.cache.truncate(from_index)
+        self.waiting.truncated(from_index)
+        self._roll_index = LogIndex(min(self._roll_index, from_index - 1))
+
+    def _send(self, message: RaftMessage) -> None:
+        if isinstance(message, AppendRequest) and message.runs:
+            self.sender.send(message)
+            return
+        agent_id = self._address(message.receiver)
+        if agent_id is not None:
+            self.host.send_control(agent_id, self.group, encode(message))
+
+    def _ship_append(self, receiver: ReplicaId, request: bytes, frames: Sequence[bytes]) -> None:
+        agent_id = self._address(receiver)
+        if agent_id is not None:
+            self.host.send_append(agent_id, encode_append(self.group, request, frames))
+
+    def _durable(self, ready: Ready) -> None:
+        """Everything up to this ready is on the local disk."""
+        self.core.advance(ready)
+        for message in ready.messages_after_sync:
+            self._send(message)
+        if ready.append:
+            run = ready.append[-1]
+            if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
+                self.waiting.synced(run.last)
+        self.host.schedule(self)
+
+    def _commit(self, commit_index: LogIndex) -> None:
+        if not self.state.commit(commit_index):
+            return
+        committed = self.state.committed.last_index
+        self.cache.settle(committed)
+        if not self._answers_on_apply:
+            self.waiting.committed(committed)
+        for committed_hook in self.on_commit:
+            committed_hook()
+        if committed - self._hint >= HINT_INTERVAL_ENTRIES or self._hint < self._roll_index <= committed:
+            self._hint = committed
+            self.host.save_hint(self)
+
+    def applied(self, index: LogIndex) -> None:
+        """The group's state machine has taken everything up to `index`: now its producers may know."""
+        if self._answers_on_apply:
+            self.waiting.committed(index)
+
+    # The end
+
+    def _disk_failed(self, error: BaseException) -> None:
+        logger.error("replica %s stops: %s", self.group, error, exc_info=error)
+        code = "disk-full" if isinstance(error, DiskFull) else "damaged"
+        self.fail(code, f"this replica stopped: {error}")
+
+    def fail(self, code: str, reason: str) -> None:
+        """Stop for good: say nothing more to anyone, acknowledge nothing (a failed fsync is fatal)."""
+        if self.failure is not None:
+            return
+        logger.error("replica %s: %s", self.group, reason)
+        self.failure = (code, reason)
+        self.disk.halt()
+        self.waiting.fail_all("leadership-lost", reason)
+        for changed in self.on_role_change:
+            changed()
+        self.host.changed(self.group)
+
+    async def close(self) -> None:
+        """Stop in order: nothing new, then what the disk still does, then the log."""
+        if self.failure is None:
+            self.failure = ("stopping", "the replica is closed")
+        self.waiting.fail_all("leadership-lost", "the agent stops")
+        for changed in self.on_role_change:
+            changed()
+        await self.sender.stop()
+        await self.disk.drain()
+        self.disk.halt()
+        await self.log.close()

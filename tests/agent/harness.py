@@ -1,0 +1,204 @@
+"""Hosts over real links and disks on loopback, for the tests of this folder."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent.clock import SystemClock
+from shoal.agent.host import Host
+from shoal.agent.identity import GroupId, HardStateFile, ReplicaRegistry
+from shoal.agent.links import LinkConfig, Links
+from shoal.batch import DEFAULT_SCHEMA, Message, decode_stream, message_from_batch, schema_message
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, columns_to_batch
+from shoal.replication.config import RaftConfig
+from shoal.replication.interfaces import Configuration
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk import Disk, ThreadDisk
+
+CLUSTER = bytes(range(16))
+GROUP = GroupId(b"t" * 16, 0)
+RAFT = RaftConfig(
+    heartbeat_interval_ms=30,
+    election_timeout_ms=150,
+    retry_after_ms=60,
+    quiet_after_ms=400,
+    sync_stall_ms=3_000,
+)
+LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=250, silence_after_loss_ms=60, redial_min_ms=10)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Wait until it holds and return its value, or fail."""
+    async with asyncio.timeout(timeout_s):
+        while not (value := condition()):
+            await asyncio.sleep(0.005)
+        return value
+
+
+def columns(*values: str) -> RecordColumns:
+    """Records with these values and nothing else."""
+    made = RecordColumns()
+    for value in values:
+        made.append(None, None, value.encode(), None)
+    return made
+
+
+def message(*values: str) -> Message:
+    """One batch with these values."""
+    return message_from_batch(columns_to_batch(columns(*values), 1_000_000))
+
+
+@dataclass
+class Node:
+    """One agent: host, links, HTTP server for the links, its own directory."""
+
+    agent_id: str
+    directory: str
+    log_config: LogConfig = field(default_factory=LogConfig)
+    raft_config: RaftConfig = RAFT
+    make_disk: Callable[[], Disk] = ThreadDisk
+    port: int = 0
+    life: int = 0
+    changes: list[GroupId] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """A new life on the same directory."""
+        self.life += 1
+        self.disk = self.make_disk()
+        await self.disk.make_directory(self.directory)
+        self.registry = await ReplicaRegistry.open(self.disk, self.directory)
+        self.hard_states = await HardStateFile.open(self.disk, self.directory)
+        clock = SystemClock()
+        nonce = self.life.to_bytes(8, "little")
+        self.links = Links(
+            agent_id=self.agent_id,
+            boot_nonce=nonce,
+            cluster_id=CLUSTER,
+            clock=clock,
+            rng=random.Random(self.life),
+            config=LINK,
+        )
+        self.host = Host(
+            agent_id=self.agent_id,
+            boot_nonce=nonce,
+            cluster_id=CLUSTER,
+            disk=self.disk,
+            data_directory=self.directory,
+            registry=self.registry,
+            hard_states=self.hard_states,
+            links=self.links,
+            clock=clock,
+            rng=random.Random(hash(self.agent_id) + self.life),
+            raft_config=self.raft_config,
+            log_config=self.log_config,
+            on_change=self.changes.append,
+        )
+        app = web.Application()
+        app.router.add_get("/v1/peer", self.links.accept)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self.runner.addresses[0][1]
+        await self.links.start()
+        self.running = asyncio.create_task(self.host.run())
+
+    async def open(self, birth: Configuration, group: GroupId = GROUP, **options: Any) -> None:
+        """Open the group with the default schema."""
+        await self.host.open_group(group, birth=birth, schema=DEFAULT_SCHEMA, **options)
+
+    async def stop(self) -> None:
+        """Without handing over: peers see a dead process."""
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.links.stop()
+        await self.host.stop()
+        await self.runner.cleanup()
+        await self.registry.close()
+        await self.hard_states.close()
+        await self.disk.close()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads the group and has committed in its term."""
+        if not self.host.has(GROUP):
+            return False
+        status = self.host.status(GROUP)
+        return status.leader_agent_id == self.agent_id and status.state == "active"
+
+
+class Cluster:
+    """Nodes that hold one replica each of GROUP."""
+
+    def __init__(self, directory: str, count: int, **options: Any) -> None:
+        ids = [str(number + 1) * 32 for number in range(count)]
+        self.nodes = [Node(agent_id, f"{directory}/{agent_id[0]}", **options) for agent_id in ids]
+        self.birth = Configuration.birth(tuple(ids))
+        self.alive: list[Node] = []
+
+    async def __aenter__(self) -> "Cluster":
+        for node in self.nodes:
+            await self.start(node)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for node in list(self.alive):
+            await self.stop(node)
+
+    async def start(self, node: Node, **options: Any) -> None:
+        """A new life of this node, known to the others."""
+        await node.start()
+        self.alive.append(node)
+        self._tell_addresses()
+        await node.open(self.birth, **options)
+
+    def _tell_addresses(self) -> None:
+        urls = {node.agent_id: f"http://127.0.0.1:{node.port}" for node in self.nodes if node.port}
+        for node in self.alive:
+            node.links.set_addresses(
+                {agent_id: url for agent_id, url in urls.items() if agent_id != node.agent_id}
+            )
+
+    async def stop(self, node: Node) -> None:
+        """It is gone, from one moment to the next."""
+        self.alive.remove(node)
+        await node.stop()
+
+    async def leader(self) -> Node:
+        """The one that leads, once there is one."""
+        found: Node = await until(lambda: next((node for node in self.alive if node.leads), None))
+        return found
+
+    async def append(self, *values: str, **options: Any) -> Any:
+        """Append at the leader, whoever that is, until it is acknowledged."""
+        async with asyncio.timeout(15):
+            while True:
+                node = await self.leader()
+                try:
+                    return await node.host.append(GROUP, [message(*values)], timeout_ms=1_000, **options)
+                except ShoalError as error:
+                    if not error.retriable:
+                        raise
+                    await asyncio.sleep(0.02)
+
+
+async def read_values(node: Node, group: GroupId = GROUP, *, local: bool = False) -> list[str]:
+    """Every committed value, from offset 0 to the high watermark."""
+    values: list[str] = []
+    offset = node.host.status(group).log_start_offset
+    while True:
+        fetch = await node.host.read(group, offset, max_bytes=2**20, local=local)
+        if not fetch.frames:
+            return values
+        rows: list[bytes] = []
+        _, batches = decode_stream(schema_message(fetch.schema) + b"".join(fetch.frames))
+        for batch in batches:
+            rows += pa.RecordBatch.column(batch, "value").to_pylist()
+        values += [row.decode() for row in rows[offset - fetch.base_offset :]]
+        offset = fetch.next_offset
