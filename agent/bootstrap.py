@@ -135,3 +135,13 @@ def must_dissolve(own: bytes, foreign: bytes, *, own_topics: int, foreign_has_to
     if own_topics > 0:
         return False
     return foreign_has_topics or own > foreign
+
+
+def can_never_have_lived(birth_voters: Sequence[str], foreign_agents: Sequence[str]) -> bool:
+    """Whether our catalog can never have committed anything: too many of its birth voters belong elsewhere.
+
+    An agent belongs to one cluster for as long as its data live, so a birth voter that shows another
+    cluster's id has never voted in ours. It happens when the founder crashes between founding and telling.
+    """
+    possible = len(set(birth_voters) - set(foreign_agents))
+    return 2 * possible <= len(birth_voters)

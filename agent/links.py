@@ -250,7 +250,7 @@ class Links:
             peer.last_complaint = reason
             logger.warning("peer %s: %s", peer.agent_id, reason)
 
-    async def accept(self, request: web.Request) -> web.StreamResponse:
+    async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
         """The handler of GET /v1/peer: takes the connection over from the HTTP server and returns when it is
         closed."""
         transport = request.transport

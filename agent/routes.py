@@ -252,6 +252,10 @@ class RouteTable:
         if not holders:
             self._holders.pop(group, None)
 
+    def agents(self) -> list[str]:
+        """Everybody whose claims are known."""
+        return sorted(self._agents)
+
     def forget(self, agent_id: str) -> None:
         """The member is gone for good; what it held is somebody else's to claim."""
         known = self._agents.pop(agent_id, None)

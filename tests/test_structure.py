@@ -33,7 +33,14 @@ OWNERS = {
     "typer": {"agent/cli/"},
     "rich": {"agent/cli/"},
     "prometheus_client": {"agent/metrics.py"},
-    "aiohttp": {"agent/http/", "agent/links.py", "agent/broker.py", "agent/agent.py", "shoal/aio"},
+    "aiohttp": {
+        "agent/http/",
+        "agent/links.py",
+        "agent/broker.py",
+        "agent/agent.py",
+        "agent/introduction.py",
+        "shoal/aio",
+    },
 }
 # Files that decide: no clock, no chance, no input or output (architecture: "calling convention").
 PURE = (

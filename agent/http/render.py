@@ -134,7 +134,7 @@ async def _slices(fetch: Fetch, offset: int, limit: int | None) -> AsyncIterator
         end = stamp.base_offset + stamp.record_count
         if stamp.record_count == 0 or end <= offset:
             continue
-        batch = to_record_batch(frame, fetch.schema)
+        batch = to_record_batch(bytes(frame), fetch.schema)
         row = max(0, offset - stamp.base_offset)
         while row < batch.num_rows and (remaining is None or remaining > 0):
             rows = min(SLICE_ROWS, batch.num_rows - row)

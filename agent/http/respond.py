@@ -15,7 +15,7 @@ PIECE_BYTES = 256 * 1024
 
 
 async def send_parts(
-    call: Call, parts: Sequence[bytes], content_type: str, headers: Mapping[str, str]
+    call: Call, parts: Sequence[bytes | memoryview], content_type: str, headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Answer 200 with the parts one after the other. A reader that stalls is cut off."""
     total_bytes = sum(map(len, parts))
@@ -40,10 +40,10 @@ async def send_parts(
     return response
 
 
-def coalesced(parts: Sequence[bytes]) -> list[bytes]:
+def coalesced(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Small parts joined to pieces of at least PIECE_BYTES; large ones as they are."""
-    pieces: list[bytes] = []
-    waiting: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
+    waiting: list[bytes | memoryview] = []
     size = 0
     for part in parts:
         waiting.append(part)

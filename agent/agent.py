@@ -1,0 +1,583 @@
+"""The composition root: builds every part of an agent, runs them, and stops them in reverse order.
+
+Law of this file: it decides nothing about records, members or leaders; it knows which part needs which, and
+in what order they start and end. `run_agent` is the life of the process, `Agent.run` that of one agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Any
+
+from aiohttp import web
+
+from shoal import __version__
+from shoal.agent.broker import Broker, Joined
+from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.claims import claim_of
+from shoal.agent.clock import SystemClock
+from shoal.agent.cluster_file import (
+    ClusterFileError,
+    ClusterRecord,
+    load_cluster,
+    load_peers,
+    save_cluster,
+    save_peers,
+)
+from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig, ConfigError
+from shoal.agent.data_directory import (
+    StartError,
+    claim_directory,
+    settle_cluster,
+    settle_identity,
+    wipe,
+)
+from shoal.agent.guard import Guard
+from shoal.agent.host import Host
+from shoal.agent.http.app import make_runner
+from shoal.agent.identity import (
+    AgentIdentity,
+    GroupId,
+    HardStateFile,
+    IdentityError,
+    IdentityStore,
+    ReplicaRegistry,
+)
+from shoal.agent.links import LinkConfig, Links
+from shoal.agent.meeting import Address, Meeting
+from shoal.agent.peer_messages import PeerMessage
+from shoal.agent.peer_wire import NONCE_BYTES
+from shoal.agent.ports import PortChoice, PortError, http_socket, listen
+from shoal.agent.roster import Roster, first_tags
+from shoal.agent.route_exchange import RouteExchange
+from shoal.agent.routes import Claim
+from shoal.agent.starting import Starter
+from shoal.agent.watch import Watch
+from shoal.membership.config import GossipConfig
+from shoal.membership.gossip import Membership
+from shoal.membership.mdns import Discovery
+from shoal.replication.config import RaftConfig
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk import Disk, open_disk
+from shoal.segment_store.errors import StoreError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+CLOSE_TIMEOUT_S = 8.0  # HTTP lets handlers finish for five seconds; the rest is quick
+CLOSE_AT_ONCE_S = 1.0  # after a second signal: what closes by itself may, the rest dies with the process
+READY_POLL_MS = 100  # some of what readiness depends on is not announced by the watch
+
+logger = logging.getLogger("shoal.agent")
+
+
+class Outcome(Enum):
+    """How an agent's life ended."""
+
+    STOPPED = auto()
+    DISSOLVED = auto()  # its empty cluster was given up; the directory is empty again
+
+
+class StopRequest:
+    """Asked once: leave gracefully. Asked twice: stop at once."""
+
+    def __init__(self) -> None:
+        self.graceful = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def ask(self) -> None:
+        """From a signal, or from POST /v1/agent/leave."""
+        if self.graceful.is_set():
+            self.at_once.set()
+        self.graceful.set()
+
+
+class Agent:
+    """One agent. `url`, `agent_id` and `broker` are there once `on_ready` is called."""
+
+    url: str
+    agent_id: str
+    broker: Broker
+
+    def __init__(self, config: AgentConfig, *, rng: random.Random | None = None) -> None:
+        self.config = config
+        self.roster: Roster
+        self.membership: Membership
+        self.host: Host | None = None
+        self._clock = SystemClock()
+        self._rng = rng or random.Random()  # noqa: S311 -- jitter and shuffling, nothing secret
+        self._boot_nonce = os.urandom(NONCE_BYTES)
+        self._boot = self._boot_nonce.hex()
+        self._watch = Watch(self._boot)
+        self._disk: Disk
+        self._identity: AgentIdentity
+        self._identities: IdentityStore
+        self._links: Links
+        self._dissolved: str | None = None
+        self._last_said = ""
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def run(self, stop: StopRequest, on_ready: Callable[[Agent], None] | None = None) -> Outcome:
+        """Until asked to stop, or until this agent's empty cluster dissolves.
+
+        Raises StartError, PortError, ConfigError when it cannot start; whatever a part failed with otherwise.
+        """
+        async with AsyncExitStack() as parts:
+            closing = parts.pop_all()  # closed by hand below, within a bound
+            life = asyncio.create_task(self._live(closing, stop, on_ready), name="agent")
+            asked = asyncio.create_task(stop.graceful.wait(), name="stop")
+            try:
+                await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if not life.done():
+                    await self._until(stop.at_once, self._leave(), self.config.shutdown_timeout_ms / 1_000)
+            finally:
+                asked.cancel()
+                life.cancel()
+                await asyncio.wait({life})
+                await self._close(closing, stop)
+            if not life.cancelled():
+                life.result()
+        return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
+
+    async def _leave(self) -> None:
+        """Hand leadership over, then say goodbye; peers move on without having to notice a death."""
+        logger.info("leaving")
+        if self.host is not None:
+            moved = await self.host.transfer_all(self.config.shutdown_timeout_ms // 2)
+            logger.info("handed over %d partitions", moved)
+        if hasattr(self, "broker"):
+            self.broker.stopping = True
+            self._watch.changed()
+        if hasattr(self, "membership"):
+            await self.membership.leave()
+
+    async def _until(self, at_once: asyncio.Event, work: Coroutine[Any, Any, None], limit_s: float) -> None:
+        task = asyncio.create_task(work)
+        cut = asyncio.create_task(at_once.wait())
+        try:
+            await asyncio.wait({task, cut}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                logger.warning("could not leave gracefully: %s", task.exception())
+        finally:
+            for pending in (task, cut):
+                pending.cancel()
+            await asyncio.wait({task, cut})
+
+    async def _close(self, parts: AsyncExitStack, stop: StopRequest) -> None:
+        limit_s = CLOSE_AT_ONCE_S if stop.at_once.is_set() else CLOSE_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await parts.aclose()
+        except TimeoutError:
+            logger.warning("not everything closed within %.0f s", limit_s)
+
+    async def _live(
+        self, parts: AsyncExitStack, stop: StopRequest, on_ready: Callable[[Agent], None] | None
+    ) -> None:
+        record = await self._open_directory(parts)
+        listener = await self._listen_http(parts)
+        self._make_links_and_roster(parts)
+        self._make_broker(stop)
+        await self._serve_http(parts, listener)
+        meeting = await self._start_gossip(parts)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(meeting.run(), name="meeting")]
+            record = await self._find_cluster(record)
+            joined, guard = await self._start_cluster(parts, record)
+            running += [
+                tasks.create_task(joined.host.run(), name="host"),
+                tasks.create_task(joined.catalog.run(), name="catalog"),
+                tasks.create_task(joined.routes.run(), name="routes"),
+                tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
+            ]
+            if on_ready is not None:
+                running.append(tasks.create_task(self._announce(on_ready), name="ready"))
+            self._dissolved = await guard.run()
+            logger.warning("giving this empty cluster up: %s", self._dissolved)
+            for task in running:
+                task.cancel()
+
+    # ---- parts, in the order in which they start -------------------------------------------------
+
+    async def _open_directory(self, parts: AsyncExitStack) -> ClusterRecord | None:
+        lock = claim_directory(self.config.data)
+        parts.callback(lock.release)
+        parts.callback(self._wipe_if_dissolved)
+        try:
+            self._disk = await open_disk("threads" if self.config.disk == "threads" else "ring")
+            parts.push_async_callback(self._disk.close)
+            self._identities = await IdentityStore.open(self._disk, self.config.data)
+            parts.push_async_callback(self._identities.close)
+            known = self._identities.load()
+            record = await load_cluster(self._disk, self.config.data)
+        except (IdentityError, ClusterFileError) as error:
+            raise StartError(str(error)) from None
+        except OSError as error:
+            raise StartError(f"cannot use {self.config.data}: {error.strerror or error}") from None
+        if record is not None and (known is None or known.cluster_id != record.cluster_id):
+            record = (
+                None  # a crash between the two writes of joining: the identity decides, and it had not joined
+            )
+        self.config = settle_cluster(self.config, record)
+        self._identity = settle_identity(self.config, known)
+        self.agent_id = self._identity.agent_id
+        return record
+
+    def _wipe_if_dissolved(self) -> None:
+        if self._dissolved is not None:
+            wipe(self.config.data)
+
+    async def _listen_http(self, parts: AsyncExitStack) -> Any:
+        choice = PortChoice(
+            "--http-port", self.config.http_port, self._identity.http_port or None, DEFAULT_HTTP_PORT
+        )
+        listener = await listen(choice, self.config.bind, lambda port: http_socket(self.config.bind, port))
+        parts.callback(listener.close)
+        port = int(listener.getsockname()[1])
+        if choice.has_stepped(port):
+            logger.info("port %d is in use: HTTP listens on %d", choice.kept or choice.default, port)
+        address = self.config.advertised_address
+        self.url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        self._identity = replace(self._identity, http_port=port)
+        return listener
+
+    def _make_links_and_roster(self, parts: AsyncExitStack) -> None:
+        interval_ms = self.config.heartbeat_interval_ms
+        self._links = Links(
+            agent_id=self.agent_id,
+            boot_nonce=self._boot_nonce,
+            cluster_id=self._identity.cluster_id,
+            clock=self._clock,
+            rng=self._rng,
+            config=LinkConfig(
+                heartbeat_interval_ms=interval_ms,
+                silence_after_loss_ms=2 * interval_ms,
+                silence_after_ms=max(self.config.election_timeout_ms, 2 * interval_ms),
+            ),
+        )
+        self.roster = Roster(
+            agent_id=self.agent_id, cluster=self.config.cluster, links=self._links, watch=self._watch
+        )
+        parts.callback(self.roster.stop)
+
+    def _make_broker(self, stop: StopRequest) -> None:
+        self.broker = Broker(
+            config=self.config,
+            agent_id=self.agent_id,
+            name=self._identity.name,
+            url=self.url,
+            version=__version__,
+            disk_kind=self._disk.kind,
+            roster=self.roster,
+            links=self._links,
+            watch=self._watch,
+            clock=self._clock,
+            request_stop=stop.ask,
+            join=lambda addresses: self.membership.join(addresses),
+            force_leave=lambda name: self.membership.force_leave(name),
+        )
+
+    async def _serve_http(self, parts: AsyncExitStack, listener: Any) -> None:
+        runner = make_runner(self.broker)
+        await runner.setup()
+        parts.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener).start()
+
+    async def _start_gossip(self, parts: AsyncExitStack) -> Meeting:
+        choice = PortChoice(
+            "--gossip-port", self.config.gossip_port, self._identity.gossip_port or None, DEFAULT_GOSSIP_PORT
+        )
+        tags = first_tags(
+            version=__version__,
+            name=self._identity.name,
+            cluster=self.config.cluster,
+            cluster_id=self._identity.cluster_id,
+            url=self.url,
+            domain=self.config.failure_domain or self._identity.name,
+            weight=self.config.weight,
+            boot=self._boot,
+        )
+        self.membership = await listen(choice, self.config.bind, lambda port: self._gossip_on(port, tags))
+        parts.push_async_callback(self.membership.stop)
+        if choice.has_stepped(self.membership.port):
+            logger.info(
+                "port %d is in use: gossip listens on %d",
+                choice.kept or choice.default,
+                self.membership.port,
+            )
+        self._identity = replace(self._identity, gossip_port=self.membership.port)
+        await self._identities.save(self._identity)
+        self.roster.attach(self.membership, tags)
+        logger.info(
+            "%s at %s, gossip port %d, cluster %s, data %s (%s)",
+            self._identity.name,
+            self.url,
+            self.membership.port,
+            self.config.cluster,
+            self.config.data,
+            self._disk.kind,
+        )
+        return await self._start_meeting(parts)
+
+    async def _gossip_on(self, port: int, tags: dict[str, str]) -> Membership:
+        profile = GossipConfig.local if self.config.is_loopback else GossipConfig.lan
+        config = profile(
+            name=self.agent_id,
+            bind_address=self.config.bind,
+            bind_port=port,
+            advertise_address=self.config.advertised_address,
+            tags=tags,
+        )
+        membership = Membership(config, rng=self._rng, on_event=lambda _: self.roster.changed())
+        await membership.start()
+        return membership
+
+    async def _start_meeting(self, parts: AsyncExitStack) -> Meeting:
+        async def remember(peers: list[Address]) -> None:
+            await save_peers(self._disk, self.config.data, peers)
+
+        meeting = Meeting(
+            agent_id=self.agent_id,
+            cluster=self.config.cluster,
+            seeds=self.config.seeds,
+            remembered=await load_peers(self._disk, self.config.data),
+            roster=self.roster,
+            rng=self._rng,
+            join=self.membership.join,
+            remember=remember,
+        )
+        if self.config.uses_mdns:
+            await self._start_discovery(parts, meeting)
+        return meeting
+
+    async def _start_discovery(self, parts: AsyncExitStack, meeting: Meeting) -> None:
+        discovery = Discovery(
+            cluster=self.config.cluster,
+            agent_id=self.agent_id,
+            address=self.config.advertised_address,
+            gossip_port=self.membership.port,
+            on_found=meeting.on_found,
+        )
+        try:
+            await discovery.start()
+        except OSError as error:
+            logger.warning("mDNS is not available (%s): use --join HOST:PORT to meet other agents", error)
+            return
+        parts.push_async_callback(discovery.stop)
+
+    # ---- the cluster -----------------------------------------------------------------------------
+
+    async def _find_cluster(self, record: ClusterRecord | None) -> ClusterRecord:
+        """As the directory says, or as bootstrap decides."""
+        starter = Starter(
+            config=self.config,
+            agent_id=self.agent_id,
+            roster=self.roster,
+            clock=self._clock,
+            rng=self._rng,
+            adopt=self._adopt,
+            say=self._say_waiting,
+        )
+        if record is None and self._identity.cluster_id is None:
+            record = await starter.find_cluster()
+        elif record is None:
+            assert self._identity.cluster_id is not None
+            record = await starter.recover_birth(self._identity.cluster_id)
+            await self._save_record(record)
+        self.roster.set_cluster(record.cluster_id)
+        return record
+
+    def _say_waiting(self, reason: str) -> None:
+        self.broker.waiting_reason = reason
+        if reason != self._last_said:
+            self._last_said = reason
+            logger.info("waiting: %s", reason)
+
+    async def _save_record(self, record: ClusterRecord) -> None:
+        await save_cluster(self._disk, self.config.data, record)
+
+    async def _adopt(self, record: ClusterRecord) -> None:
+        """First the record, then the identity that makes it binding."""
+        await self._save_record(record)
+        self._identity = replace(self._identity, cluster_id=record.cluster_id)
+        await self._identities.save(self._identity)
+
+    async def _start_cluster(self, parts: AsyncExitStack, record: ClusterRecord) -> tuple[Joined, Guard]:
+        self._links.cluster_id = record.cluster_id
+        routes = self._make_routes()
+        host = await self._make_host(parts, record.cluster_id, routes.group_changed)
+        self.host = host
+        catalog = self._make_catalog(host, record)
+        self._register_messages(catalog, routes)
+        self.roster.listen(routes.look)
+        self.roster.listen(catalog.look)
+        await self._links.start()
+        parts.push_async_callback(self._links.stop)
+        parts.push_async_callback(host.stop)
+        joined = Joined(host, catalog, routes)
+        await catalog.start()
+        self.broker.attach(joined)
+        guard = Guard(
+            roster=self.roster,
+            catalog=catalog,
+            clock=self._clock,
+            timeout_ms=self.config.dissolve_timeout_ms,
+            leads_catalog=self._leads_catalog,
+        )
+        return joined, guard
+
+    def _leads_catalog(self) -> bool:
+        leader = self.broker.catalog_leader()
+        return leader is not None and leader.local
+
+    def _register_messages(self, catalog: CatalogService, routes: RouteExchange) -> None:
+        self._links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
+        self._links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
+        self._links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
+        self._links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
+        self._links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
+        self._links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
+
+    async def _tell_catalog_version(self, catalog: CatalogService) -> None:
+        while True:
+            state = catalog.catalog
+            self.roster.set_catalog(state.version, has_topics=bool(state.topics))
+            await catalog.wait_for(state.version + 1, 60_000)
+
+    async def _announce(self, on_ready: Callable[[Agent], None]) -> None:
+        while not self.broker.readiness()[0]:
+            await self._watch.wait_next(READY_POLL_MS)
+        on_ready(self)
+
+    async def _make_host(
+        self, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
+    ) -> Host:
+        try:
+            registry = await ReplicaRegistry.open(self._disk, self.config.data)
+            parts.push_async_callback(registry.close)
+            hard_states = await HardStateFile.open(self._disk, self.config.data)
+            parts.push_async_callback(hard_states.close)
+        except (IdentityError, StoreError) as error:
+            raise StartError(str(error)) from None
+        return Host(
+            agent_id=self.agent_id,
+            boot_nonce=self._boot_nonce,
+            cluster_id=cluster_id,
+            disk=self._disk,
+            data_directory=self.config.data,
+            registry=registry,
+            hard_states=hard_states,
+            links=self._links,
+            clock=self._clock,
+            rng=self._rng,
+            raft_config=RaftConfig(
+                heartbeat_interval_ms=self.config.heartbeat_interval_ms,
+                election_timeout_ms=self.config.election_timeout_ms,
+            ),
+            log_config=LogConfig(),
+            on_change=on_change,
+        )
+
+    def _make_routes(self) -> RouteExchange:
+        return RouteExchange(
+            agent_id=self.agent_id,
+            boot=self._boot,
+            peers=self.roster,
+            watch=self._watch,
+            rng=self._rng,
+            claims=self._claims,
+            claim=self._claim,
+            publish=self.roster.set_placement,
+        )
+
+    def _claims(self) -> Iterator[Claim]:
+        for status in () if self.host is None else self.host.statuses():
+            claim = claim_of(self.agent_id, status)
+            if claim is not None:
+                yield claim
+
+    def _claim(self, group: GroupId) -> Claim | None:
+        if self.host is None or not self.host.has(group):
+            return None
+        return claim_of(self.agent_id, self.host.status(group))
+
+    def _make_catalog(self, host: Host, record: ClusterRecord) -> CatalogService:
+        def leader() -> str | None:
+            known = self.broker.catalog_leader()
+            return None if known is None else known.agent_id
+
+        return CatalogService(
+            agent_id=self.agent_id,
+            record=record,
+            groups=host,
+            peers=self.roster,
+            watch=self._watch,
+            rng=self._rng,
+            save=self._save_record,
+            catalog_leader=leader,
+            now_us=self._clock.now_us,
+        )
+
+
+# ---- the process -------------------------------------------------------------------------------------------
+
+
+async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve.
+
+    The first signal hands leadership over and leaves, the second stops at once. What goes wrong is one line.
+    """
+    stop = StopRequest()
+    with _signals(stop):
+        try:
+            while await Agent(config).run(stop, ready) is Outcome.DISSOLVED:
+                logger.info("starting again with an empty directory, to join the other cluster")
+        except (StartError, PortError) as error:
+            logger.error("%s", error)
+            return EXIT_FAILED
+        except ConfigError as error:
+            logger.error("%s", error)
+            return EXIT_USAGE
+        except BaseExceptionGroup as group:
+            return _report(group)
+    return EXIT_FAILED if stop.at_once.is_set() else EXIT_OK
+
+
+def _report(group: BaseExceptionGroup[BaseException]) -> int:
+    """A part has failed: say which fault it was; faults of the start are no surprise, everything else is."""
+    faults, others = group.split((StartError, PortError, StoreError))
+    for fault in _leaves(faults):
+        logger.error("%s", fault)
+    if others is not None:
+        logger.error("the agent failed and stops", exc_info=others)
+    return EXIT_FAILED
+
+
+def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseException]:
+    for error in () if group is None else group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+@contextmanager
+def _signals(stop: StopRequest) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.ask)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

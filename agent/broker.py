@@ -1,0 +1,548 @@
+"""What an agent can do, as HTTP sees it: documents, topics, and records where they are led.
+
+Law of this file: use cases only. Facts come from the roster, the catalog, the routing table and the host;
+nothing here decides who leads or what is committed. Every fault is a ShoalError. Until the agent belongs to
+a cluster everything but documents about itself is `not-ready`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent import documents
+from shoal.agent.appending import Acks
+from shoal.agent.catalog import Catalog, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.clock import Clock
+from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
+from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
+from shoal.agent.identity import GroupId
+from shoal.agent.links import Links
+from shoal.agent.metrics import render_metrics
+from shoal.agent.roster import Roster, natural
+from shoal.agent.route_exchange import RouteExchange
+from shoal.agent.routes import GroupKey, Leadership, RouteTable
+from shoal.agent.time_search import offset_at_time
+from shoal.agent.topic_settings import TopicSettings, check_topic_name, settings_from_body
+from shoal.agent.waiting import Appended
+from shoal.agent.watch import Watch
+from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
+from shoal.errors import ShoalError
+from shoal.membership.gossip import JoinError, Member
+from shoal.records import RecordColumns
+from shoal.replication.placement import Candidate, birth_voters
+from shoal.routing import HashRange, hash_ranges
+
+MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
+EMPTY_CATALOG = Catalog()
+EMPTY_ROUTES = RouteTable()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON document and the opaque version it had."""
+
+    version: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What a request needs to know of a topic."""
+
+    name: str
+    id: bytes
+    kind: str
+    schema: pa.Schema
+    ranges: tuple[HashRange, ...]
+    settings: TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a group, as far as this agent knows."""
+
+    agent_id: str
+    url: str
+    term: int
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The parts that exist once the agent belongs to a cluster."""
+
+    host: Host
+    catalog: CatalogService
+    routes: RouteExchange
+
+
+class Broker:
+    """One per agent. `attach` gives it the cluster; `stopping` makes it refuse new work."""
+
+    def __init__(
+        self,
+        *,
+        config: AgentConfig,
+        agent_id: str,
+        name: str,
+        url: str,
+        version: str,
+        disk_kind: str,
+        roster: Roster,
+        links: Links,
+        watch: Watch,
+        clock: Clock,
+        request_stop: Callable[[], None],
+        join: Callable[[Sequence[tuple[str, int]]], Any],
+        force_leave: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.agent_id = agent_id
+        self.name = name
+        self.url = url
+        self.stopping = False
+        self.waiting_reason = "starting"
+        self._version = version
+        self._disk_kind = disk_kind
+        self._roster = roster
+        self._links = links
+        self._watch = watch
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        self._request_stop = request_stop
+        self._join = join
+        self._force_leave = force_leave
+        self._joined: Joined | None = None
+
+    def attach(self, joined: Joined) -> None:
+        """The agent belongs to a cluster."""
+        self._joined = joined
+        self._watch.changed()
+
+    def _parts(self) -> Joined:
+        if self.stopping:
+            raise ShoalError("stopping", "this agent is leaving; ask another one")
+        if self._joined is None:
+            raise ShoalError("not-ready", f"this agent has no cluster yet: {self.waiting_reason}")
+        return self._joined
+
+    @property
+    def _catalog(self) -> Catalog:
+        return EMPTY_CATALOG if self._joined is None else self._joined.catalog.catalog
+
+    @property
+    def _routes(self) -> RouteTable:
+        return EMPTY_ROUTES if self._joined is None else self._joined.routes.table
+
+    # ---- documents -------------------------------------------------------------------------------
+
+    async def members(self, after_version: str | None, wait_ms: int) -> Document:
+        """GET /v1/members; blocks until the version differs from `after_version`, at most wait_ms."""
+        await self._watch.wait_after(after_version, min(wait_ms, MAX_WAIT_MS))
+        version = self._watch.version
+        body = documents.members_document(
+            self._roster.members(),
+            cluster=self.config.cluster,
+            cluster_id=self._roster.cluster_id,
+            version=version,
+            routes=self._routes,
+            catalog=self._catalog,
+        )
+        return Document(version, body)
+
+    async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document:
+        """GET /v1/routes, of one topic or of all."""
+        self._parts()
+        if topic is not None:
+            self.topic(topic)
+        await self._watch.wait_after(after_version, min(wait_ms, MAX_WAIT_MS))
+        version = self._watch.version
+        catalog = self._catalog
+        if topic is not None:
+            self.topic(topic)
+        names = sorted(catalog.topics) if topic is None else [topic]
+        body = documents.routes_document(
+            [catalog.topics[name] for name in names],
+            version=version,
+            routes=self._routes,
+            is_live=self._roster.is_live,
+            urls=self._roster.urls(),
+        )
+        return Document(version, body)
+
+    def agent_document(self) -> dict[str, Any]:
+        """GET /v1/agent. `catalog.birth` is what an agent that joins must know (safety 1)."""
+        joined = self._joined
+        cluster_id = self._roster.cluster_id
+        return {
+            "id": self.agent_id,
+            "name": self.name,
+            "version": self._version,
+            "cluster": self.config.cluster,
+            "cluster_id": None if cluster_id is None else cluster_id.hex(),
+            "url": self.url,
+            "disk": self._disk_kind,
+            "pid": os.getpid(),
+            "uptime_seconds": (self._clock.now_ms() - self._started_ms) // 1_000,
+            "catalog": None
+            if joined is None
+            else {"birth": list(joined.catalog.birth), "version": joined.catalog.catalog.version},
+            "configuration": self.config.as_document(),
+        }
+
+    def readiness(self) -> tuple[bool, dict[str, str]]:
+        """Whether this agent can serve, and the state of each check ("ok" or why not)."""
+        joined = self._joined
+        checks = {"joined": "ok" if joined is not None else self.waiting_reason}
+        checks["catalog"] = "not joined yet" if joined is None else self._catalog_check(joined)
+        checks["disk"] = "not opened yet" if joined is None else _disk_check(joined.host)
+        if self.stopping:
+            checks["running"] = "stopping"
+        return all(state == "ok" for state in checks.values()), checks
+
+    def _catalog_check(self, joined: Joined) -> str:
+        service = joined.catalog
+        if service.halted is not None:
+            return service.halted
+        if self.catalog_leader() is None:
+            return "the catalog has no leader"
+        newest = max(self._roster.catalog_versions().values(), default=0)
+        if service.catalog.version < newest:
+            return f"at version {service.catalog.version} of {newest}"
+        return "ok"
+
+    def metrics(self) -> bytes:
+        """GET /metrics, Prometheus text."""
+        joined = self._joined
+        return render_metrics(
+            version=self._version,
+            disk_kind=self._disk_kind,
+            members=[(member.status, documents.is_shoal(member)) for member in self._roster.members()],
+            topics=len(self._catalog.topics),
+            statuses=[] if joined is None else self._named_statuses(joined),
+            dropped_frames=self._links.dropped_frames,
+            uptime_ms=self._clock.now_ms() - self._started_ms,
+        )
+
+    def _named_statuses(self, joined: Joined) -> list[tuple[str, int, Any]]:
+        named = []
+        for status in joined.host.statuses():
+            name = documents.topic_name(GroupKey(*status.group), self._catalog)
+            if name is not None:
+                named.append((name, status.group.partition, status))
+        return sorted(named, key=lambda item: item[:2])
+
+    # ---- membership ------------------------------------------------------------------------------
+
+    def force_leave(self, name_or_id: str) -> None:
+        """Take a failed member for one that left. ShoalError unknown-member."""
+        member = self._member(name_or_id)
+        if member.name == self.agent_id:
+            raise ShoalError("bad-request", "this is the agent itself: use leave")
+        self._force_leave(member.name)
+
+    def _member(self, name_or_id: str) -> Member:
+        member = self._roster.find(name_or_id)
+        if member is None:
+            raise ShoalError("unknown-member", f"no member is called {name_or_id[:64]!r}")
+        return member
+
+    async def join(self, addresses: Sequence[str]) -> int:
+        """Contact further gossip addresses; how many answered."""
+        try:
+            parsed = [parse_host_port(address, "address") for address in addresses]
+        except ConfigError as error:
+            raise ShoalError("bad-request", str(error)) from None
+        try:
+            return int(await self._join(parsed))
+        except JoinError as error:
+            raise ShoalError("timeout", f"nobody answered: {error}", definite=True) from None
+
+    async def leave(self) -> None:
+        """Leave gracefully, as SIGTERM does; returns at once."""
+        self._request_stop()
+
+    async def accept_peer(self, request: web.BaseRequest) -> None:
+        """GET /v1/peer: the links take the connection over until its end."""
+        await self._links.accept(request)
+
+    # ---- leaders ---------------------------------------------------------------------------------
+
+    def _leadership(self, group: GroupKey) -> Leadership | None:
+        return self._routes.leadership(group, self._roster.is_live)
+
+    def _leader_of(self, group: GroupKey) -> Leader | None:
+        leadership = self._leadership(group)
+        if leadership is None or leadership.agent_id is None:
+            return None
+        agent_id = leadership.agent_id
+        url = self.url if agent_id == self.agent_id else self._roster.urls().get(agent_id)
+        if url is None:
+            return None
+        return Leader(agent_id, url, leadership.term, agent_id == self.agent_id)
+
+    def catalog_leader(self) -> Leader | None:
+        """Who leads `_catalog`, None when nobody is known to."""
+        return self._leader_of(documents.CATALOG_KEY)
+
+    def leader(self, topic: Topic, partition: int) -> Leader | None:
+        """Who leads the partition. ShoalError unknown-partition."""
+        return self._leader_of(GroupKey(*self._group(topic, partition)))
+
+    async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:
+        """The same, waiting for one. ShoalError no-leader when there is none in time: certainly nothing
+        happened.
+        """
+        group = GroupKey(*self._group(topic, partition))
+        end_ms = self._clock.now_ms() + timeout_ms
+        while True:
+            leader = self._leader_of(group)
+            if leader is not None:
+                return leader
+            self.topic(topic.name)
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                raise ShoalError(
+                    "no-leader", f"partition {partition} of {topic.name} has no leader at present"
+                )
+
+    # ---- topics ----------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
+        self._parts()
+        entry = self._catalog.topics.get(name)
+        if entry is None:
+            if name != documents.CATALOG_TOPIC:
+                check_topic_name(name)
+            raise ShoalError(
+                "unknown-topic", f"there is no topic {name!r}: create it with PUT /v1/topics/{name}"
+            )
+        return Topic(
+            name=name,
+            id=entry.topic_id,
+            kind=entry.settings.kind,
+            schema=DEFAULT_SCHEMA,
+            ranges=tuple(birth.hash_range for birth in entry.partitions),
+            settings=entry.settings,
+        )
+
+    def _group(self, topic: Topic, partition: int) -> GroupId:
+        if not 0 <= partition < len(topic.ranges):
+            raise ShoalError(
+                "unknown-partition",
+                f"topic {topic.name} has partitions 0 to {len(topic.ranges) - 1}, not {partition}",
+            )
+        return GroupId(topic.id, partition)
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """GET /v1/topics."""
+        self._parts()
+        return [
+            documents.topic_summary(entry, routes=self._routes, is_live=self._roster.is_live)
+            for _, entry in sorted(self._catalog.topics.items())
+        ]
+
+    async def topic_document(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}."""
+        self.topic(name)
+        return self._topic_document(self._catalog.topics[name])
+
+    def _topic_document(self, entry: TopicEntry) -> dict[str, Any]:
+        return documents.topic_document(
+            entry, routes=self._routes, is_live=self._roster.is_live, urls=self._roster.urls()
+        )
+
+    async def create_topic(
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    ) -> tuple[bool, dict[str, Any]]:
+        """True when it was made by this call. Linearizable: only the catalog's leader answers.
+
+        ShoalError illegal-name, bad-request, topic-differs, not-enough-members, not-leader (with leader_url),
+        no-leader, timeout.
+        """
+        check_topic_name(name)
+        settings, explicit_factor = settings_from_body(body)
+        service = self._parts().catalog
+        self._require_catalog_leader()
+        await service.make_current(timeout_ms)
+        existing = service.catalog.topics.get(name)
+        if existing is not None:
+            return False, self._equal_or_differs(existing, settings)
+        entry = self._new_entry(name, settings, explicit_factor=explicit_factor)
+        await service.propose(CreateTopic(entry), timeout_ms)
+        committed = service.catalog.topics.get(name)
+        if committed is None:
+            if service.catalog.sealed_for is not None:
+                raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
+            raise ShoalError(
+                "unknown-topic", f"topic {name} was created, and deleted at once by somebody else"
+            )
+        if committed.topic_id != entry.topic_id:
+            return False, self._equal_or_differs(committed, settings)
+        await service.tell_peers()
+        return True, self._topic_document(committed)
+
+    def _equal_or_differs(self, entry: TopicEntry, settings: TopicSettings) -> dict[str, Any]:
+        differences = entry.settings.differences(settings)
+        if differences:
+            raise ShoalError("topic-differs", f"topic {entry.name} exists, and {'; '.join(differences)}")
+        return self._topic_document(entry)
+
+    def _new_entry(self, name: str, settings: TopicSettings, *, explicit_factor: bool) -> TopicEntry:
+        """The birth: a random id and, per partition, hash range and voters (safety 1)."""
+        members = self._roster.placeable()
+        factor = settings.replication_factor
+        if explicit_factor and factor != "all" and factor > len(members):
+            raise ShoalError(
+                "not-enough-members",
+                f"replication_factor {factor} needs {factor} live members, there are {len(members)}: "
+                "start more agents, or leave the factor out",
+            )
+        candidates = [
+            Candidate(
+                agent_id=member.name,
+                failure_domain=member.tags.get(documents.TAG_DOMAIN, member.name),
+                weight=max(1, natural(member.tags.get(documents.TAG_WEIGHT, "100"))),
+            )
+            for member in members
+        ]
+        topic_id = os.urandom(16)
+        wanted = settings.wanted_replicas(len(members))
+        births = tuple(
+            PartitionBirth(bounds, birth_voters(topic_id, partition, candidates, wanted))
+            for partition, bounds in enumerate(hash_ranges(settings.partitions))
+        )
+        return TopicEntry(name, topic_id, settings, births, self._clock.now_us())
+
+    async def delete_topic(self, name: str, timeout_ms: int) -> None:
+        """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
+        service = self._parts().catalog
+        if name != documents.CATALOG_TOPIC:
+            check_topic_name(name)
+        self._require_catalog_leader()
+        await service.make_current(timeout_ms)
+        entry = service.catalog.topics.get(name)
+        if entry is None:
+            raise ShoalError("unknown-topic", f"there is no topic {name!r}")
+        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
+        await service.tell_peers()
+
+    def _require_catalog_leader(self) -> None:
+        leader = self.catalog_leader()
+        if leader is None:
+            raise ShoalError("no-leader", "the catalog has no leader at present")
+        if not leader.local:
+            raise not_leader("the catalog", leader)
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def _led_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
+        """The host, when it holds the partition. ShoalError not-leader with the leader's URL otherwise."""
+        host = self._parts().host
+        group = self._group(topic, partition)
+        if not host.has(group):
+            raise self._elsewhere(topic, partition)
+        return host, group
+
+    def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
+        leader = self._leader_of(GroupKey(topic.id, partition))
+        where = f"partition {partition} of {topic.name}"
+        if leader is None or leader.local:
+            return ShoalError("no-leader", f"{where} has no leader at present")
+        return not_leader(where, leader)
+
+    def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
+        """The host knows agents, not URLs: say who leads in a way that a client can use."""
+        return self._elsewhere(topic, partition) if error.code == "not-leader" else error
+
+    async def append(
+        self,
+        topic: Topic,
+        partition: int,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> Appended:
+        """Batches into one partition led here."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.append(
+                group, messages, producer=producer, acks=cast("Acks", acks), timeout_ms=timeout_ms
+            )
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+    async def append_records(
+        self,
+        topic: Topic,
+        partition: int,
+        columns: RecordColumns,
+        *,
+        producer: ProducerStamp | None,
+        acks: str,
+        timeout_ms: int,
+    ) -> Appended:
+        """Records into one partition led here, gathered with whatever arrives at the same time."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.append_records(
+                group, columns, producer=producer, acks=cast("Acks", acks), timeout_ms=timeout_ms
+            )
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+    async def read(
+        self, topic: Topic, partition: int, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
+    ) -> Fetch:
+        """Committed batches from the one that holds `offset`."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.read(group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local)
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+    async def offsets(self, topic: Topic, partition: int) -> Offsets:
+        """The ends of the log, by a read index."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.offsets(group)
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+    async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
+        """The first offset whose record is at or after the time; the end if there is none."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await offset_at_time(host, group, time_us)
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+
+def _disk_check(host: Host) -> str:
+    statistics = host.statistics()
+    if statistics.free_bytes < MIN_FREE_BYTES:
+        return f"{statistics.free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
+    if statistics.failed or statistics.lost:
+        return f"{statistics.failed} replicas have failed, {statistics.lost} are lost; see the log"
+    return "ok"
+
+
+def not_leader(what: str, leader: Leader) -> ShoalError:
+    """421, with everything a client needs to go there itself."""
+    return ShoalError(
+        "not-leader",
+        f"{what} is led by {leader.agent_id[:8]}",
+        leader=leader.agent_id,
+        leader_url=leader.url,
+        term=leader.term,
+    )

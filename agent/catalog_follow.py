@@ -1,0 +1,408 @@
+"""The catalog at work in one agent: applying, following, proposing, and making the disk agree with it.
+
+Law of this file: the state machine is catalog.py's; here it is fed (by the `_catalog` group where this
+agent is a voter, by pulling snapshots from a voter where it is not), saved, and carried out. Carrying out
+is level-triggered: one task compares what should be held with what is held, so that a failure is simply met
+again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from shoal.agent.appending import Acks
+from shoal.agent.catalog import (
+    Catalog,
+    CatalogError,
+    Command,
+    ConfirmDeletion,
+    TopicEntry,
+    decode_command,
+    encode_command,
+)
+from shoal.agent.cluster_file import ClusterRecord
+from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peer_messages import (
+    PeerMessage,
+    decode_topic_id,
+    decode_version,
+    encode_version,
+)
+from shoal.agent.waiting import Appended
+from shoal.agent.watch import Watch
+from shoal.batch import DEFAULT_SCHEMA, Frame, Message, ProducerStamp, message_from_batch, to_record_batch
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, columns_to_batch
+from shoal.replication.interfaces import Configuration
+from shoal.segment_store.config import LogConfig
+
+AWAIT_MS = 1_000  # how long a creation waits for the other members to hear of it
+PULL_TIMEOUT_MS = 5_000
+FOLLOW_INTERVAL_MS = 1_000  # without any hint: how often the members' versions are compared
+RETRY_MS_MIN = 200
+RETRY_MS_MAX = 10_000
+CONFIRM_TIMEOUT_MS = 5_000
+MAX_OPENING = 8  # replicas opened at the same time: each recovers a log and syncs
+
+logger = logging.getLogger(__name__)
+
+
+class Offsets(Protocol):
+    """The part of the host's answer that counts here."""
+
+    @property
+    def high_watermark(self) -> int: ...
+
+
+class Groups(Protocol):
+    """What the catalog needs of the host."""
+
+    def has(self, group: GroupId) -> bool: ...
+    async def open_group(
+        self,
+        group: GroupId,
+        *,
+        birth: Configuration,
+        schema: pa.Schema,
+        log_config: LogConfig,
+        apply: Callable[[Frame], None] | None = None,
+    ) -> None: ...
+    async def delete_group(self, group: GroupId) -> None: ...
+    async def append(
+        self,
+        group: GroupId,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: Acks,
+        timeout_ms: int,
+    ) -> Appended: ...
+    async def offsets(self, group: GroupId) -> Offsets:
+        """By a read index: linearizable. ShoalError not-leader elsewhere."""
+
+
+class Peers(Protocol):
+    """What the catalog needs of the links and the member list."""
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool: ...
+    def live_peers(self) -> list[str]: ...
+    def catalog_versions(self) -> dict[str, int]:
+        """What the live members of this cluster gossip about their catalogs."""
+
+
+class CatalogService:
+    """Owns the Catalog of this agent. Start with start(), then run() for the agent's life."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        record: ClusterRecord,
+        groups: Groups,
+        peers: Peers,
+        watch: Watch,
+        rng: random.Random,
+        save: Callable[[ClusterRecord], Awaitable[None]],
+        catalog_leader: Callable[[], str | None],
+        now_us: Callable[[], int],
+    ) -> None:
+        self.catalog = Catalog.from_bytes(record.catalog)
+        self.halted: str | None = None
+        self._agent_id = agent_id
+        self._record = record
+        self._groups = groups
+        self._peers = peers
+        self._watch = watch
+        self._rng = rng
+        self._save = save
+        self._catalog_leader = catalog_leader
+        self._now_us = now_us
+        self._heard: dict[str, int] = {}
+        self._work = asyncio.Event()
+        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._saved_version = self.catalog.version
+        self.sealed = asyncio.Event()
+
+    @property
+    def birth(self) -> tuple[str, ...]:
+        """Agent ids of the catalog's birth voters."""
+        return self._record.catalog_birth
+
+    @property
+    def is_voter(self) -> bool:
+        return self._agent_id in self._record.catalog_birth
+
+    async def start(self) -> None:
+        """Open the catalog's own group, if this agent holds it."""
+        if self.is_voter:
+            await self._groups.open_group(
+                CATALOG_GROUP,
+                birth=Configuration.birth(self._record.catalog_birth),
+                schema=DEFAULT_SCHEMA,
+                log_config=LogConfig(),
+                apply=self.apply,
+            )
+        self._work.set()
+
+    async def run(self) -> None:
+        """Follow and carry out, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._carry_out_for_ever())
+            if not self.is_voter:
+                tasks.create_task(self._follow_for_ever())
+
+    # ---- applying -----------------------------------------------------------------------------------------
+
+    def apply(self, frame: Frame) -> None:
+        """One committed frame of the `_catalog` log, in order, each exactly once per run (the host's
+        promise).
+        """
+        if self.halted is not None:
+            return
+        values = to_record_batch(frame.data, DEFAULT_SCHEMA).column("value").to_pylist()
+        for offset, value in enumerate(values, start=frame.stamp.base_offset):
+            try:
+                command = decode_command(value or b"")
+            except CatalogError as error:
+                # Going on would leave this agent with another state than its peers.
+                self.halted = f"the catalog's record {offset} cannot be understood: {error}"
+                logger.error("%s", self.halted)
+                return
+            self.catalog.apply(offset, command)
+        self._after_change()
+
+    def _after_change(self) -> None:
+        if self.catalog.sealed_for is not None:
+            self.sealed.set()
+        self._work.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._watch.changed()
+        if self.is_voter:
+            hint = encode_version(self.catalog.version)
+            for peer in self._peers.live_peers():
+                self._peers.send_control(peer, PeerMessage.CATALOG_HINT, hint)
+
+    async def wait_for(self, version: int, timeout_ms: int) -> bool:
+        """True once the state is at least that version."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                while self.catalog.version < version:
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # ---- proposing (at the catalog's leader) -----------------------------------------------------
+
+    async def make_current(self, timeout_ms: int) -> None:
+        """Return once everything committed before this call has been applied here. ShoalError otherwise."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                end = (await self._groups.offsets(CATALOG_GROUP)).high_watermark
+        except TimeoutError:
+            raise ShoalError(
+                "timeout", "the catalog's leader was not confirmed in time", definite=True
+            ) from None
+        if not await self.wait_for(end, timeout_ms):
+            raise ShoalError("timeout", "the catalog was not applied in time", definite=True)
+
+    async def propose(self, command: Command, timeout_ms: int) -> None:
+        """Commit and apply one command; what came of it is read from the state afterwards."""
+        columns = RecordColumns([None], [None], [encode_command(command)], [None])
+        message = message_from_batch(columns_to_batch(columns, self._now_us()))
+        appended = await self._groups.append(
+            CATALOG_GROUP, [message], producer=None, acks="all", timeout_ms=timeout_ms
+        )
+        if not await self.wait_for(appended.base_offset + 1, timeout_ms):
+            raise ShoalError("timeout", "committed, but not applied here in time", definite=False)
+
+    async def tell_peers(self) -> None:
+        """Wait, for a bounded time, until the live members know the present version: what a client has just
+        been
+        told exists should be found wherever it asks next."""
+        payload = encode_version(self.catalog.version)
+        peers = self._peers.live_peers()
+        await asyncio.gather(*(self._await_peer(peer, payload) for peer in peers))
+
+    async def _await_peer(self, peer: str, payload: bytes) -> None:
+        try:
+            await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, payload, AWAIT_MS)
+        except (PeerUnavailable, PeerRequestFailed) as error:
+            logger.debug("%s has not confirmed the catalog's version: %s", peer[:8], error)
+
+    # ---- requests and hints of peers -------------------------------------------------------------
+
+    async def on_pull(self, _peer: str, payload: bytes) -> bytes:
+        """A snapshot for a follower that is behind; nothing when it is not."""
+        return b"" if decode_version(payload) >= self.catalog.version else self.catalog.to_bytes()
+
+    async def on_await(self, peer: str, payload: bytes) -> bytes:
+        """Answer when this agent has reached the version, or cannot in time."""
+        wanted = decode_version(payload)
+        self.on_hint(peer, payload)
+        await self.wait_for(wanted, AWAIT_MS)
+        return encode_version(self.catalog.version)
+
+    def on_hint(self, peer: str, payload: bytes) -> None:
+        """A voter has a newer version. Raises PeerMessageError."""
+        version = decode_version(payload)
+        if version > self.catalog.version:
+            self._heard[peer] = version
+            self._news.set()
+
+    async def on_confirm(self, peer: str, payload: bytes) -> bytes:
+        """A holder has deleted its replicas of a dead topic."""
+        topic_id = decode_topic_id(payload)
+        tombstone = self.catalog.tombstones.get(topic_id)
+        if tombstone is not None and peer in tombstone.waiting_for:
+            await self.propose(ConfirmDeletion(topic_id, peer), CONFIRM_TIMEOUT_MS)
+        return b""
+
+    # ---- following (where this agent is no voter) ------------------------------------------------
+
+    def look(self) -> None:
+        """The member list has changed: compare versions now."""
+        self._news.set()
+
+    async def _follow_for_ever(self) -> None:
+        while True:
+            self._news.clear()
+            source = self._newest_peer()
+            if source is None or not await self._pull(source):
+                await _wait_or(self._news, FOLLOW_INTERVAL_MS)
+
+    def _newest_peer(self) -> str | None:
+        versions = self._peers.catalog_versions()
+        for peer, version in list(self._heard.items()):
+            if version <= self.catalog.version or peer not in versions:
+                del self._heard[peer]
+            else:
+                versions[peer] = max(version, versions[peer])
+        newer = {peer: version for peer, version in versions.items() if version > self.catalog.version}
+        if not newer:
+            return None
+        newest = max(newer.values())
+        return self._rng.choice(sorted(peer for peer, version in newer.items() if version == newest))
+
+    async def _pull(self, peer: str) -> bool:
+        """True when the state has advanced."""
+        payload = encode_version(self.catalog.version)
+        try:
+            data = await self._peers.request(peer, PeerMessage.CATALOG_PULL, payload, PULL_TIMEOUT_MS)
+            newer = Catalog.from_bytes(data) if data else None
+        except (PeerUnavailable, PeerRequestFailed, CatalogError) as error:
+            logger.info("cannot follow the catalog at %s: %s", peer[:8], error)
+            self._heard.pop(peer, None)
+            return False
+        if newer is None or newer.version <= self.catalog.version:
+            self._heard.pop(peer, None)
+            return False
+        self.catalog = newer
+        self._after_change()
+        return True
+
+    # ---- carrying out ----------------------------------------------------------------------------
+
+    async def _carry_out_for_ever(self) -> None:
+        delay_ms = RETRY_MS_MIN
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            if await self._carry_out():
+                delay_ms = RETRY_MS_MIN
+                continue
+            await _wait_or(self._work, delay_ms)
+            self._work.set()
+            delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
+
+    async def _carry_out(self) -> bool:
+        """Save the state, open what should be here, delete what is dead. False: something must be tried
+        again.
+        """
+        await self._save_state()
+        done = await self._open_missing()
+        for topic_id, tombstone in list(self.catalog.tombstones.items()):
+            if self._agent_id in tombstone.waiting_for:
+                done &= await self._delete_and_confirm(topic_id, tombstone.partitions)
+        return done
+
+    async def _save_state(self) -> None:
+        """Before the replicas are opened, so that a restart finds every replica it has opened."""
+        version = self.catalog.version
+        if version == self._saved_version:
+            return
+        record = self._record
+        self._record = ClusterRecord(
+            record.cluster, record.cluster_id, record.catalog_birth, self.catalog.to_bytes()
+        )
+        await self._save(self._record)
+        self._saved_version = version
+
+    async def _open_missing(self) -> bool:
+        limit = asyncio.Semaphore(MAX_OPENING)
+        missing = [
+            (entry, partition)
+            for entry in self.catalog.topics.values()
+            for partition in held_partitions(entry, self._agent_id)
+            if not self._groups.has(GroupId(entry.topic_id, partition))
+        ]
+        results = await asyncio.gather(*(self._open(entry, partition, limit) for entry, partition in missing))
+        return all(results)
+
+    async def _open(self, entry: TopicEntry, partition: int, limit: asyncio.Semaphore) -> bool:
+        settings = entry.settings
+        async with limit:
+            try:
+                await self._groups.open_group(
+                    GroupId(entry.topic_id, partition),
+                    birth=Configuration.birth(entry.partitions[partition].voters),
+                    schema=DEFAULT_SCHEMA,
+                    log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
+                )
+            except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
+                logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)
+                return False
+        return True
+
+    async def _delete_and_confirm(self, topic_id: bytes, partitions: int) -> bool:
+        """Free the disk, then say so to the catalog. Only a committed deletion leads here (safety 4)."""
+        try:
+            for partition in range(partitions):
+                await self._groups.delete_group(GroupId(topic_id, partition))
+            await self._confirm(topic_id)
+        except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
+            logger.warning("deletion of %s is not finished: %s", topic_id.hex(), error)
+            return False
+        return True
+
+    async def _confirm(self, topic_id: bytes) -> None:
+        leader = self._catalog_leader()
+        if leader is None:
+            raise ShoalError("no-leader", "the catalog has no leader at present")
+        if leader == self._agent_id:
+            await self.propose(ConfirmDeletion(topic_id, self._agent_id), CONFIRM_TIMEOUT_MS)
+        else:
+            await self._peers.request(leader, PeerMessage.CATALOG_CONFIRM, topic_id, CONFIRM_TIMEOUT_MS)
+
+
+def held_partitions(entry: TopicEntry, agent_id: str) -> Iterable[int]:
+    """The partitions this agent was born into."""
+    return (number for number, birth in enumerate(entry.partitions) if agent_id in birth.voters)
+
+
+async def _wait_or(event: asyncio.Event, timeout_ms: int) -> None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000):
+            await event.wait()
+    except TimeoutError:
+        return

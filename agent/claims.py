@@ -1,0 +1,36 @@
+"""What this agent says about a replica it holds, from what the host knows of it.
+
+Law of this file: pure translation between the host's words (replica ids, Raft roles) and the routing
+table's (agent ids, roles that clients understand).
+"""
+
+from __future__ import annotations
+
+from shoal.agent.host import ReplicaStatus
+from shoal.agent.routes import Claim, GroupKey
+from shoal.replication.transitions import Role
+
+
+def claim_of(agent_id: str, status: ReplicaStatus) -> Claim | None:
+    """None for a replica that is lost: it holds nothing that anybody should come for.
+
+    A candidate is a follower that knows no leader: an election is nobody's business but the replicas'.
+    """
+    if status.configuration is None:
+        return None
+    replicas = status.configuration.replicas
+    is_learner = any(replica.agent_id == agent_id and replica.learner for replica in replicas)
+    role = "learner" if is_learner else "follower"
+    return Claim(
+        group=GroupKey(*status.group),
+        role="leader" if status.role is Role.LEADER else role,
+        term=status.term,
+        configuration_index=status.configuration.index,
+        leader=status.leader_agent_id,
+        voters=tuple(replica.agent_id for replica in replicas if not replica.learner),
+        learners=tuple(replica.agent_id for replica in replicas if replica.learner),
+        log_start_offset=status.log_start_offset,
+        high_watermark=status.high_watermark,
+        log_end_offset=status.log_end_offset,
+        size_bytes=status.size_bytes,
+    )

@@ -1,0 +1,90 @@
+"""The data directory: taking it, who lives in it, and giving it up.
+
+Law of this file: what can be wrong with a directory becomes one line that says what to do (StartError).
+What the files in it mean is the business of those who own them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from dataclasses import replace
+
+from shoal.agent.cluster_file import ClusterRecord
+from shoal.agent.config import DEFAULT_CLUSTER, MAX_NAME_CHARACTERS, AgentConfig
+from shoal.agent.identity import AgentIdentity, new_agent_id
+from shoal.segment_store.errors import NotOwner
+from shoal.segment_store.lock import LOCK_FILE, DirectoryLock
+
+NAME_ID_CHARACTERS = 8
+
+
+class StartError(Exception):
+    """The agent cannot start. The text is one line: what is wrong and what to do."""
+
+
+def claim_directory(path: str) -> DirectoryLock:
+    """Make the directory if need be, and hold it for this process. Raises StartError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        lock = DirectoryLock(path)
+        lock.acquire()
+    except NotOwner as error:
+        raise StartError(f"{error}: stop that agent, or give another --data") from None
+    except (FileExistsError, NotADirectoryError):
+        raise StartError(f"{path} is not a directory: give another --data") from None
+    except OSError as error:
+        raise StartError(
+            f"cannot write to {path} ({error.strerror}): give --data a directory that this user may write"
+        ) from None
+    return lock
+
+
+def wipe(path: str) -> None:
+    """Empty the directory but for its lock. Only for a cluster that was sealed without ever having held a
+    topic.
+    """
+    for name in os.listdir(path):
+        if name == LOCK_FILE:
+            continue
+        victim = os.path.join(path, name)
+        if os.path.isdir(victim) and not os.path.islink(victim):
+            shutil.rmtree(victim)
+        else:
+            os.unlink(victim)
+
+
+def settle_identity(config: AgentConfig, known: AgentIdentity | None) -> AgentIdentity:
+    """Who this agent is: as the directory says, made anew if it says nothing; a given name replaces the old
+    one.
+    """
+    if known is None:
+        agent_id = new_agent_id()
+        return AgentIdentity(agent_id, None, config.name or default_name(socket.gethostname(), agent_id))
+    if config.name is not None and config.name != known.name:
+        return replace(known, name=config.name)
+    return known
+
+
+def default_name(host: str, agent_id: str) -> str:
+    """HOST-xxxxxxxx, the host's name without its domain and in the alphabet of names."""
+    short = re.sub(r"[^A-Za-z0-9_-]+", "-", host.split(".")[0]).strip("-_") or "agent"
+    room = MAX_NAME_CHARACTERS - NAME_ID_CHARACTERS - 1
+    return f"{short[:room]}-{agent_id[:NAME_ID_CHARACTERS]}"
+
+
+def settle_cluster(config: AgentConfig, record: ClusterRecord | None) -> AgentConfig:
+    """The cluster's name: that of the directory unless another was asked for, which is a mistake.
+
+    Raises StartError.
+    """
+    if record is None or record.cluster == config.cluster:
+        return config
+    if config.cluster_is_explicit:
+        raise StartError(
+            f"{config.data} belongs to cluster {record.cluster!r}, not {config.cluster!r}: "
+            f"start with --cluster {record.cluster}, or give another --data"
+        )
+    return replace(config, cluster=record.cluster, cluster_is_explicit=record.cluster != DEFAULT_CLUSTER)

@@ -1,0 +1,237 @@
+"""The JSON documents of the membership, routing and topic routes, built from the tables that hold their
+facts.
+
+Law of this file: pure. Shapes exactly as the HTTP page says; nothing is decided here but spelling and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.agent.catalog import Catalog, TopicEntry
+from shoal.agent.routes import GroupKey, Leadership, RouteTable
+from shoal.membership.gossip import Member
+from shoal.records import format_time
+
+CATALOG_TOPIC = "_catalog"
+CATALOG_KEY = GroupKey(bytes(16), 0)
+LIVE = ("alive", "suspect")  # a suspect may still answer; only a failed member is out
+
+TAG_VERSION = "v"
+TAG_NAME = "name"
+TAG_CLUSTER = "cl"
+TAG_CLUSTER_ID = "cid"
+TAG_URL = "url"
+TAG_DOMAIN = "fd"
+TAG_WEIGHT = "w"
+TAG_BOOT_NONCE = "boot"
+TAG_PLACEMENT = "pv"
+TAG_CATALOG = "cv"
+TAG_TOPICS = "nt"
+
+
+def is_shoal(member: Member) -> bool:
+    """A member without these tags is a plain Serf agent: a neighbour, never placed on (safety 6)."""
+    return TAG_CLUSTER in member.tags and TAG_URL in member.tags
+
+
+def is_ours(member: Member, cluster: str, cluster_id: bytes | None) -> bool:
+    """Whether the member belongs into our list: no other cluster's name, no other cluster's id."""
+    if not is_shoal(member):
+        return True
+    if member.tags[TAG_CLUSTER] != cluster:
+        return False
+    theirs = member.tags.get(TAG_CLUSTER_ID, "")
+    return cluster_id is None or theirs in ("", cluster_id.hex())
+
+
+def members_document(
+    members: Sequence[Member],
+    *,
+    cluster: str,
+    cluster_id: bytes | None,
+    version: str,
+    routes: RouteTable,
+    catalog: Catalog,
+) -> dict[str, Any]:
+    """GET /v1/members."""
+    ours = [member for member in members if is_ours(member, cluster, cluster_id)]
+    return {
+        "cluster": cluster,
+        "cluster_id": None if cluster_id is None else cluster_id.hex(),
+        "version": version,
+        "members": [
+            _member_document(member, routes, catalog)
+            for member in sorted(
+                ours, key=lambda member: (member.tags.get(TAG_NAME, member.name), member.name)
+            )
+        ],
+    }
+
+
+def _member_document(member: Member, routes: RouteTable, catalog: Catalog) -> dict[str, Any]:
+    return {
+        "id": member.name,
+        "name": member.tags.get(TAG_NAME, member.name),
+        "kind": "shoal" if is_shoal(member) else "serf",
+        "status": str(member.status),
+        "address": member.address,
+        "gossip_port": member.port,
+        "url": member.tags.get(TAG_URL),
+        "failure_domain": member.tags.get(TAG_DOMAIN),
+        "incarnation": member.incarnation,
+        "since": format_time(member.since_ms * 1_000),
+        "tags": dict(sorted(member.tags.items())),
+        "partitions": [
+            {
+                "topic": topic,
+                "partition": claim.group.partition,
+                "role": claim.role,
+                "term": claim.term,
+                "log_end_offset": claim.log_end_offset,
+            }
+            for claim in routes.claims_of(member.name)
+            if (topic := topic_name(claim.group, catalog)) is not None
+        ],
+    }
+
+
+def topic_name(group: GroupKey, catalog: Catalog) -> str | None:
+    """The name a group goes by; None once its topic is deleted (or not heard of yet)."""
+    if group == CATALOG_KEY:
+        return CATALOG_TOPIC
+    entry = catalog.by_id(group.topic_id)
+    return None if entry is None else entry.name
+
+
+def routes_document(
+    entries: Sequence[TopicEntry],
+    *,
+    version: str,
+    routes: RouteTable,
+    is_live: Callable[[str], bool],
+    urls: Mapping[str, str],
+) -> dict[str, Any]:
+    """GET /v1/routes."""
+    return {
+        "version": version,
+        "topics": {
+            entry.name: {
+                "id": entry.topic_id.hex(),
+                "partitions": [
+                    partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
+                    for partition in range(len(entry.partitions))
+                ],
+            }
+            for entry in entries
+        },
+    }
+
+
+def partition_document(
+    entry: TopicEntry,
+    partition: int,
+    *,
+    routes: RouteTable,
+    is_live: Callable[[str], bool],
+    urls: Mapping[str, str],
+) -> dict[str, Any]:
+    """One partition as routes and topics show it. Before any claim was heard its replicas are those of its
+    birth.
+    """
+    birth = entry.partitions[partition]
+    group = GroupKey(entry.topic_id, partition)
+    leadership = routes.leadership(group, is_live)
+    leader = None if leadership is None else leadership.agent_id
+    return {
+        "partition": partition,
+        "hash_range": [birth.hash_range.low, birth.hash_range.high],
+        "state": "active",
+        "successors": [],
+        "leader": leader,
+        "leader_url": None if leader is None else urls.get(leader),
+        "term": 0 if leadership is None else leadership.term,
+        "replicas": _replicas(birth.voters, leadership, urls),
+    }
+
+
+def _replicas(
+    birth_voters: Sequence[str], leadership: Leadership | None, urls: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    voters: Sequence[str] = birth_voters
+    learners: Sequence[str] = ()
+    leader = None
+    if leadership is not None:
+        voters, learners, leader = leadership.voters, leadership.learners, leadership.agent_id
+    roles = [(agent, "leader" if agent == leader else "follower") for agent in voters]
+    roles += [(agent, "learner") for agent in learners]
+    return [{"id": agent, "url": urls.get(agent), "role": role} for agent, role in roles]
+
+
+def live_replicas(
+    entry: TopicEntry, partition: int, *, routes: RouteTable, is_live: Callable[[str], bool]
+) -> tuple[int, int]:
+    """(voters that are live, voters wanted): the partition is under-replicated when the first is smaller."""
+    leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
+    voters = entry.partitions[partition].voters if leadership is None else leadership.voters
+    factor = entry.settings.replication_factor
+    wanted = len(voters) if factor == "all" else factor
+    return sum(1 for voter in voters if is_live(voter)), wanted
+
+
+def topic_summary(entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[str], bool]) -> dict[str, Any]:
+    """One line of GET /v1/topics. Counts are those of the leaders' last claims, a few seconds old at most."""
+    records = 0
+    size_bytes = 0
+    under_replicated = 0
+    for partition in range(len(entry.partitions)):
+        leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
+        if leadership is not None:
+            records += leadership.high_watermark - leadership.log_start_offset
+            size_bytes += leadership.size_bytes
+        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live)
+        under_replicated += live < wanted
+    return {
+        "name": entry.name,
+        "id": entry.topic_id.hex(),
+        "kind": entry.settings.kind,
+        "partitions": len(entry.partitions),
+        "replication_factor": entry.settings.replication_factor,
+        "under_replicated": under_replicated,
+        "records": records,
+        "bytes": size_bytes,
+    }
+
+
+def topic_document(
+    entry: TopicEntry,
+    *,
+    routes: RouteTable,
+    is_live: Callable[[str], bool],
+    urls: Mapping[str, str],
+) -> dict[str, Any]:
+    """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
+    summary = topic_summary(entry, routes=routes, is_live=is_live)
+    partitions = []
+    for partition in range(len(entry.partitions)):
+        leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
+        live, _ = live_replicas(entry, partition, routes=routes, is_live=is_live)
+        partitions.append(
+            partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
+            | {
+                "live_replicas": live,
+                "log_start_offset": 0 if leadership is None else leadership.log_start_offset,
+                "high_watermark": 0 if leadership is None else leadership.high_watermark,
+                "log_end_offset": 0 if leadership is None else leadership.log_end_offset,
+                "bytes": 0 if leadership is None else leadership.size_bytes,
+            }
+        )
+    document = summary | entry.settings.to_document()
+    document["settings"] = entry.settings.to_document()
+    document["partitions"] = partitions
+    document["effective_replication_factor"] = min(len(birth.voters) for birth in entry.partitions)
+    document["created_at"] = format_time(entry.created_us)
+    if not entry.settings.fsync:
+        document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'
+    return document

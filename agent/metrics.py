@@ -1,0 +1,98 @@
+"""The agent's numbers in Prometheus' text format.
+
+Law of this file: the only one that knows prometheus_client. Everything is computed when asked for, from
+snapshots; nothing is counted here. Names: one prefix, base units, per-partition series only for replicas
+held here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+MEMBER_STATUSES = ("alive", "suspect", "failed", "leaving", "left")
+PARTITION_LABELS = ["topic", "partition"]
+
+
+class _Snapshot:
+    """One collection's metrics, as prometheus_client wants to be given them."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+
+def render_metrics(
+    *,
+    version: str,
+    disk_kind: str,
+    members: Sequence[tuple[str, bool]],
+    topics: int,
+    statuses: Sequence[tuple[str, int, Any]],
+    dropped_frames: int,
+    uptime_ms: int,
+) -> bytes:
+    """`members`: (status, is a shoal agent). `statuses`: (topic, partition, ReplicaStatus) of replicas held
+    here.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    metrics = [
+        InfoMetricFamily("shoal_build", "What runs here.", value={"version": version, "disk": disk_kind}),
+        GaugeMetricFamily("shoal_uptime_seconds", "Since this process started.", value=uptime_ms / 1_000),
+        GaugeMetricFamily("shoal_topics", "Topics in the catalog.", value=topics),
+        CounterMetricFamily(
+            "shoal_link_frames_dropped",
+            "Frames to peers that were dropped; Raft repeats them.",
+            value=dropped_frames,
+        ),
+        _members(members),
+        *_partitions(statuses),
+    ]
+    registry.register(_Snapshot(metrics))
+    return generate_latest(registry)
+
+
+def _members(members: Sequence[tuple[str, bool]]) -> Metric:
+    family = GaugeMetricFamily("shoal_members", "Members by status.", labels=["status", "kind"])
+    counts = Counter(members)
+    for status in MEMBER_STATUSES:
+        family.add_metric([status, "shoal"], counts[status, True])
+        if counts[status, False]:
+            family.add_metric([status, "serf"], counts[status, False])
+    return family
+
+
+def _partitions(statuses: Sequence[tuple[str, int, Any]]) -> list[Metric]:
+    described = (
+        ("shoal_partition_leader", "1 where this agent leads the partition.", _is_leader),
+        ("shoal_partition_term", "Raft term.", lambda status: status.term),
+        ("shoal_partition_log_start_offset", "First offset held.", lambda status: status.log_start_offset),
+        ("shoal_partition_high_watermark", "Offset after the last committed record.", _high_watermark),
+        (
+            "shoal_partition_log_end_offset",
+            "Offset after the last record.",
+            lambda status: status.log_end_offset,
+        ),
+        ("shoal_partition_size_bytes", "Bytes of the log on this disk.", lambda status: status.size_bytes),
+    )
+    families: list[Metric] = []
+    for name, text, value in described:
+        family = GaugeMetricFamily(name, text, labels=PARTITION_LABELS)
+        for topic, partition, status in statuses:
+            family.add_metric([topic, str(partition)], value(status))
+        families.append(family)
+    return families
+
+
+def _is_leader(status: Any) -> int:
+    return int(status.role.name == "LEADER")
+
+
+def _high_watermark(status: Any) -> int:
+    return int(status.high_watermark)

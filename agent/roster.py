@@ -1,0 +1,278 @@
+"""The member list as the rest of the agent needs it: ours, live, reachable, and what they gossip about
+themselves.
+
+Law of this file: it reads Membership and Links and writes this agent's tags; it decides nothing about
+members. All tags are read and written here, so that their spelling stands once (documents.py has the
+names).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.agent.bootstrap import Peer
+from shoal.agent.catalog import ID_BYTES
+from shoal.agent.documents import (
+    LIVE,
+    TAG_BOOT_NONCE,
+    TAG_CATALOG,
+    TAG_CLUSTER,
+    TAG_CLUSTER_ID,
+    TAG_DOMAIN,
+    TAG_NAME,
+    TAG_PLACEMENT,
+    TAG_TOPICS,
+    TAG_URL,
+    TAG_VERSION,
+    TAG_WEIGHT,
+    is_ours,
+    is_shoal,
+)
+from shoal.agent.links import Links
+from shoal.agent.watch import Watch
+from shoal.membership.gossip import Member, Membership
+
+TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Another cluster met under our name."""
+
+    cluster_id: bytes
+    has_topics: bool
+    agents: tuple[str, ...]
+
+
+class Roster:
+    """Attach membership once it is started, links from the beginning."""
+
+    def __init__(self, *, agent_id: str, cluster: str, links: Links, watch: Watch) -> None:
+        self.agent_id = agent_id
+        self.cluster = cluster
+        self.cluster_id: bytes | None = None
+        self._links = links
+        self._watch = watch
+        self._membership: Membership | None = None
+        self._tags: dict[str, str] = {}
+        self._tags_timer: asyncio.TimerHandle | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._scheduled = False
+        self._members: tuple[Member, ...] = ()
+        self._ours: list[Member] = []
+        self._live: set[str] = set()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called after every change of the member list or of a tag, once per loop turn."""
+        self._listeners.append(listener)
+
+    def attach(self, membership: Membership, tags: dict[str, str]) -> None:
+        """Membership has started with these tags."""
+        self._membership = membership
+        self._tags = tags
+        self.changed()
+
+    def changed(self) -> None:
+        """Membership's on_event. Coalesced: a push/pull tells of many members at once."""
+        if not self._scheduled and self._membership is not None:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._notice)
+
+    def _notice(self) -> None:
+        self._scheduled = False
+        assert self._membership is not None
+        self._members = self._membership.members()
+        self._ours = self._filter_ours()
+        self._live = {member.name for member in self._ours if member.status in LIVE}
+        self._links.set_addresses(self.urls())
+        self._watch.changed()
+        for listener in self._listeners:
+            listener()
+
+    # ---- own tags -----------------------------------------------------------------------------------------
+
+    def set_cluster(self, cluster_id: bytes) -> None:
+        """Everybody should know at once: the others wait for it."""
+        self.cluster_id = cluster_id
+        self._tags[TAG_CLUSTER_ID] = cluster_id.hex()
+        self._flush_tags()
+        self.changed()
+
+    def set_placement(self, run: str, version: int) -> None:
+        """The placement version of this agent. Its run is the boot nonce, which stands in a tag of its own,
+        and a
+        generation."""
+        generation = run.rpartition(".")[2]
+        self._set_later(TAG_PLACEMENT, f"{generation}.{version}")
+
+    def set_catalog(self, version: int, *, has_topics: bool) -> None:
+        """The catalog version of this agent, and whether its cluster holds anything."""
+        self._set_later(TAG_CATALOG, str(version))
+        self._set_later(TAG_TOPICS, "1" if has_topics else "0")
+
+    def _set_later(self, tag: str, value: str) -> None:
+        if self._tags.get(tag) == value:
+            return
+        self._tags[tag] = value
+        if self._tags_timer is None:
+            self._tags_timer = asyncio.get_running_loop().call_later(TAGS_INTERVAL_S, self._flush_tags)
+
+    def _flush_tags(self) -> None:
+        if self._tags_timer is not None:
+            self._tags_timer.cancel()
+            self._tags_timer = None
+        if self._membership is not None:
+            self._membership.set_tags(self._tags)
+
+    def stop(self) -> None:
+        """No timer outlives the agent."""
+        if self._tags_timer is not None:
+            self._tags_timer.cancel()
+            self._tags_timer = None
+        self._membership = None
+
+    # ---- what is known ------------------------------------------------------------------------------------
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody in the pool, dead or alive, of whatever cluster."""
+        return self._members
+
+    def known_members(self) -> set[str]:
+        """Names of everybody in the pool."""
+        return {member.name for member in self._members}
+
+    def ours(self) -> list[Member]:
+        """Shoal agents of this very cluster, this agent included."""
+        return self._ours
+
+    def _filter_ours(self) -> list[Member]:
+        return [
+            member
+            for member in self._members
+            if is_shoal(member)
+            and is_ours(member, self.cluster, self.cluster_id)
+            and (self.cluster_id is None or member.tags.get(TAG_CLUSTER_ID))
+        ]
+
+    def find(self, name_or_id: str) -> Member | None:
+        """By gossip name (the agent id) or by human name."""
+        for member in self._members:
+            if name_or_id in (member.name, member.tags.get(TAG_NAME)):
+                return member
+        return None
+
+    def urls(self) -> dict[str, str]:
+        """Agent id -> URL of everybody of this cluster; those who left are nobody to dial."""
+        return {member.name: member.tags[TAG_URL] for member in self.ours() if member.status != "left"}
+
+    def is_live(self, agent_id: str) -> bool:
+        """Gossip has not given it up, and its link is not silent: a leader for whom this is false is none."""
+        if agent_id == self.agent_id:
+            return True
+        return agent_id in self._live and not self._links.is_silent(agent_id)
+
+    def live_peers(self) -> list[str]:
+        """Live agents of this cluster but this one."""
+        return sorted(self._live - {self.agent_id})
+
+    def placeable(self) -> list[Member]:
+        """Where new replicas may be placed: alive by gossip, and of this cluster."""
+        return [member for member in self.ours() if member.status == "alive"]
+
+    def catalog_versions(self) -> dict[str, int]:
+        """What live peers gossip; a tag that is no number counts as zero."""
+        live = set(self.live_peers())
+        return {
+            member.name: natural(member.tags.get(TAG_CATALOG, ""))
+            for member in self._members
+            if member.name in live
+        }
+
+    def placement_versions(self) -> dict[str, tuple[str, int]]:
+        """What live peers gossip: (run, placement version)."""
+        live = set(self.live_peers())
+        versions = {}
+        for member in self._members:
+            generation, _, version = member.tags.get(TAG_PLACEMENT, "").partition(".")
+            if member.name in live and generation:
+                boot = member.tags.get(TAG_BOOT_NONCE, "")
+                versions[member.name] = (f"{boot}.{generation}", natural(version))
+        return versions
+
+    def starting_peers(self) -> list[Peer]:
+        """Live agents under our cluster's name, as bootstrap sees them."""
+        return [
+            Peer(member.name, cluster_id_of(member), member.tags[TAG_URL])
+            for member in self._members
+            if member.name != self.agent_id
+            and member.status in LIVE
+            and is_shoal(member)
+            and member.tags[TAG_CLUSTER] == self.cluster
+        ]
+
+    def foreign_clusters(self) -> list[Foreign]:
+        """Clusters of our name but another id, with their live agents."""
+        by_id: dict[bytes, list[Member]] = {}
+        for member in self._members:
+            theirs = cluster_id_of(member)
+            if member.status in LIVE and member.tags.get(TAG_CLUSTER) == self.cluster and theirs is not None:
+                by_id.setdefault(theirs, []).append(member)
+        return [
+            Foreign(
+                cluster_id,
+                any(member.tags.get(TAG_TOPICS) == "1" for member in by_id[cluster_id]),
+                tuple(sorted(member.name for member in by_id[cluster_id])),
+            )
+            for cluster_id in sorted(by_id)
+            if cluster_id != self.cluster_id
+        ]
+
+    # ---- links, as the services want them -----------------------------------------------------------------
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
+        """Raises PeerUnavailable or PeerRequestFailed."""
+        return await self._links.request(agent_id, kind, payload, timeout_ms)
+
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
+        """False when it was dropped."""
+        return self._links.send_control(agent_id, kind, payload)
+
+
+def natural(text: str) -> int:
+    """A whole number from a tag somebody else wrote; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def cluster_id_of(member: Member) -> bytes | None:
+    """None while the member is empty, or when its tag is no id."""
+    try:
+        cluster_id = bytes.fromhex(member.tags.get(TAG_CLUSTER_ID, ""))
+    except ValueError:
+        return None
+    return cluster_id if len(cluster_id) == ID_BYTES else None
+
+
+def first_tags(
+    *,
+    version: str,
+    name: str,
+    cluster: str,
+    cluster_id: bytes | None,
+    url: str,
+    domain: str,
+    weight: int,
+    boot: str,
+) -> dict[str, str]:
+    """What an agent says of itself from its first packet on."""
+    return {
+        TAG_VERSION: version,
+        TAG_NAME: name,
+        TAG_CLUSTER: cluster,
+        TAG_CLUSTER_ID: "" if cluster_id is None else cluster_id.hex(),
+        TAG_URL: url,
+        TAG_DOMAIN: domain,
+        TAG_WEIGHT: str(weight),
+        TAG_BOOT_NONCE: boot,
+    }

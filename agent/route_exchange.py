@@ -1,0 +1,223 @@
+"""Keeps this agent's routing table true: says what it holds, hears what others hold.
+
+Law of this file: routes.py decides which claim wins; here claims are collected from the host, sent to
+linked peers at once when leadership moves (so that clients learn of it within milliseconds), and pulled
+from a peer whose gossiped placement version is newer than what is known of it. Gossip and pulls make it
+certain, the hints make it quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from shoal.agent.identity import GroupId
+from shoal.agent.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peer_messages import PeerMessage, PeerMessageError
+from shoal.agent.routes import (
+    Claim,
+    GroupKey,
+    OwnClaims,
+    RouteError,
+    RouteTable,
+    decode_delta,
+    decode_request,
+    encode_delta,
+    encode_request,
+)
+from shoal.agent.watch import Watch
+
+REFRESH_MS = 1_000  # offsets of own replicas; also the least time between two changes of the gossiped version
+PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring the offsets of others
+PULL_TIMEOUT_MS = 2_000
+PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
+MAX_PAGES = 64  # of one pull; the rest follows with the next
+MAX_HINT_CLAIMS = 512  # a kill moves hundreds of leaders; a longer list is pulled (safety 28)
+
+logger = logging.getLogger(__name__)
+
+
+class Peers(Protocol):
+    """What the exchange needs of the links and the member list."""
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool: ...
+    def live_peers(self) -> list[str]: ...
+    def placement_versions(self) -> dict[str, tuple[str, int]]:
+        """What the live members gossip: (run, placement version)."""
+
+    def known_members(self) -> set[str]:
+        """Everybody in the member list, dead or alive."""
+
+
+class RouteExchange:
+    """Owns the RouteTable of this agent."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        boot: str,
+        peers: Peers,
+        watch: Watch,
+        rng: random.Random,
+        claims: Callable[[], Iterable[Claim]],
+        claim: Callable[[GroupId], Claim | None],
+        publish: Callable[[str, int], None],
+    ) -> None:
+        """`claims` and `claim`: the replicas held here, and one of them. `publish(run, version)`: into the
+        tags.
+        """
+        self.table = RouteTable()
+        self._own = OwnClaims(agent_id, boot)
+        self._agent_id = agent_id
+        self._peers = peers
+        self._watch = watch
+        self._rng = rng
+        self._claims = claims
+        self._claim = claim
+        self._publish = publish
+        self._published: tuple[str, int] | None = None
+        self._dirty: set[GroupId] = set()
+        self._hinted = 0
+        self._behind: set[str] = set()
+        self._pull_now = asyncio.Event()
+        self._flush_scheduled = False
+
+    @property
+    def own(self) -> OwnClaims:
+        return self._own
+
+    # ---- what this agent holds -------------------------------------------------------------------
+
+    def group_changed(self, group: GroupId) -> None:
+        """The host's on_change: role, term, leader, configuration. One hint per loop turn."""
+        self._dirty.add(group)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        dirty, self._dirty = self._dirty, set()
+        moved = False
+        for group in dirty:
+            claim = self._claim(group)
+            moved |= self._own.remove(GroupKey(*group)) if claim is None else self._own.set(claim)
+        if moved:
+            self._merge_own()
+            self._hint()
+
+    def _merge_own(self) -> None:
+        before = self.table.version
+        self.table.apply(self._own.delta(*self.table.known(self._agent_id)))
+        if self.table.version != before:
+            self._watch.changed()
+
+    def _hint(self) -> None:
+        delta = self._own.delta(self._own.run, self._hinted, MAX_HINT_CLAIMS)
+        self._hinted = self._own.counter
+        if delta.more:
+            return  # too much for a hint: the peers will see the gossiped version and ask
+        payload = encode_delta(delta)
+        for peer in self._peers.live_peers():
+            self._peers.send_control(peer, PeerMessage.ROUTES_HINT, payload)
+
+    def refresh(self) -> None:
+        """Offsets and sizes of everything held, and the version that gossip carries."""
+        held = {claim.group: claim for claim in self._claims()}
+        moved = False
+        for claim in held.values():
+            moved |= self._own.set(claim)
+        for gone in [claim.group for claim in self._own.held() if claim.group not in held]:
+            moved |= self._own.remove(gone)
+        self._merge_own()
+        if moved:
+            self._hint()
+        published = (self._own.run, self._own.placement_version)
+        if published != self._published:
+            self._published = published
+            self._publish(*published)
+
+    # ---- what others hold ------------------------------------------------------------------------
+
+    async def on_pull(self, _peer: str, payload: bytes) -> bytes:
+        """The claims of this agent since the number asked for."""
+        try:
+            run, after = decode_request(payload)
+        except RouteError as error:
+            raise PeerMessageError(str(error)) from None
+        return encode_delta(self._own.delta(run, after))
+
+    def on_hint(self, peer: str, payload: bytes) -> None:
+        """A peer's newest claims. If they do not follow what is known, ask. Raises PeerMessageError."""
+        try:
+            delta = decode_delta(payload)
+        except RouteError as error:
+            raise PeerMessageError(str(error)) from None
+        if delta.agent_id != peer:
+            raise PeerMessageError("a hint about somebody else")
+        before = self.table.version
+        if not self.table.apply(delta):
+            self._behind.add(peer)
+            self._pull_now.set()
+        if self.table.version != before:
+            self._watch.changed()
+
+    def look(self) -> None:
+        """The member list or its tags have changed: find out who must be asked, and whom to forget."""
+        for peer, (run, version) in self._peers.placement_versions().items():
+            known_run, known_version = self.table.placement_known(peer)
+            if known_run != run or known_version < version:
+                self._behind.add(peer)
+                self._pull_now.set()
+        members = self._peers.known_members()
+        for agent in self.table.agents():
+            if agent not in members and agent != self._agent_id:
+                self.table.forget(agent)
+                self._watch.changed()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._refresh_for_ever())
+            tasks.create_task(self._pull_for_ever())
+
+    async def _refresh_for_ever(self) -> None:
+        rounds = 0
+        while True:
+            self.refresh()
+            self.look()
+            rounds += 1
+            if rounds % PULL_ALL_EVERY == 0:
+                self._behind.update(self._peers.live_peers())
+                self._pull_now.set()
+            await asyncio.sleep(REFRESH_MS * self._rng.uniform(0.9, 1.1) / 1_000)
+
+    async def _pull_for_ever(self) -> None:
+        while True:
+            await self._pull_now.wait()
+            await asyncio.sleep(self._rng.uniform(0, PULL_JITTER_MS) / 1_000)
+            self._pull_now.clear()
+            behind, self._behind = self._behind, set()
+            await asyncio.gather(*(self._pull(peer) for peer in behind))
+
+    async def _pull(self, peer: str) -> None:
+        before = self.table.version
+        try:
+            for _ in range(MAX_PAGES):
+                request = encode_request(*self.table.known(peer))
+                delta = decode_delta(
+                    await self._peers.request(peer, PeerMessage.ROUTES_PULL, request, PULL_TIMEOUT_MS)
+                )
+                if delta.agent_id != peer or not self.table.apply(delta):
+                    raise RouteError("an answer that does not follow the question")
+                if not delta.more:
+                    break
+        except (PeerUnavailable, PeerRequestFailed, RouteError) as error:
+            logger.debug("cannot ask %s for its placement: %s", peer[:8], error)  # the next look() asks again
+        if self.table.version != before:
+            self._watch.changed()

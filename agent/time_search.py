@@ -1,0 +1,60 @@
+"""Where in a partition a moment lies: the first record at or after a time.
+
+Law of this file: it reads committed batches through the host, like any consumer. Producers' timestamps need
+not rise with the offsets, so the log is looked through from its start; a batch whose newest record is older
+than the time is passed over by its stamp alone, without decoding it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.agent.host import Fetch, Offsets
+from shoal.agent.identity import GroupId
+from shoal.batch import Offset, parse_stamp, to_record_batch
+
+READ_BYTES = 4 << 20  # one step of the search; between steps the loop serves others
+
+
+class Reads(Protocol):
+    """What the search needs of the host."""
+
+    async def offsets(self, group: GroupId) -> Offsets: ...
+    async def read(
+        self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
+    ) -> Fetch: ...
+
+
+async def offset_at_time(host: Reads, group: GroupId, time_us: int) -> Offset:
+    """The first offset whose record's timestamp is at or after `time_us`; the high watermark if there is
+    none.
+
+    Raises ShoalError as reads do.
+    """
+    ends = await host.offsets(group)
+    position = ends.log_start_offset
+    while position < ends.high_watermark:
+        fetch = await host.read(group, position, max_bytes=READ_BYTES, wait_ms=0, local=True)
+        for frame in fetch.frames:
+            stamp, _ = parse_stamp(frame, 0)
+            if stamp.record_count and stamp.max_timestamp_us >= time_us:
+                row = first_row_at(to_record_batch(bytes(frame), fetch.schema), time_us)
+                return Offset(max(stamp.base_offset + row, position))
+        if fetch.next_offset <= position:
+            break
+        position = fetch.next_offset
+    return ends.high_watermark
+
+
+def first_row_at(batch: pa.RecordBatch, time_us: int) -> int:
+    """The first row whose timestamp is at or after the time; there is one. Vectorised but for the last
+    step.
+    """
+    times = batch.column("timestamp").cast(pa.int64())
+    late = pc.greater_equal(times, time_us)
+    row: int = pc.index(late, pa.scalar(True)).as_py()
+    assert row >= 0, "the stamp's newest timestamp is the batch's"
+    return row
