@@ -7,7 +7,8 @@ Law of this file: what was sent, what was acknowledged, what may be sent next. I
       | +--- it needs entries that are trimmed ---> CATCH_UP
       +---- refused, or nothing acknowledged for retry_after_ms (from REPLICATE), or caught up (from CATCH_UP)
 
-PROBE sends one request and waits. REPLICATE sends ahead of the answers, within the flight. CATCH_UP sends
+PROBE sends one request and waits. REPLICATE sends ahead of the answers, one request at first, and one more for each
+answer, up to max_inflight_appends: a follower that has just lost something is not flooded. CATCH_UP sends
 nothing but heartbeats: whole segments travel beside Raft (safety 27), and `RaftCore.caught_up` ends it.
 
 Invariants: match_index < next_index; flight is ascending, all above match_index and below next_index, and no
@@ -38,6 +39,7 @@ class Progress:
         "append_limit",
         "commit_index",
         "flight",
+        "flight_limit",
         "heard_ms",
         "match_index",
         "moved_ms",
@@ -55,6 +57,7 @@ class Progress:
         self.next_index = next_index
         self.commit_index = LogIndex(0)  # what the follower says it knows as committed
         self.flight: deque[LogIndex] = deque()  # last index of each request in flight, REPLICATE only
+        self.flight_limit = 1  # requests in flight: grows with each answer, falls to 1 when one was lost
         self.probe_sent = False
         self.append_limit = (
             append_limit  # entries for the next request: learnt from how the driver shortened the last
@@ -73,8 +76,7 @@ class Progress:
             case ProgressState.REPLICATE:
                 in_flight_entries = self.next_index - 1 - self.match_index
                 return (
-                    len(self.flight) < config.max_inflight_appends
-                    and in_flight_entries < config.max_inflight_entries
+                    len(self.flight) < self.flight_limit and in_flight_entries < config.max_inflight_entries
                 )
             case ProgressState.CATCH_UP:
                 return False
@@ -120,17 +122,24 @@ class Progress:
         self.next_index = max(self.next_index, LogIndex(match_index + 1))
         while self.flight and self.flight[0] <= match_index:
             self.flight.popleft()
+            self.flight_limit = min(config.max_inflight_appends, self.flight_limit + 1)
             self.append_limit = min(config.max_entries_per_append, self.append_limit + 1)
         return True
 
     def refused(self, reply: AppendReply, next_index: LogIndex, now_ms: int) -> None:
-        """Try from next_index, unless the refusal answers something long settled."""
-        if self.state is ProgressState.CATCH_UP:
+        """Try from next_index, unless the refusal answers something long settled.
+
+        When one of many requests in flight is lost, all that follow are refused. The first refusal starts anew; the
+        others are its echoes, known by a hint from before what was accepted since. A follower that may lose what it
+        acknowledged (fsync switched off) refuses even match_index: it is believed when it is asked nothing else.
+        """
+        if self.state is ProgressState.CATCH_UP or reply.previous_index < self.match_index:
             return
         if self.state is ProgressState.PROBE and reply.previous_index != self.next_index - 1:
             return
-        if reply.previous_index < self.match_index:
+        if self.state is ProgressState.REPLICATE and reply.reject_hint_index < self.match_index:
             return
+        self.match_index = min(self.match_index, LogIndex(next_index - 1))
         self.probe(next_index, now_ms)
 
     def probe(self, next_index: LogIndex, now_ms: int) -> None:
@@ -139,6 +148,7 @@ class Progress:
         self.next_index = max(next_index, LogIndex(self.match_index + 1))
         self.probe_sent = False
         self.flight.clear()
+        self.flight_limit = 1
         self.moved_ms = now_ms
 
     def retry_if_stuck(self, config: RaftConfig, now_ms: int) -> None:
@@ -157,6 +167,7 @@ class Progress:
         """Assert what the head of this file states."""
         assert 0 <= self.match_index < self.next_index <= last_index + 1
         assert len(self.flight) <= config.max_inflight_appends
+        assert 1 <= self.flight_limit <= config.max_inflight_appends
         assert not self.flight or self.state is ProgressState.REPLICATE
         assert all(self.match_index < index < self.next_index for index in self.flight)
         assert list(self.flight) == sorted(set(self.flight))

@@ -1,0 +1,196 @@
+"""The driver of one replica, as the real host drives it.
+
+Law of this file: it carries out readies and nothing else. Frames are keyed by (index, term), several readies are out at
+once, syncs end later, messages_after_sync leave when everything before them is durable.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from raft_sim.disk import Disk, Entry, Write
+from raft_sim.trace import describe, describe_ready
+from shoal.batch import LogIndex
+from shoal.replication.interfaces import Configuration, Replica
+from shoal.replication.messages import AppendRequest, Message, shorten
+from shoal.replication.raft import RaftCore, Role
+from shoal.replication.ready import Ready
+
+if TYPE_CHECKING:
+    from raft_sim.simulation import Agent, Simulation
+
+
+class Packet(NamedTuple):
+    """A message and the frames that travel beside it."""
+
+    message: Message
+    entries: tuple[Entry, ...]
+
+
+class Host:
+    """pages is the log as this process sees it, synced or not; disk.log is what a crash would leave."""
+
+    def __init__(self, simulation: Simulation, agent: Agent, disk: Disk, birth: Configuration) -> None:
+        self.simulation = simulation
+        self.agent = agent
+        self.disk = disk
+        self.pages: list[Entry] = list(disk.log)
+        self.applied = 0
+        self.role = Role.FOLLOWER
+        self.drain_scheduled = False
+        self.wake_at_ms: int | None = None
+        self._frames: dict[tuple[int, int], Entry] = {}
+        self._waiting: deque[tuple[Ready, bool]] = deque()  # ready, and whether the disk has it
+        configurations = [
+            birth,
+            *(entry.payload for entry in disk.log if isinstance(entry.payload, Configuration)),
+        ]
+        self.core = RaftCore(
+            replica_id=disk.replica_id,
+            configuration=configurations[-1],
+            earlier_configurations=configurations[:-1],
+            hard_state=disk.hard_state,
+            term_runs=_term_runs(disk.log),
+            first_index=LogIndex(1),
+            last_index=LogIndex(len(disk.log)),
+            commit_index=disk.hard_state.commit_index,
+            config=simulation.raft_config,
+            rng=random.Random(simulation.rng.getrandbits(32)),
+            now_ms=simulation.now_ms,
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.agent.name} {self.core}"
+
+    # Input
+
+    def receive(self, packet: Packet) -> None:
+        """Put the frames aside, step the message."""
+        message = packet.message
+        if isinstance(message, AppendRequest):
+            found = []
+            for offset, entry in enumerate(packet.entries):
+                index = message.previous_index + 1 + offset
+                self._frames[index, entry.term] = entry
+                if isinstance(entry.payload, Configuration):
+                    found.append(entry.payload)
+            message = replace(message, configurations=tuple(found))
+        self.core.step(message, self.simulation.now_ms)
+
+    def propose(self, payloads: list[int]) -> tuple[int, int]:
+        """(first index, term) of the proposal; the core's exceptions otherwise."""
+        proposal = self.core.propose(len(payloads), self.simulation.now_ms)
+        previous_term = proposal.previous_term
+        for offset, payload in enumerate(payloads):
+            index = proposal.first_index + offset
+            self._frames[index, proposal.term] = Entry(proposal.term, previous_term, payload)
+            previous_term = proposal.term
+        return proposal.first_index, proposal.term
+
+    def propose_configuration(self, replicas: list[Replica]) -> Configuration:
+        """The configuration now in force, its frame put aside."""
+        proposal = self.core.propose_configuration(replicas, self.simulation.now_ms)
+        configuration = self.core.configuration
+        assert configuration.index == proposal.first_index
+        entry = Entry(proposal.term, proposal.previous_term, configuration)
+        self._frames[proposal.first_index, proposal.term] = entry
+        return configuration
+
+    def configurations(self) -> list[Configuration]:
+        """Those in this log, ascending, that of birth first."""
+        found = (entry.payload for entry in self.pages if isinstance(entry.payload, Configuration))
+        return [self.simulation.birth, *found]
+
+    # Output
+
+    def drain(self) -> None:
+        """Carry out everything that is ready."""
+        while (ready := self.core.ready()) is not None:
+            self.simulation.trace(lambda ready=ready: f"{self.agent.name}    {describe_ready(ready)}")
+            self._carry_out(ready)
+            self._advance()
+        self._frames.clear()  # whatever the core took is in the log now; the rest it refused
+        if self.disk.start_sync():
+            self.simulation.schedule_sync(self)
+
+    def _carry_out(self, ready: Ready) -> None:
+        write = self._write(ready)
+        self._waiting.append((ready, write is None))
+        if write is not None:
+            self.disk.queue.append(write)
+        for message in ready.messages:
+            self._send(message)
+        if ready.commit_index is not None:
+            self.simulation.observe_commit(self, ready.commit_index)
+        for token, index in ready.read_states:
+            self.simulation.observe_read(self, token, index)
+        self.simulation.observe_role(self)
+
+    def _write(self, ready: Ready) -> Write | None:
+        if not ready.must_sync:
+            return None
+        if ready.truncate_from is not None:
+            del self.pages[ready.truncate_from - 1 :]
+        entries = []
+        first_index = len(self.pages) + 1
+        for run in ready.append:
+            for index in range(run.first, run.last + 1):
+                assert index == len(self.pages) + 1, "readies append without gaps"
+                if index == ready.noop_index:
+                    previous_term = self.pages[-1].term if self.pages else 0
+                    entry = Entry(run.term, previous_term, f"noop {run.term}")
+                else:
+                    entry = self._frames[index, run.term]
+                self.pages.append(entry)
+                entries.append(entry)
+                self.simulation.observe_append(self, index, entry)
+        return Write(ready, ready.hard_state, ready.truncate_from, first_index, tuple(entries))
+
+    def synced(self) -> None:
+        """A sync has ended."""
+        done = set(map(id, self.disk.finish_sync()))
+        self._waiting = deque((ready, durable or id(ready) in done) for ready, durable in self._waiting)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._waiting and self._waiting[0][1]:
+            ready, _ = self._waiting.popleft()
+            self.core.advance(ready)
+            for message in ready.messages_after_sync:
+                self._send(message)
+
+    def _send(self, message: Message) -> None:
+        entries: tuple[Entry, ...] = ()
+        if isinstance(message, AppendRequest) and message.runs:
+            knobs = self.simulation.knobs
+            count = message.last_index - message.previous_index
+            if count > 1 and self.simulation.rng.random() < knobs.shorten:
+                last = LogIndex(message.previous_index + self.simulation.rng.randint(1, count - 1))
+                message = shorten(message, last)
+                self.core.shortened(message.receiver, last)
+            entries = tuple(
+                self._entry(index) for index in range(message.runs[0].first, message.last_index + 1)
+            )
+        self.simulation.trace(lambda: f"{self.agent.name} -> {describe(message)}")
+        self.simulation.observe_send(self, message)
+        self.simulation.post(self.agent, Packet(message, entries))
+
+    def _entry(self, index: int) -> Entry:
+        return self.pages[index - 1]
+
+    # Silence of other agents (safety 25)
+
+    def note_silence(self, agent_name: str) -> None:
+        """The liveness frames of that agent are missing, or it has another boot nonce."""
+        self.core.peer_silent(agent_name, self.simulation.now_ms)
+
+
+def _term_runs(log: list[Entry]) -> list[tuple[LogIndex, int]]:
+    runs: list[tuple[LogIndex, int]] = []
+    for position, entry in enumerate(log):
+        if not runs or runs[-1][1] != entry.term:
+            runs.append((LogIndex(position + 1), entry.term))
+    return runs

@@ -1,0 +1,454 @@
+"""The world: agents, a clock that jumps from event to event, clients, and the two phases.
+
+Law of this file: everything that happens is an event in one heap, ordered by (time, sequence number); nothing but the
+seed decides what it is. First the safety phase, with faults; then everything heals, and the group must elect a leader,
+commit, and agree, within a bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from raft_sim.disk import Disk, Entry
+from raft_sim.faults import Nemesis
+from raft_sim.host import Host, Packet
+from raft_sim.invariants import ALL, Invariant, InvariantViolation, Ledger
+from raft_sim.knobs import Knobs
+from raft_sim.network import Network
+from shoal.batch import LogIndex
+from shoal.replication.errors import ReplicationError
+from shoal.replication.interfaces import Configuration, Replica, ReplicaId
+from shoal.replication.messages import Message, decode, encode
+from shoal.replication.raft import Role
+
+AGENT_COUNT = 6  # five voters at most, and one more to move to
+LIVENESS_MS_MAX = 20_000  # from the heal to agreement; a healthy group needs under 3 s
+INBOX_MAX = 10_000
+
+
+@dataclass
+class Agent:
+    """A machine: at most one replica of the group at a time. nonce counts its boots."""
+
+    name: str
+    nonce: int = 0
+    paused: bool = False
+    slow_sync_ms: int = 0
+    host: Host | None = None
+    disk: Disk | None = None
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    heard_ms: dict[str, int] = field(default_factory=dict)
+    heard_nonce: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no replica lives here, dead or alive."""
+        return self.disk is None
+
+
+class Simulation:
+    """One run. `run` raises InvariantViolation, or AssertionError from the core, with the virtual time in it."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        knobs: Knobs | None = None,
+        invariants: tuple[type[Invariant], ...] = ALL,
+        print_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.knobs = knobs or Knobs.draw(self.rng)
+        self.raft_config = self.knobs.raft_config()
+        self.now_ms = 0
+        self.is_thorough = True
+        self.event_count = 0
+        self.read_count = 0
+        self.acknowledged_count = 0
+        self._print_line = print_line
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = itertools.count()
+        self._payloads = itertools.count(1)
+        self._tokens = itertools.count(1)
+        self._proposals: dict[tuple[int, int], int] = {}  # (index, term): payload, unanswered
+        self._reads: dict[int, int] = {}  # token: how much was committed when it was asked
+        self._idle_until_ms = 0
+        self._ending = False
+        self.network = Network(self.knobs, self.rng)
+        self.agents = {name: Agent(name) for name in "abcdef"[:AGENT_COUNT]}
+        self.birth = Configuration.birth(tuple(self.agents)[: self.knobs.voters])
+        self.homes: dict[ReplicaId, str] = {}
+        self.disks: dict[ReplicaId, Disk] = {}
+        self.ledger = Ledger(self.birth)
+        self.invariants = [make(self) for make in invariants]
+        self.nemesis = Nemesis(self)
+        for replica in self.birth.replicas:
+            self._found(replica)
+        self._start_clocks()
+
+    # The clock
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Run action then."""
+        heapq.heappush(self._events, (self.now_ms + delay_ms, next(self._sequence), action))
+
+    def every(self, interval_ms: int, action: Callable[[], None], *, jitter: bool = True) -> None:
+        """Run action again and again, until the safety phase ends if it is one of chance."""
+
+        def again() -> None:
+            if not (jitter and self._ending):
+                action()
+                self.after(self.rng.randint(1, 2 * interval_ms) if jitter else interval_ms, again)
+
+        self.after(interval_ms, again)
+
+    def _start_clocks(self) -> None:
+        self.every(self.knobs.fault_interval_ms, self.nemesis.strike)
+        self.every(self.knobs.proposal_interval_ms, self._propose)
+        self.every(self.knobs.read_interval_ms, self._read)
+        self.every(self.raft_config.heartbeat_interval_ms, self._exchange_liveness, jitter=False)
+        self.every(500, self._reap, jitter=False)
+
+    def run(self) -> None:
+        """Both phases."""
+        try:
+            self.run_until(lambda: False, self.knobs.safety_ms)
+            self.heal()
+            committed_before = len(self.ledger.entries)
+            healthy = self.run_until(lambda: self._has_converged(committed_before), LIVENESS_MS_MAX)
+            if not healthy:
+                raise InvariantViolation(
+                    "Liveness", f"no agreement {LIVENESS_MS_MAX} ms after the heal\n{self}"
+                )
+            self._check_agreement()
+        except AssertionError as error:
+            error.add_note(f"at {self.now_ms} ms of virtual time")
+            raise
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: int) -> bool:
+        """Run events until the condition holds, for limit_ms at most; whether it held."""
+        end_ms = self.now_ms + limit_ms
+        next_look_ms = self.now_ms
+        while self._events and self._events[0][0] <= end_ms:
+            self.now_ms, _, action = heapq.heappop(self._events)
+            self.event_count += 1
+            action()
+            if self.now_ms >= next_look_ms:
+                next_look_ms = self.now_ms + 50
+                if condition():
+                    return True
+        self.now_ms = end_ms
+        return False
+
+    def trace(self, line: Callable[[], str]) -> None:
+        """One line of the trace, if anybody reads it."""
+        if self._print_line is not None:
+            self._print_line(f"{self.now_ms:>6} {line()}")
+
+    # Agents
+
+    def _found(self, replica: Replica) -> None:
+        agent = self.agents[replica.agent_id]
+        assert agent.is_free
+        agent.disk = self.disks[replica.id] = Disk(replica.id)
+        self.homes[replica.id] = agent.name
+        self._boot(agent)
+
+    def give_birth(self, replica: Replica) -> None:
+        """A replica was added: its agent learns of it a little later."""
+
+        def found() -> None:
+            if self.agents[replica.agent_id].is_free and replica.id not in self.homes:
+                self._found(replica)
+
+        self.after(self.rng.randint(1, 50), found)
+
+    def _boot(self, agent: Agent) -> None:
+        assert agent.host is None
+        if agent.disk is None:
+            return
+        agent.nonce += 1
+        agent.host = Host(self, agent, agent.disk, self.birth)
+        agent.heard_ms.clear()
+        self.trace(lambda: f"{agent.name} BOOT {agent.host}")
+        self.after_input(agent.host)
+
+    def crash(self, name: str, down_ms: int) -> None:
+        """Power off: unsynced writes are lost, packets on their way are not."""
+        agent = self.agents[name]
+        if agent.host is None or agent.disk is None:
+            return
+        disk = agent.disk
+        lost = disk.crash(self.rng)
+        self.trace(
+            lambda: f"{name} CRASH, {lost} entries lost, disk has {disk.hard_state} and {len(disk.log)}"
+        )
+        agent.host = None
+        agent.paused = False
+        agent.inbox.clear()
+        self.after(down_ms, lambda: self._boot(agent) if agent.host is None and agent.disk is disk else None)
+
+    def pause(self, name: str, duration_ms: int) -> None:
+        """SIGSTOP, and later SIGCONT: input waits, then comes before the timers (safety 26)."""
+        agent = self.agents[name]
+        if agent.host is None or agent.paused:
+            return
+        agent.paused = True
+        host = agent.host
+
+        def resume() -> None:
+            if agent.host is host:
+                self._resume(agent)
+
+        self.after(duration_ms, resume)
+
+    def _resume(self, agent: Agent) -> None:
+        agent.paused = False
+        inbox, agent.inbox = agent.inbox, []
+        for action in inbox:
+            action()
+        if agent.host is not None:
+            agent.host.core.wake(self.now_ms)
+            self.after_input(agent.host)
+
+    def _reap(self) -> None:
+        """Delete replicas that a committed configuration leaves out (safety 4)."""
+        members = {replica.id for replica in self.ledger.configuration.replicas}
+        for agent in self.agents.values():
+            disk = agent.disk
+            if disk is None or disk.replica_id in members:
+                continue
+            born_at = disk.replica_id.index if disk.replica_id.term > 0 else 0
+            if born_at <= len(self.ledger.entries) and self.rng.random() < 0.3:
+                self.trace(lambda agent=agent, disk=disk: f"{agent.name} DELETES {disk.replica_id}")
+                disk.crash(self.rng)
+                agent.host = agent.disk = None
+                agent.paused = False
+                agent.inbox.clear()
+
+    # Packets, syncs, timers
+
+    def post(self, sender: Agent, packet: Packet) -> None:
+        """Send; copies arrive later, or never. A replica unknown so far has no address."""
+        home = self.homes.get(packet.message.receiver)
+        if home is None:
+            return
+        for delay_ms in self.network.delays_ms(sender.name, home):
+            if self.rng.random() < 0.05:
+                assert decode(encode(packet.message)) == packet.message
+            self.after(delay_ms, lambda: self._arrive(sender.name, self.agents[home], packet))
+
+    def _arrive(self, sender: str, agent: Agent, packet: Packet) -> None:
+        if not self.network.passes(sender, agent.name):
+            return
+        host = agent.host
+        if host is not None:
+            self._at(host, lambda: host.receive(packet))
+
+    def _at(self, host: Host, action: Callable[[], None]) -> None:
+        """Let something happen at a replica: now, or when its process runs again."""
+        agent = host.agent
+        if agent.host is not host:
+            return  # that process is gone
+        if agent.paused:
+            if len(agent.inbox) < INBOX_MAX:
+                agent.inbox.append(lambda: self._at(host, action))
+            return
+        action()
+        self.after_input(host)
+
+    def schedule_sync(self, host: Host) -> None:
+        """A sync was started; it ends after a while."""
+        usual_ms = min(self.knobs.sync_ms_max, 5) if self._ending else self.knobs.sync_ms_max
+        slowest_ms = max(usual_ms, host.agent.slow_sync_ms)
+        fastest_ms = host.agent.slow_sync_ms // 2
+        self.after(self.rng.randint(fastest_ms, slowest_ms), lambda: self._at(host, host.synced))
+
+    def after_input(self, host: Host) -> None:
+        """Drain now or a little later, look after the timer, and check everything."""
+        if self.rng.random() >= self.knobs.late_drain:
+            host.drain()
+        elif not host.drain_scheduled:
+            host.drain_scheduled = True
+            self.after(self.rng.randint(1, 3), lambda: self._at(host, lambda: self._drain_late(host)))
+        for invariant in self.invariants:
+            invariant.after_event(host)
+        self._arm(host)
+
+    @staticmethod
+    def _drain_late(host: Host) -> None:
+        host.drain_scheduled = False
+        host.drain()
+
+    def _arm(self, host: Host) -> None:
+        deadline_ms = host.core.deadline()
+        if deadline_ms is None or (
+            host.wake_at_ms is not None and host.wake_at_ms <= max(deadline_ms, self.now_ms)
+        ):
+            return
+        due_ms = host.wake_at_ms = max(deadline_ms, self.now_ms)
+
+        def ring() -> None:
+            if host.wake_at_ms == due_ms:
+                host.wake_at_ms = None
+                self._at(host, lambda: host.core.wake(self.now_ms))
+
+        self.after(due_ms - self.now_ms, ring)
+
+    def _exchange_liveness(self) -> None:
+        """The frames that agents exchange for all their groups (safety 25)."""
+        timeout_ms = self.raft_config.election_timeout_ms
+        for agent in self.agents.values():
+            host = agent.host
+            if host is None or agent.paused:
+                continue
+            before_ms = host.core.deadline()
+            for other in self.agents.values():
+                if other is not agent and self._is_silent(agent, other, timeout_ms):
+                    host.note_silence(other.name)
+            if host.core.deadline() != before_ms:
+                self.trace(lambda agent=agent: f"{agent.name} notices silence")
+                self.after_input(host)
+
+    def _is_silent(self, agent: Agent, other: Agent, timeout_ms: int) -> bool:
+        passes = self.network.passes(other.name, agent.name)
+        if other.host is not None and not other.paused and passes and self.rng.random() >= self.knobs.loss:
+            agent.heard_ms[other.name] = self.now_ms
+            if agent.heard_nonce.get(other.name) != other.nonce:
+                agent.heard_nonce[other.name] = other.nonce
+                return True
+        return self.now_ms - agent.heard_ms.setdefault(other.name, self.now_ms) > timeout_ms
+
+    # Clients
+
+    def _some_leader(self) -> Host | None:
+        """Any replica that believes it leads: clients ask deposed leaders too."""
+        hosts = [agent.host for agent in self.agents.values() if agent.host is not None and not agent.paused]
+        leaders = [host for host in hosts if host.core.role is Role.LEADER]
+        return self.rng.choice(leaders) if leaders else None
+
+    def _propose(self) -> None:
+        if self.now_ms < self._idle_until_ms:
+            return
+        if self.rng.random() < self.knobs.idle:
+            self._idle_until_ms = self.now_ms + self.rng.choice((1500, 3000))
+        host = self._some_leader()
+        if host is not None:
+            self.propose(host, self.rng.choice((1, 1, 2, 5)))
+
+    def propose(self, host: Host, count: int) -> None:
+        """A client's append, if the replica takes it."""
+        payloads = [next(self._payloads) for _ in range(count)]
+        try:
+            first_index, term = host.propose(payloads)
+        except ReplicationError:
+            return  # a definite refusal: the client asks another
+        for offset, payload in enumerate(payloads):
+            self._proposals[first_index + offset, term] = payload
+        self.after_input(host)
+
+    def _read(self) -> None:
+        host = self._some_leader()
+        if host is None or self.now_ms < self._idle_until_ms:
+            return
+        token = next(self._tokens)
+        self._reads[token] = len(self.ledger.entries)
+        try:
+            host.core.read_index(token, self.now_ms)
+        except ReplicationError:
+            return
+        self.after_input(host)
+
+    # What hosts report
+
+    def observe_append(self, host: Host, index: int, entry: Entry) -> None:
+        """An entry is in a log."""
+        for invariant in self.invariants:
+            invariant.on_append(host, index, entry)
+
+    def observe_send(self, host: Host, message: Message) -> None:
+        """A message leaves."""
+        for invariant in self.invariants:
+            invariant.on_send(host, message)
+
+    def observe_role(self, host: Host) -> None:
+        """A ready was carried out: the role may be another."""
+        for invariant in self.invariants:
+            invariant.on_role(host)
+
+    def observe_read(self, host: Host, token: int, index: LogIndex) -> None:
+        """A read index is answered."""
+        self.read_count += 1
+        floor = self._reads.pop(token)
+        for invariant in self.invariants:
+            invariant.on_read(host, floor, index)
+
+    def observe_commit(self, host: Host, index: LogIndex) -> None:
+        """A commit index moved: check it, then take what is new into the ledger and answer the clients."""
+        for invariant in self.invariants:
+            invariant.on_commit(host, index)
+        known = len(self.ledger.entries)
+        if index > known:
+            self.ledger.extend(host.pages[known:index], host.core.term)
+            for position in range(known, index):
+                entry = host.pages[position]
+                if self._proposals.pop((position + 1, entry.term), None) is not None:
+                    self.acknowledged_count += 1
+        host.applied = index
+
+    # The end
+
+    def heal(self) -> None:
+        """No more faults: everything runs again."""
+        self.trace(lambda: "HEAL")
+        self._ending = True
+        self.network.heal()
+        for agent in self.agents.values():
+            agent.slow_sync_ms = 0
+            if agent.paused:
+                self._resume(agent)
+            if agent.host is None:
+                self._boot(agent)
+
+    def _has_converged(self, committed_before: int) -> bool:
+        hosts = [agent.host for agent in self.agents.values() if agent.host is not None]
+        leaders = [host for host in hosts if host.core.role is Role.LEADER]
+        if not leaders:
+            return False
+        leader = max(leaders, key=lambda host: host.core.term)
+        core = leader.core
+        if len(self.ledger.entries) <= committed_before or not isinstance(
+            self.ledger.entries[-1].payload, int
+        ):
+            if core.last_index == core.commit_index:
+                self.propose(leader, 1)
+            return False
+        members = {replica.id for replica in core.configuration.replicas}
+        present = [host for host in hosts if host.core.replica_id in members]
+        return (
+            core.last_index == core.commit_index
+            and {host.core.replica_id for host in present} == members
+            and all(
+                host.core.commit_index == core.commit_index and host.core.leader == core.replica_id
+                for host in present
+            )
+        )
+
+    def _check_agreement(self) -> None:
+        """SameCommittedPrefix, over everything and at the end."""
+        for disk in self.disks.values():
+            host = self.agents[self.homes[disk.replica_id]].host
+            if host is None or host.disk is not disk:
+                continue
+            commit = min(host.applied, host.core.commit_index)
+            if host.pages[:commit] != self.ledger.entries[:commit]:
+                raise InvariantViolation("SameCommittedPrefix", f"{host}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.now_ms} ms, {len(self.ledger.entries)} committed, {self.event_count} events"]
+        lines += [f"  {agent.host or f'{agent.name} down'}" for agent in self.agents.values() if agent.disk]
+        return "\n".join(lines)
