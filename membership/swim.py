@@ -204,13 +204,13 @@ class SwimCore:
                 self._refute(claim.incarnation)
             case Verdict.CONFLICT:
                 assert node is not None
-                self._on_conflict(node, claim, now_ms)
+                self._on_conflict(node, claim.endpoint, now_ms)
             case _:
                 assert verdict is Verdict.IGNORE
 
-    def _on_conflict(self, node: Node, claim: Alive, now_ms: int) -> None:
+    def _on_conflict(self, node: Node, endpoint: Endpoint, now_ms: int) -> None:
         """One name, two addresses: the first one heard keeps it while it lives."""
-        self._note(ChangeKind.CONFLICT, node, claim.endpoint)
+        self._note(ChangeKind.CONFLICT, node, endpoint)
         if node is self.table.local:
             self._next_push_pull_ms = min(self._next_push_pull_ms, now_ms + CONTESTED_RETRY_MS)
 
@@ -304,7 +304,16 @@ class SwimCore:
 
     def _merge(self, state: PushPull, now_ms: int) -> None:
         """A dead record of a peer counts only as a suspicion here: the accused gets its chance to refute."""
+        local = self.table.local
         for remote in state.nodes:
+            if (
+                remote.state != State.ALIVE
+                and remote.name == local.name
+                and remote.endpoint != local.endpoint
+            ):
+                self._on_conflict(
+                    local, remote.endpoint, now_ms
+                )  # our former address dies there: come again soon
             if remote.state == State.ALIVE:
                 claim = Alive(remote.incarnation, remote.name, remote.endpoint, remote.meta, remote.vsn)
                 self._on_alive(claim, now_ms)
