@@ -1,1 +1,5 @@
-"""Lets format("shoal") find the data source where Shoal is installed."""
+"""Lets format("shoal") find its data source by itself: Spark imports pyspark_<format>."""
+
+from shoal.spark import ShoalDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -31,6 +31,9 @@ from shoal.arrow_metadata import (
 )
 
 MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_FRAME_BYTES: Final = 17 * 2**20
+"""A body of 16 MiB and its metadata. Nothing larger is stored, sent or allocated."""
+
 MAX_RECORD_BYTES: Final = 8 * 2**20
 MAX_RECORDS_PER_BATCH: Final = 1_000_000
 MAX_UNCOMPRESSED_BYTES: Final = 64 * 2**20
@@ -91,6 +94,15 @@ def _max_timestamp_us(batch: pa.RecordBatch) -> int:
         return 0
     greatest = pc.max(batch.column(TIMESTAMP_COLUMN)).value
     return 0 if greatest is None else int(greatest)
+
+
+def decode_stream(data: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Read a whole fetched stream (from an agent, which verified it). Raises BatchError("invalid")."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            return reader.schema, list(reader)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BatchError("invalid", str(error)) from error
 
 
 def check_schema(offered: pa.Schema, wanted: pa.Schema) -> None:

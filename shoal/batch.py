@@ -25,6 +25,7 @@ from shoal.arrow_stream import (
     HEADERS_COLUMN,
     KEY_COLUMN,
     MAX_BODY_BYTES,
+    MAX_FRAME_BYTES,
     MAX_RECORD_BYTES,
     MAX_RECORDS_PER_BATCH,
     TIMESTAMP_COLUMN,
@@ -32,6 +33,7 @@ from shoal.arrow_stream import (
     Message,
     StreamDecoder,
     check_schema,
+    decode_stream,
     message_from_batch,
 )
 
@@ -83,9 +85,6 @@ Offset = NewType("Offset", int)  # the first record is 0
 
 FORMAT_VERSION: Final = 1
 STAMP_BYTES: Final = 128
-MAX_FRAME_BYTES: Final = 17 * 2**20
-"""A body of 16 MiB and its metadata. Nothing larger is stored, sent or allocated."""
-
 MAX_GATHERED_RANGES: Final = 2**16
 """Requests gathered into one batch: far above what one loop turn brings, and 2.3 MiB at most when decoded."""
 
@@ -445,15 +444,6 @@ def to_record_batch(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
     """The batch inside a frame, sharing its memory. Raises BatchError("invalid")."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BatchError("invalid", str(error)) from error
-
-
-def decode_stream(data: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """Read a whole fetched stream (from an agent, which verified it). Raises BatchError("invalid")."""
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.schema, list(reader)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("invalid", str(error)) from error
 

