@@ -7,9 +7,9 @@ Law of this file: what was sent, what was acknowledged, what may be sent next. I
       | +--- it needs entries that are trimmed ---> CATCH_UP
       +---- refused, or nothing acknowledged for retry_after_ms (from REPLICATE), or caught up (from CATCH_UP)
 
-PROBE sends one request and waits. REPLICATE sends ahead of the answers, one request at first, and one more for each
-answer, up to max_inflight_appends: a follower that has just lost something is not flooded. CATCH_UP sends
-nothing but heartbeats: whole segments travel beside Raft (safety 27), and `RaftCore.caught_up` ends it.
+PROBE sends one request and waits. REPLICATE sends ahead of the answers, one request at first, and one more
+for each answer, up to max_inflight_appends: a follower that has just lost something is not flooded. CATCH_UP
+sends nothing but heartbeats: whole segments travel beside Raft (safety 27), and `RaftCore.caught_up` ends it.
 
 Invariants: match_index < next_index; flight is ascending, all above match_index and below next_index, and no
 longer than max_inflight_appends.
@@ -129,9 +129,10 @@ class Progress:
     def refused(self, reply: AppendReply, next_index: LogIndex, now_ms: int) -> None:
         """Try from next_index, unless the refusal answers something long settled.
 
-        When one of many requests in flight is lost, all that follow are refused. The first refusal starts anew; the
-        others are its echoes, known by a hint from before what was accepted since. A follower that may lose what it
-        acknowledged (fsync switched off) refuses even match_index: it is believed when it is asked nothing else.
+        When one of many requests in flight is lost, all that follow are refused. The first refusal starts
+        anew; the others are its echoes, known by a hint from before what was accepted since. A follower that
+        may lose what it acknowledged (fsync switched off) refuses even match_index: it is believed when it is
+        asked nothing else.
         """
         if self.state is ProgressState.CATCH_UP or reply.previous_index < self.match_index:
             return

@@ -172,6 +172,11 @@ class RaftCore:
         behaviour = self._state.behaviour
         return not isinstance(behaviour, Candidate) and behaviour.quiet
 
+    @property
+    def violation_count(self) -> int:
+        """Messages dropped that no correct replica could have sent."""
+        return self._state.violations
+
     def term_at(self, index: LogIndex) -> Term | None:
         """The term of an entry, or None if it is not in the log."""
         return self._state.log.term_at(index)

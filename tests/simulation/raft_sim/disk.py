@@ -1,7 +1,8 @@
 """A disk that keeps what was synced, and of the rest whatever it likes.
 
-Law of this file: one replica's durable state: hard state and log. Writes are queued in order; a sync takes everything
-queued when it starts (group commit). A crash keeps a random prefix of the writes being synced, entry by entry.
+Law of this file: one replica's durable state: hard state and log. Writes are queued in order; a sync takes
+everything queued when it starts (group commit). A crash keeps a random prefix of the writes being synced,
+entry by entry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The driver of one replica, as the real host drives it.
 
-Law of this file: it carries out readies and nothing else. Frames are keyed by (index, term), several readies are out at
-once, syncs end later, messages_after_sync leave when everything before them is durable.
+Law of this file: it carries out readies and nothing else. Frames are keyed by (index, term), several readies
+are out at once, syncs end later, messages_after_sync leave when everything before them is durable.
 """
 
 from __future__ import annotations

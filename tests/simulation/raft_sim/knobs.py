@@ -1,6 +1,7 @@
 """What a seed decides before anything runs: sizes, speeds, and how often things go wrong.
 
-Law of this file: one frozen value, drawn from the seed and printed first, so that a failure report is complete.
+Law of this file: one frozen value, drawn from the seed and printed first, so that a failure report is
+complete.
 """
 
 from __future__ import annotations

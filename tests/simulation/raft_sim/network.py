@@ -12,7 +12,8 @@ from raft_sim.knobs import Knobs
 
 
 class Network:
-    """Links are between agents and one-way: blocked holds (from, to). loss_burst is added to the usual loss."""
+    """Links are between agents and one-way: blocked holds (from, to). loss_burst is added to the usual
+    loss."""
 
     def __init__(self, knobs: Knobs, rng: random.Random) -> None:
         self._knobs = knobs

@@ -1,8 +1,8 @@
 """The world: agents, a clock that jumps from event to event, clients, and the two phases.
 
-Law of this file: everything that happens is an event in one heap, ordered by (time, sequence number); nothing but the
-seed decides what it is. First the safety phase, with faults; then everything heals, and the group must elect a leader,
-commit, and agree, within a bound.
+Law of this file: everything that happens is an event in one heap, ordered by (time, sequence number); nothing
+but the seed decides what it is. First the safety phase, with faults; then everything heals, and the group
+must elect a leader, commit, and agree, within a bound.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Agent:
 
 
 class Simulation:
-    """One run. `run` raises InvariantViolation, or AssertionError from the core, with the virtual time in it."""
+    """One run. `run` raises InvariantViolation, or AssertionError from the core, with the virtual time in
+    it."""
 
     def __init__(
         self,
@@ -65,7 +66,6 @@ class Simulation:
         self.knobs = knobs or Knobs.draw(self.rng)
         self.raft_config = self.knobs.raft_config()
         self.now_ms = 0
-        self.is_thorough = True
         self.event_count = 0
         self.read_count = 0
         self.acknowledged_count = 0
