@@ -393,6 +393,7 @@ class Agent:
             assert self._identity.cluster_id is not None
             record = await starter.recover_birth(self._identity.cluster_id)
             await self._save_record(record)
+        self.broker.catalog_birth = record.catalog_birth
         self.roster.set_cluster(record.cluster_id)
         return record
 

@@ -7,6 +7,7 @@ a cluster everything but documents about itself is `not-ready`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from shoal.replication.placement import Candidate, birth_voters
 from shoal.routing import HashRange, hash_ranges
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
+LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 EMPTY_CATALOG = Catalog()
 EMPTY_ROUTES = RouteTable()
 
@@ -109,6 +111,7 @@ class Broker:
         self.url = url
         self.stopping = False
         self.waiting_reason = "starting"
+        self.catalog_birth: tuple[str, ...] = ()
         self._version = version
         self._disk_kind = disk_kind
         self._roster = roster
@@ -179,7 +182,6 @@ class Broker:
 
     def agent_document(self) -> dict[str, Any]:
         """GET /v1/agent. `catalog.birth` is what an agent that joins must know (safety 1)."""
-        joined = self._joined
         cluster_id = self._roster.cluster_id
         return {
             "id": self.agent_id,
@@ -192,8 +194,8 @@ class Broker:
             "pid": os.getpid(),
             "uptime_seconds": (self._clock.now_ms() - self._started_ms) // 1_000,
             "catalog": None
-            if joined is None
-            else {"birth": list(joined.catalog.birth), "version": joined.catalog.catalog.version},
+            if not self.catalog_birth
+            else {"birth": list(self.catalog_birth), "version": self._catalog.version},
             "configuration": self.config.as_document(),
         }
 
@@ -387,8 +389,17 @@ class Broker:
             )
         if committed.topic_id != entry.topic_id:
             return False, self._equal_or_differs(committed, settings)
-        await service.tell_peers()
+        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(committed))
         return True, self._topic_document(committed)
+
+    async def _wait_for_leaders(self, entry: TopicEntry) -> None:
+        """For a bounded time: whoever has just created a topic will produce to it next."""
+        end_ms = self._clock.now_ms() + LEADERS_WAIT_MS
+        groups = [GroupKey(entry.topic_id, partition) for partition in range(len(entry.partitions))]
+        while any(self._leader_of(group) is None for group in groups):
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                return
 
     def _equal_or_differs(self, entry: TopicEntry, settings: TopicSettings) -> dict[str, Any]:
         differences = entry.settings.differences(settings)

@@ -10,6 +10,7 @@ is opened in opening.py.
 import asyncio
 import heapq
 import logging
+import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -225,7 +226,11 @@ class Host:
         """Remove the replica for good. The caller holds a committed topic deletion, or a committed
         configuration without this replica (safety 4)."""
         await self.close_group(group)
-        await self._stores.disk.remove_tree(self._stores.directory(group))
+        directory = self._stores.directory(group)
+        await self._stores.disk.remove_tree(directory)
+        topic_directory = os.path.dirname(directory)
+        if not await self._stores.disk.list(topic_directory):
+            await self._stores.disk.remove_tree(topic_directory)
         await self._stores.hard_states.remove(group)
         await self._stores.registry.remove(group)
 

@@ -34,6 +34,7 @@ REFRESH_MS = 1_000  # offsets of own replicas; also the least time between two c
 PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring the offsets of others
 PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
+RETRY_S = 0.1
 MAX_PAGES = 64  # of one pull; the rest follows with the next
 MAX_HINT_CLAIMS = 512  # a kill moves hundreds of leaders; a longer list is pulled (safety 28)
 
@@ -205,6 +206,12 @@ class RouteExchange:
             behind, self._behind = self._behind, set()
             await asyncio.gather(*(self._pull(peer) for peer in behind))
 
+    def _ask_again(self, peer: str) -> None:
+        """A peer that has just joined is not linked yet; the next look() would come a second later."""
+        if peer in self._peers.live_peers():
+            self._behind.add(peer)
+            asyncio.get_running_loop().call_later(RETRY_S, self._pull_now.set)
+
     async def _pull(self, peer: str) -> None:
         before = self.table.version
         try:
@@ -218,6 +225,7 @@ class RouteExchange:
                 if not delta.more:
                     break
         except (PeerUnavailable, PeerRequestFailed, RouteError) as error:
-            logger.debug("cannot ask %s for its placement: %s", peer[:8], error)  # the next look() asks again
+            logger.debug("cannot ask %s for its placement: %s", peer[:8], error)
+            self._ask_again(peer)
         if self.table.version != before:
             self._watch.changed()
