@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -89,6 +89,12 @@ class Forwarder:
             self._sessions[purpose] = session
         return session
 
+    def _headers(self, headers: Mapping[str, str], body: bytes | None) -> dict[str, str]:
+        sent = {**headers, FORWARDED_BY: self._agent_id}
+        if body is not None:
+            sent["Content-Length"] = str(len(body))
+        return sent
+
     async def exchange(
         self,
         url: str,
@@ -107,8 +113,8 @@ class Forwarder:
             async with session.request(
                 method,
                 _address(url, target),
-                headers={**headers, FORWARDED_BY: self._agent_id},
-                data=body,
+                headers=self._headers(headers, body),
+                data=_in_pieces(body),
                 timeout=_timeout(timeout_ms),
                 allow_redirects=False,
             ) as response:
@@ -160,6 +166,18 @@ class Forwarder:
 
 def _address(url: str, target: str) -> URL:
     return URL(url.rstrip("/") + target, encoded=True)
+
+
+def _in_pieces(body: bytes | None) -> bytes | AsyncIterator[bytes] | None:
+    """A large body in pieces, so that the loop is not held by one long write."""
+    if body is None or len(body) <= RELAY_PIECE_BYTES:
+        return body
+    return _pieces(body)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), RELAY_PIECE_BYTES):
+        yield body[start : start + RELAY_PIECE_BYTES]
 
 
 def _timeout(timeout_ms: int) -> aiohttp.ClientTimeout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from fake_broker import FakeBroker, FakeCluster
+from yarl import URL
 
 from shoal.agent.http.app import HttpRunner, make_runner
 from shoal.agent.http.limits import HttpLimits
@@ -61,8 +63,8 @@ class Agent:
         if isinstance(body, dict | list):
             body = json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        from yarl import URL
-
+        elif isinstance(body, bytes) and len(body) > 2**20:
+            body = io.BytesIO(body)
         url = URL(f"http://127.0.0.1:{self.port}{path}", encoded=True)
         async with self.session.request(method, url, data=body, headers=sent) as response:
             return Answer(response.status, dict(response.headers), await response.read())
