@@ -1,0 +1,143 @@
+"""Whole agents in the test's own process: real gossip, links, disks and HTTP, all on loopback and free
+ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from shoal.agent.agent import Agent, Outcome, StopRequest
+from shoal.agent.config import AgentConfig
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 15.0
+
+
+def config(data: Path, **flags: object) -> AgentConfig:
+    """An agent that no other test can meet, quick to decide. Threads: rings are few where tests run."""
+    defaults: dict[str, object] = {
+        "data": str(data),
+        "http_port": 0,
+        "gossip_port": 0,
+        "mdns": False,
+        "disk": "threads",
+        "expect": 1,
+        "name": data.name,
+    }
+    return AgentConfig.from_sources(defaults | flags)
+
+
+class Running:
+    """One agent and its task."""
+
+    def __init__(self, settings: AgentConfig, session: aiohttp.ClientSession) -> None:
+        self.agent = Agent(settings)
+        self.stop = StopRequest()
+        self.ready = asyncio.Event()
+        self._session = session
+        self.task = asyncio.create_task(self.agent.run(self.stop, lambda _: self.ready.set()))
+
+    async def until_ready(self) -> Running:
+        """Raises what the agent failed with, or TimeoutError."""
+        ready = asyncio.create_task(self.ready.wait())
+        await asyncio.wait({ready, self.task}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self.task.done():
+            self.task.result()
+        if not self.ready.is_set():
+            raise TimeoutError(str(self.agent.broker.readiness()))
+        return self
+
+    async def gossip_address(self) -> str:
+        """Where others join; known before the agent is ready."""
+        await eventually(lambda: _true(hasattr(self.agent, "membership")))
+        return f"127.0.0.1:{self.agent.membership.port}"
+
+    async def leave(self) -> Outcome:
+        """As SIGTERM does."""
+        self.stop.ask()
+        return await asyncio.wait_for(asyncio.shield(self.task), STOP_TIMEOUT_S)
+
+    async def crash(self) -> None:
+        """As near to kill -9 as one process can come: no goodbye, no hand-over."""
+        self.stop.ask()
+        self.stop.ask()
+        await asyncio.wait_for(asyncio.shield(self.task), STOP_TIMEOUT_S)
+
+    async def call(self, method: str, path: str, body: object = None, **query: object) -> tuple[int, Any]:
+        """Status and JSON of one request; bytes are sent as they are."""
+        data = body if isinstance(body, bytes) else None
+        given = None if data is not None or body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json"} if given is not None else {}
+        parameters = {name: str(value) for name, value in query.items()}
+        async with self._session.request(
+            method,
+            self.agent.url + path,
+            data=given if data is None else data,
+            headers=headers,
+            params=parameters,
+        ) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None
+
+
+class Agents:
+    """Starts agents under one directory; whatever still runs at the end is stopped."""
+
+    def __init__(self, directory: Path, session: aiohttp.ClientSession) -> None:
+        self._directory = directory
+        self._session = session
+        self.running: list[Running] = []
+
+    def start(self, name: str, **flags: object) -> Running:
+        """Not ready yet."""
+        running = Running(config(self._directory / name, **flags), self._session)
+        self.running.append(running)
+        return running
+
+    async def alone(self, name: str, **flags: object) -> Running:
+        """An agent of its own cluster, ready."""
+        return await self.start(name, **flags).until_ready()
+
+    async def cluster(self, size: int, **flags: object) -> list[Running]:
+        """Agents that expect each other and meet through the first one's address."""
+        first = self.start("a0", expect=size, **flags)
+        address = await first.gossip_address()
+        others = [self.start(f"a{number}", expect=size, join=[address], **flags) for number in range(1, size)]
+        return [await running.until_ready() for running in (first, *others)]
+
+    async def stop_all(self) -> None:
+        """At once; faults were the tests' to look at."""
+        for running in self.running:
+            running.stop.ask()
+            running.stop.ask()
+        await asyncio.gather(*(running.task for running in self.running), return_exceptions=True)
+
+
+@asynccontextmanager
+async def agents_in(directory: Path) -> AsyncIterator[Agents]:
+    """For a fixture."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        agents = Agents(directory, session)
+        try:
+            yield agents
+        finally:
+            await agents.stop_all()
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = 10.0) -> None:
+    """Return once it holds; TimeoutError otherwise."""
+    async with asyncio.timeout(limit_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def _true(value: bool) -> bool:
+    return value

@@ -1,0 +1,289 @@
+"""Agents as a whole: they boot, meet, elect, serve, lose members, leave, and refuse to start where they
+must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.agent.agent import Agent, Outcome, StopRequest, run_agent
+from shoal.agent.data_directory import StartError, default_name
+from shoal.agent.ports import PortError
+from tests.agent.agents import Agents, Running, agents_in, config, eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def agents(tmp_path: Path) -> AsyncIterator[Agents]:
+    async with agents_in(tmp_path) as started:
+        yield started
+
+
+async def leaders(at: Running, topic: str) -> list[str | None]:
+    status, body = await at.call("GET", "/v1/routes", topic=topic)
+    assert status == 200, body
+    return [partition["leader"] for partition in body["topics"][topic]["partitions"]]
+
+
+async def values(at: Running, topic: str, partition: int = 0) -> list[str]:
+    status, body = await at.call("GET", f"/v1/topics/{topic}/partitions/{partition}/records")
+    assert status == 200, body
+    return [record["value"] for record in body["records"]]
+
+
+async def test_an_agent_boots_alone_serves_and_returns_with_its_data(agents: Agents) -> None:
+    """Found, create, produce, read; then again from the same directory, under the same id and cluster."""
+    first = await agents.alone("a")
+    assert (await first.call("PUT", "/v1/topics/t", {"partitions": 2}))[0] == 201
+    status, produced = await first.call(
+        "POST", "/v1/topics/t/partitions/1/records", {"records": [{"value": "v"}]}
+    )
+    assert (status, produced["appended"]) == (200, [{"partition": 1, "base_offset": 0, "count": 1}])
+    before = (await first.call("GET", "/v1/agent"))[1]
+    assert await first.leave() is Outcome.STOPPED
+
+    again = await agents.alone("a")
+    after = (await again.call("GET", "/v1/agent"))[1]
+    assert (after["id"], after["cluster_id"]) == (before["id"], before["cluster_id"])
+    assert await values(again, "t", 1) == ["v"]
+    assert (await again.call("PUT", "/v1/topics/t", {"partitions": 2}))[0] == 200
+
+
+async def test_topics_are_created_once_and_differences_are_told(agents: Agents) -> None:
+    """201, 200 if equal, 409 with what differs; a factor above the live members is refused only if it was
+    given.
+    """
+    agent = await agents.alone("a")
+    assert (await agent.call("PUT", "/v1/topics/t"))[0] == 201
+    status, document = await agent.call("PUT", "/v1/topics/t")
+    assert status == 200
+    assert (document["replication_factor"], document["effective_replication_factor"]) == (3, 1)
+    assert document["under_replicated"] == 1
+    assert document["partitions"][0]["leader"] == agent.agent.agent_id
+    status, problem = await agent.call("PUT", "/v1/topics/t", {"partitions": 2})
+    assert (status, problem["code"]) == (409, "topic-differs")
+    assert "partitions is 1" in problem["detail"]
+    status, problem = await agent.call("PUT", "/v1/topics/u", {"replication_factor": 2})
+    assert (status, problem["code"]) == (409, "not-enough-members")
+
+
+async def test_three_agents_elect_serve_and_survive_the_loss_of_one(agents: Agents) -> None:
+    """Six partitions, three replicas, two leaders each; after a crash the others lead everything and lose
+    nothing.
+    """
+    cluster = await agents.cluster(3)
+    status, _ = await cluster[1].call("PUT", "/v1/topics/t", {"partitions": 6, "replication_factor": 3})
+    assert status == 201
+    ids = [running.agent.agent_id for running in cluster]
+    for running in cluster:
+        assert Counter(await leaders(running, "t")) == dict.fromkeys(ids, 2)
+    for partition in range(6):
+        at = cluster[partition % 3]
+        path = f"/v1/topics/t/partitions/{partition}/records"
+        assert (await at.call("POST", path, {"records": [{"value": "before"}]}))[0] == 200
+
+    lost, *rest = cluster
+    await lost.crash()
+    for partition in range(6):
+        path = f"/v1/topics/t/partitions/{partition}/records"
+        status, body = await rest[partition % 2].call("POST", path, {"records": [{"value": "after"}]})
+        assert status == 200, body
+        assert await values(rest[0], "t", partition) == ["before", "after"]
+    for running in rest:
+        assert set(await leaders(running, "t")) == set(ids[1:])
+
+
+async def test_the_lost_agent_catches_up_when_it_returns(agents: Agents) -> None:
+    """What was written without it is on its disk soon after, and it is alive in everybody's list."""
+    cluster = await agents.cluster(3)
+    await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
+    await cluster[2].crash()
+    status, _ = await cluster[0].call(
+        "POST", "/v1/topics/t/partitions/0/records", {"records": [{"value": "v"}] * 9}
+    )
+    assert status == 200
+    back = await agents.start("a2", expect=3, join=[await cluster[0].gossip_address()]).until_ready()
+
+    async def caught_up() -> bool:
+        members = (await cluster[0].call("GET", "/v1/members"))[1]["members"]
+        member = next(item for item in members if item["id"] == back.agent.agent_id)
+        ends = [item["log_end_offset"] for item in member["partitions"] if item["topic"] == "t"]
+        return bool(member["status"] == "alive" and ends == [9])
+
+    await eventually(caught_up)
+
+
+async def test_leaving_hands_leadership_over(agents: Agents) -> None:
+    """After SIGTERM the others show `left`, lead everything at once, and no append failed meanwhile."""
+    cluster = await agents.cluster(3)
+    await cluster[0].call("PUT", "/v1/topics/t", {"partitions": 3, "replication_factor": 3})
+    assert await cluster[0].leave() is Outcome.STOPPED
+    assert cluster[0].agent.agent_id not in await leaders(cluster[1], "t")
+    for partition in range(3):
+        path = f"/v1/topics/t/partitions/{partition}/records"
+        assert (await cluster[1].call("POST", path, {"records": [{"value": "v"}]}))[0] == 200
+    members = (await cluster[1].call("GET", "/v1/members"))[1]["members"]
+    assert Counter(member["status"] for member in members) == {"alive": 2, "left": 1}
+
+
+async def test_a_later_member_follows_the_catalog_and_holds_replicas(agents: Agents) -> None:
+    """It is no voter of the catalog: it learns of topics by pulling, and forwards what it does not lead."""
+    cluster = await agents.cluster(3)
+    await cluster[0].call("PUT", "/v1/topics/old", {"replication_factor": 3})
+    late = await agents.start("late", expect=None, join=[await cluster[0].gossip_address()]).until_ready()
+    assert len((await late.call("GET", "/v1/agent"))[1]["catalog"]["birth"]) == 3
+    assert (await late.call("POST", "/v1/topics/old/records", b"via the late one"))[0] == 200
+    assert await values(late, "old") == ["via the late one"]
+
+    status, document = await late.call("PUT", "/v1/topics/new", {"partitions": 4, "replication_factor": 4})
+    assert status == 201, document
+    assert late.agent.agent_id in {replica["id"] for replica in document["partitions"][0]["replicas"]}
+    assert late.agent.agent_id in await leaders(cluster[0], "new")
+    assert (await late.call("POST", "/v1/topics/new/records", b"x"))[0] == 200
+
+
+async def test_deletion_frees_the_disk_of_every_holder(agents: Agents, tmp_path: Path) -> None:
+    """The directories go, every holder confirms, and then the tombstone goes too (safety 4)."""
+    cluster = await agents.cluster(3)
+    _, document = await cluster[0].call("PUT", "/v1/topics/t", {"partitions": 2, "replication_factor": 3})
+    directories = [tmp_path / f"a{number}" / "topics" / document["id"] for number in range(3)]
+    assert all(directory.exists() for directory in directories)
+    assert (await cluster[1].call("DELETE", "/v1/topics/t"))[0] == 204
+    assert (await cluster[2].call("GET", "/v1/topics/t"))[0] == 404
+
+    async def gone() -> bool:
+        parts = [running.agent.broker._parts().catalog.catalog for running in cluster]
+        return not any(map(Path.exists, directories)) and not any(catalog.tombstones for catalog in parts)
+
+    await eventually(gone)
+    assert (await cluster[2].call("PUT", "/v1/topics/t", {"partitions": 1, "replication_factor": 3}))[
+        0
+    ] == 201
+
+
+async def test_a_leadership_change_reaches_everybody_at_once(agents: Agents) -> None:
+    """A long poll on routes answers within the time of a few heartbeats, not of gossip."""
+    cluster = await agents.cluster(3)
+    await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
+    leader_id = (await leaders(cluster[0], "t"))[0]
+    leader = next(running for running in cluster if running.agent.agent_id == leader_id)
+    observer = next(running for running in cluster if running.agent.agent_id != leader_id)
+    assert leader.agent.host is not None
+    started = asyncio.get_running_loop().time()
+    moved = await leader.agent.host.transfer_all(2_000)
+    assert moved >= 1
+
+    async def seen() -> bool:
+        return (await leaders(observer, "t"))[0] not in (leader_id, None)
+
+    await eventually(seen, 2.0)
+    assert asyncio.get_running_loop().time() - started < 1.0
+
+
+async def test_an_agent_that_waits_says_so_and_can_be_stopped(agents: Agents) -> None:
+    """--expect 2 with nobody else: alive, not ready, 503 with the reason; SIGTERM works while starting."""
+    waiting = agents.start("a", expect=2)
+    await waiting.gossip_address()
+    await eventually(lambda: _is_waiting(waiting))
+    assert (await waiting.call("GET", "/livez"))[0] == 200
+    status, problem = await waiting.call("GET", "/readyz")
+    assert (status, problem["code"]) == (503, "not-ready")
+    assert "1 of 2" in problem["detail"]
+    status, problem = await waiting.call("POST", "/v1/topics/t/records", b"x")
+    assert (status, problem["code"]) == (503, "not-ready")
+    assert await waiting.leave() is Outcome.STOPPED
+
+
+async def _is_waiting(running: Running) -> bool:
+    return "1 of 2" in running.agent.broker.waiting_reason
+
+
+async def test_two_empty_clusters_of_one_name_become_one(agents: Agents, tmp_path: Path) -> None:
+    """The larger id commits a seal, empties its directory and joins as a newcomer (safety 6)."""
+    one, two = await agents.alone("one"), await agents.alone("two")
+    assert await one.agent.membership.join([("127.0.0.1", two.agent.membership.port)]) == 1
+    first_id, second_id = one.agent.roster.cluster_id, two.agent.roster.cluster_id
+    assert first_id is not None
+    assert second_id is not None
+    loser, winner = (one, two) if first_id > second_id else (two, one)
+    assert await asyncio.wait_for(loser.task, 15) is Outcome.DISSOLVED
+    assert os.listdir(loser.agent.config.data) == ["lock"]
+    reborn = await agents.start(
+        Path(loser.agent.config.data).name, join=[await winner.gossip_address()], expect=None
+    ).until_ready()
+    assert reborn.agent.roster.cluster_id == winner.agent.roster.cluster_id
+
+
+async def test_clusters_with_topics_never_merge(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+    """Each filters the other out of its list and says clearly that they stay apart."""
+    one, two = await agents.alone("one"), await agents.alone("two")
+    for running in (one, two):
+        assert (await running.call("PUT", "/v1/topics/t"))[0] == 201
+    await one.agent.membership.join([("127.0.0.1", two.agent.membership.port)])
+    await eventually(lambda: _said(caplog, "two clusters never merge", 2), 10)
+    for running in (one, two):
+        members = (await running.call("GET", "/v1/members"))[1]["members"]
+        assert [member["id"] for member in members] == [running.agent.agent_id]
+        assert not running.task.done()
+
+
+async def _said(caplog: pytest.LogCaptureFixture, text: str, times: int) -> bool:
+    return sum(text in record.getMessage() for record in caplog.records) >= times
+
+
+# ---- refusing to start ---------------------------------------------------------------------------------
+
+
+async def refused(settings: Any) -> str:
+    with pytest.raises((StartError, PortError)) as caught:
+        await asyncio.wait_for(Agent(settings).run(StopRequest()), 10)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+async def test_a_directory_of_another_cluster_is_refused(agents: Agents, tmp_path: Path) -> None:
+    """By name, with the name to use; without --cluster the agent returns to where it belongs."""
+    first = await agents.alone("a", cluster="blue")
+    await first.leave()
+    assert "belongs to cluster 'blue', not 'red'" in await refused(config(tmp_path / "a", cluster="red"))
+    again = await agents.alone("a")
+    assert again.agent.config.cluster == "blue"
+
+
+async def test_a_directory_in_use_is_refused(agents: Agents, tmp_path: Path) -> None:
+    """By the process that holds it."""
+    await agents.alone("a")
+    assert f"in use by process {os.getpid()}" in await refused(config(tmp_path / "a"))
+
+
+async def test_a_port_that_was_asked_for_and_is_taken_is_refused(tmp_path: Path) -> None:
+    """HTTP and gossip alike; nothing else is tried."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in await refused(config(tmp_path / "a", http_port=port))
+        assert "--gossip-port" in await refused(config(tmp_path / "b", gossip_port=port))
+
+
+async def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """A file stands there; another address than ours; both in one line, and the exit code says failure."""
+    (tmp_path / "file").write_text("")
+    assert "is not a directory" in await refused(config(tmp_path / "file"))
+    assert "is not an address of this host" in await refused(config(tmp_path / "a", bind="192.0.2.1"))
+    assert await run_agent(config(tmp_path / "file")) == 1
+
+
+def test_default_names() -> None:
+    """HOST-xxxxxxxx in the alphabet of names, whatever the host is called."""
+    assert default_name("host.example.org", "0123456789abcdef") == "host-01234567"
+    assert default_name("häst_1", "0123456789abcdef") == "h-st_1-01234567"
+    assert default_name("", "0123456789abcdef") == "agent-01234567"
+    assert len(default_name("x" * 200, "0123456789abcdef")) == 64
