@@ -32,6 +32,7 @@ from shoal.aio_consumer import (
 from shoal.aio_producer import Acks, ProduceFailed, Producer, ProducerStatistics, batch_of
 from shoal.batching import BatchingConfig
 from shoal.client_routing import RetryPolicy
+from shoal.errors import ShoalError
 
 __all__ = [
     "AsyncClient",
@@ -82,6 +83,16 @@ class AsyncClient:
     async def agent(self) -> dict[str, Any]:
         """GET /v1/agent of the first agent that answers."""
         return await self._get("/v1/agent")
+
+    async def ready(self) -> bool:
+        """Whether the first agent that answers can serve: joined, catalog caught up, disk writable."""
+        try:
+            await self._cluster.anywhere(Call("GET", "/readyz"))
+        except ShoalError as error:
+            if error.code in ("not-ready", "stopping"):
+                return False
+            raise
+        return True
 
     async def members(self) -> dict[str, Any]:
         """GET /v1/members."""

@@ -109,6 +109,7 @@ class Cluster:
             raise ValueError("at least one agent's URL is needed, for example http://127.0.0.1:7070")
         self.routes = RouteTable()
         self.retries = 0
+        self._answered = False
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
 
@@ -135,8 +136,12 @@ class Cluster:
             if isinstance(failure, Answer):
                 return failure
             definite = definite and failure.definite
-            verdict = routing.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
-            if retry_ms is None or not verdict.retry:
+            verdict = routing.after_failure(
+                failure, attempt, now_ms() - started_ms, policy, self._rng, settle_ms=0
+            )
+            # Nobody has ever answered: the URLs are wrong or nothing runs, and waiting would only hide that.
+            hopeless = failure.code == routing.UNREACHABLE and not self._answered
+            if retry_ms is None or hopeless or not verdict.retry:
                 raise _error(failure, now_ms() - started_ms, definite)
             attempt += 1
             self.retries += 1
@@ -299,6 +304,7 @@ class Cluster:
             detail = f"{url} broke off: {_reason(error)}"
             raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False)) from error
         self.agents.answered(url)
+        self._answered = True
         return answer
 
     async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:

@@ -178,14 +178,21 @@ def _topic_routes(entry: Mapping[str, Any]) -> TopicRoutes:
 
 
 def after_failure(
-    failure: Failure, attempt: int, elapsed_ms: int, policy: RetryPolicy, rng: random.Random
+    failure: Failure,
+    attempt: int,
+    elapsed_ms: int,
+    policy: RetryPolicy,
+    rng: random.Random,
+    *,
+    settle_ms: int = SETTLE_MS,
 ) -> Verdict:
     """What to do after attempt number `attempt` (from 0) failed, `elapsed_ms` after the first one began.
 
-    Only for requests that may be repeated: reads, and appends which carry a producer's sequence. For these an
-    outcome in doubt is as good a reason to try again as a refusal.
+    `settle_ms`: how long "unknown" may only mean that an agent has not heard of a new topic; 0 where nobody
+    has named it before. Only for requests that may be repeated: reads, and appends which carry a producer's
+    sequence. For these an outcome in doubt is as good a reason to try again as a refusal.
     """
-    settling = failure.code in ("unknown-topic", "unknown-partition") and elapsed_ms < SETTLE_MS
+    settling = failure.code in ("unknown-topic", "unknown-partition") and elapsed_ms < settle_ms
     if not (failure.retriable or not failure.definite or settling):
         return Verdict(retry=False)
     if failure.code == "not-leader" and failure.leader_url is not None and attempt < IMMEDIATE_HINTS_MAX:

@@ -160,23 +160,18 @@ async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
     from shoal.errors import ShoalError
 
     try:
+        ready = await client.ready()
         found = (await client.members())["members"]
         routes = (await client.routes())["topics"]
         topics = await client.topics()
     except (Unreachable, ShoalError):
         if not patient:
             raise
-        return {
-            "healthy": False,
-            "alive": 0,
-            "members": 0,
-            "topics": 0,
-            "partitions": 0,
-            **problems([], {}, []),
-        }
+        ready, found, routes, topics = False, [], {}, []
     trouble = problems(found, routes, topics)
     return {
-        "healthy": not any(trouble.values()),
+        "healthy": ready and not any(trouble.values()),
+        "ready": ready,
         "alive": sum(1 for member in found if member["status"] == "alive"),
         "members": len(found),
         "topics": len(topics),
@@ -190,6 +185,8 @@ def _show_report(report: Mapping[str, Any]) -> None:
     alive = f"{report['alive']} of {plural(report['members'], 'member')} alive"
     topics, partitions = plural(report["topics"], "topic"), plural(report["partitions"], "partition")
     print(f"{verdict}: {alive}, {topics}, {partitions}")
+    if not report["ready"]:
+        print("not ready: the agent has not joined a cluster, or its catalog is not there yet")
     for kind in ("failed", "leaderless", "under_replicated"):
         names = report[kind]
         if names:

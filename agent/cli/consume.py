@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, example
+from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, drop_stdout, example
 from shoal.agent.cli.running import with_client
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ def consume(
         writer.close()
         return interrupted
 
-    if with_client(agent, work) and not follow:
+    try:
+        interrupted = with_client(agent, work)
+    except BrokenPipeError:
+        drop_stdout()  # the reader has seen enough (`| head`): nothing failed
+        return
+    if interrupted and not follow:
         raise typer.Exit(128 + signal.SIGINT)
 
 

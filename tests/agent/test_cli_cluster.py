@@ -1,0 +1,182 @@
+"""members, status, topic and doctor against a cluster in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from command_line import assert_one_line, run
+from fake_cluster import FakeCluster
+
+from shoal.agent.cli import doctor_checks
+from shoal.agent.cli.cluster import problems
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    """Three agents."""
+    async with FakeCluster(3) as fake:
+        yield fake
+
+
+def member(name: str, status: str = "alive") -> dict[str, Any]:
+    return {"id": name * 4, "name": name, "status": status}
+
+
+def route(leader: str | None, *replicas: str) -> dict[str, Any]:
+    return {"partitions": [{"partition": 0, "leader": leader, "replicas": [{"id": r} for r in replicas]}]}
+
+
+@pytest.mark.parametrize(
+    ("members", "routes", "topics", "expected"),
+    [
+        ([member("a")], {"t": route("aaaa", "aaaa")}, [], ([], [], [])),
+        ([member("a", "failed")], {}, [], (["a"], [], [])),
+        ([member("a", "suspect")], {"t": route("aaaa", "aaaa")}, [], (["a"], [], [])),
+        ([member("a")], {"t": route(None, "aaaa")}, [], ([], ["t/0"], [])),
+        ([member("a", "left")], {"t": route("aaaa", "aaaa")}, [], ([], ["t/0"], ["t/0"])),
+        (
+            [member("a")],
+            {"t": route("aaaa", "aaaa")},
+            [{"name": "t", "under_replicated": 1}],
+            ([], [], ["t"]),
+        ),
+    ],
+    ids=["well", "failed", "suspected", "leaderless", "leader left", "fewer replicas than wanted"],
+)
+def test_what_counts_as_trouble(
+    members: list[dict[str, Any]],
+    routes: dict[str, Any],
+    topics: list[dict[str, Any]],
+    expected: tuple[list[str], list[str], list[str]],
+) -> None:
+    """Failed members, partitions without a live leader, replicas missing."""
+    found = problems(members, routes, topics)
+    assert (found["failed"], found["leaderless"], found["under_replicated"]) == expected
+
+
+async def test_members_as_a_table_and_as_json(cluster: FakeCluster) -> None:
+    """The table is aligned and free of escape codes when piped; the JSON is the API's document."""
+    ran = await run("members", agent=cluster.urls[0])
+    lines = ran.stdout.splitlines()
+    assert ran.code == 0
+    assert lines[0].split()[:4] == ["NAME", "STATUS", "ADDRESS", "URL"]
+    assert {line.index("alive") for line in lines[1:]} == {lines[0].index("STATUS")}
+    assert "\x1b" not in ran.stdout
+    document = json.loads((await run("members", "--output", "json", agent=cluster.urls[0])).stdout)
+    assert [entry["name"] for entry in document["members"]] == ["agent-0", "agent-1", "agent-2"]
+
+
+async def test_members_wait_for_a_number_of_them(cluster: FakeCluster) -> None:
+    """It returns once they are there, and fails with one line when they do not come."""
+    await cluster.agents[2].stop()
+    ran = await run("members", "--wait", "3", "--timeout", "0.5", agent=cluster.urls[0])
+    assert_one_line(ran, "2 of 3 members are alive")
+    waiting = asyncio.create_task(run("members", "--wait", "3", agent=cluster.urls[0]))
+    await asyncio.sleep(1.0)
+    await cluster.agents[2].start()
+    assert (await waiting).code == 0
+
+
+async def test_another_agent_answers_when_the_first_is_down(cluster: FakeCluster) -> None:
+    """--agent takes several URLs."""
+    await cluster.kill(0)
+    assert (await run("members", "--agent", ",".join(cluster.urls))).code == 0
+
+
+async def test_status_says_what_is_wrong_by_its_exit_code(cluster: FakeCluster) -> None:
+    """0 when all is well, 1 when a member failed, was told on stdout."""
+    cluster.create("t", 2)
+    well = await run("status", agent=cluster.urls[0])
+    assert (well.code, well.stdout.startswith("healthy: 3 of 3 members alive, 1 topic, 2 partitions")) == (
+        0,
+        True,
+    )
+    await cluster.kill(2)
+    ill = await run("status", agent=cluster.urls[0])
+    assert ill.code == 1
+    assert "failed: agent-2" in ill.stdout
+    assert "under-replicated: t/0, t/1" in ill.stdout
+    report = json.loads((await run("status", "--output", "json", agent=cluster.urls[0])).stdout)
+    assert (report["healthy"], report["failed"]) == (False, ["agent-2"])
+
+
+async def test_status_waits_until_all_is_well(cluster: FakeCluster) -> None:
+    """An agent that is not ready yet is waited for, too."""
+    cluster.ready = False
+    assert (await run("status", "--wait", "--timeout", "0.3", agent=cluster.urls[0])).code == 1
+    waiting = asyncio.create_task(run("status", "--wait", agent=cluster.urls[0]))
+    await asyncio.sleep(1.0)
+    cluster.ready = True
+    assert (await waiting).code == 0
+
+
+async def test_topics_from_birth_to_death(cluster: FakeCluster) -> None:
+    """create, list, describe, delete."""
+    agent = cluster.urls[1]
+    made = await run("topic", "create", "t", "--partitions", "2", "--replication-factor", "3", agent=agent)
+    assert (made.code, made.stdout) == (0, "")
+    assert "created" in made.stderr
+    again = await run("topic", "create", "t", "--partitions", "2", agent=agent)
+    assert (again.code, "was there already" in again.stderr) == (0, True)
+    differs = await run("topic", "create", "t", "--partitions", "3", agent=agent)
+    assert_one_line(differs, "topic-differs", "shoal topic describe")
+    listed = (await run("topic", "list", agent=agent)).stdout.splitlines()
+    assert listed[1].split()[:4] == ["t", "log", "2", "3"]
+    described = (await run("topic", "describe", "t", agent=agent)).stdout
+    assert "2 partitions, 3 replicas" in described
+    assert "agent-0, agent-1, agent-2" in described
+    assert (await run("topic", "delete", "t", "--yes", agent=agent)).code == 0
+    assert_one_line(await run("topic", "describe", "t", agent=agent), "unknown-topic", "shoal topic list")
+    empty = await run("topic", "list", agent=agent)
+    assert (empty.code, empty.stdout) == (0, "")
+
+
+async def test_joining_and_leaving_by_hand(cluster: FakeCluster) -> None:
+    """Thin commands over the agent's routes."""
+    agent = cluster.urls[0]
+    assert (await run("join", "127.0.0.1:7946", agent=agent)).code == 0
+    assert (await run("leave", agent=agent)).code == 0
+    assert (await run("force-leave", "agent-2", agent=agent)).code == 0
+    assert_one_line(await run("force-leave", "agent-9", agent=agent), "unknown-member", "shoal members")
+
+
+async def test_the_doctor_finds_nothing_wrong_with_a_machine_that_runs_these_tests() -> None:
+    """Every check reports, in JSON too; notes do not fail it."""
+    ran = await run("doctor", "--output", "json")
+    findings = {entry["check"]: entry for entry in json.loads(ran.stdout)["findings"]}
+    assert {"kernel", "fdatasync", "io_uring", "memlock", "disk space", "java", "PYSPARK_PYTHON"} <= set(
+        findings
+    )
+    assert findings["fdatasync"]["level"] in ("ok", "note")
+    assert ran.code == int(any(entry["level"] == "problem" for entry in findings.values()))
+
+
+def test_the_doctor_says_what_to_do_about_each_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A directory that cannot be written, a taken port, no Java, an old Java, a foreign Python."""
+    found = doctor_checks.check_disk_write("/proc/nothing")
+    assert (found.level, "--data" in found.advice) == ("problem", True)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert doctor_checks.check_java().level == "note"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    assert doctor_checks.check_java() == doctor_checks.Finding(
+        "java", "note", f"8 at {java}", doctor_checks.check_java().advice
+    )
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nonexistent/python")
+    assert "no program" in doctor_checks.check_pyspark_python().found
+
+
+async def test_the_doctor_sees_a_taken_port() -> None:
+    """A note: an agent would step up to the next one."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert doctor_checks.check_port("http port", port, socket.SOCK_STREAM).level == "note"
+    assert doctor_checks.check_port("http port", port, socket.SOCK_STREAM).level == "ok"

@@ -1,0 +1,116 @@
+"""Help, usage errors, start-up time and exit codes: what every command owes its user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import Ran, assert_one_line, run
+
+from shoal.agent.cli.main import main
+
+COMMANDS = [
+    (),
+    ("agent",),
+    ("dev",),
+    ("doctor",),
+    ("status",),
+    ("members",),
+    ("join",),
+    ("leave",),
+    ("force-leave",),
+    ("produce",),
+    ("consume",),
+    ("topic",),
+    ("topic", "create"),
+    ("topic", "list"),
+    ("topic", "describe"),
+    ("topic", "delete"),
+]
+
+
+def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Ran:
+    """The command in this process: enough for what ends before any work begins."""
+    code = main(list(arguments))
+    out, err = capfd.readouterr()
+    return Ran(code, out, err)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "shoal")
+def test_every_command_has_help_with_an_example(
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--help: exit code 0, a description, an example that names the command."""
+    ran = run_here(capfd, *command, "--help")
+    assert ran.code == 0
+    assert "Example:" in ran.stdout
+    assert f"shoal {' '.join(command)}".rstrip() in ran.stdout.partition("Example:")[2]
+    assert ran.stderr == ""
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    """`shoal --help` answers within 0.4 s (best of five: the machine may be busy), without pyarrow and
+    aiohttp.
+    """
+    code = (
+        "import sys; from shoal.agent.cli.main import main; main(['--help']); "
+        "sys.exit(any(name in sys.modules for name in ('aiohttp', 'pyarrow', 'rich')))"
+    )
+    seconds = []
+    for _ in range(5):
+        started = time.monotonic()
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("prduce",), ("prduce", "produce")),
+        (("produce",), ("TOPIC",)),
+        (("produce", "t", "--acks", "two"), ("two",)),
+        (("produce", "t", "--rate", "0"), ("--rate",)),
+        (("consume", "t", "--output", "arow"), ("arow",)),
+        (("consume", "t", "--from", "17"), ("--partition",)),
+        (("topic", "create", "t", "--partitions", "0"), ("--partitions", "1")),
+        (("topic", "create", "t", "--replication-factor", "many"), ("many",)),
+        (("topic", "delete", "t"), ("--yes",)),
+        (("members", "--agent", "ftp://x"), ("ftp://x",)),
+        (("members", "--agent", ","), ("--agent",)),
+        (("agent",), ("--data",)),
+        (("agent", "--data", "x", "--http-port", "70000"), ("70000",)),
+        (("agent", "--data", "x", "--config", "/nonexistent.toml"), ("/nonexistent.toml",)),
+        (("agent", "--data", "x", "--gossip", "serf"), ("--gossip",)),
+    ],
+)
+def test_a_wrong_call_is_one_line_that_names_the_fault(
+    arguments: tuple[str, ...], words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, no usage page, exit code not 0."""
+    assert_one_line(run_here(capfd, *arguments), *words)
+
+
+async def test_a_group_without_a_command_shows_its_commands() -> None:
+    """On stderr: it is no data."""
+    ran = await run("topic")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "describe" in ran.stderr
+
+
+async def test_the_version_is_told() -> None:
+    """For bug reports."""
+    ran = await run("--version")
+    assert ran.code == 0
+    assert ran.stdout.startswith("shoal 0.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("members",), ("status",), ("topic", "list"), ("produce", "t"), ("consume", "t")]
+)
+async def test_no_agent_is_one_line_that_says_what_to_do(arguments: tuple[str, ...]) -> None:
+    """Nobody listens on port 1."""
+    ran = await run(*arguments, agent="http://127.0.0.1:1")
+    assert_one_line(ran, "http://127.0.0.1:1 cannot be reached", "shoal dev", "--agent")

@@ -1,0 +1,279 @@
+"""produce and consume, as processes, against a cluster in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+import pytest
+from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
+from fake_cluster import FakeCluster, refuse, reset_after_storing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.cli.lines import Chunk, LineReader, LineTooLong, keys_of, located, without_blanks
+from shoal.batch import MAX_RECORD_BYTES
+from shoal.errors import ShoalError
+from shoal.records import parse_ndjson
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    """Three agents and a topic of three partitions."""
+    async with FakeCluster(3) as fake:
+        fake.create("t", 3)
+        yield fake
+
+
+def stored(cluster: FakeCluster, topic: str = "t") -> list[bytes]:
+    return [value for log in cluster.topics[topic].partitions for value in log.values()]
+
+
+def flights(count: int) -> list[bytes]:
+    return [b'{"carrier": "%c%c", "number": %d}' % (65 + n % 7, 66 + n % 3, n) for n in range(count)]
+
+
+async def test_lines_of_files_and_standard_input_become_records(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """Blank lines are skipped, the last line needs no end, - is standard input; the talk is on stderr."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\n\n two \nthree")
+    ran = await run("produce", "t", str(path), "-", agent=cluster.urls[0], stdin=b"four\n\nfive\n")
+    assert (ran.code, ran.stdout) == (0, "")
+    assert sorted(stored(cluster)) == [b" two ", b"five", b"four", b"one", b"three"]
+    assert re.match(
+        r"5 records acknowledged in [\d.]+ s \([\d,]+/s\), 0 retries, 0 leader changes$", ran.stderr.strip()
+    )
+
+
+async def test_keys_come_from_a_field_and_faults_do_not_double_anything(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """10,000 keyed lines while connections break after storing and leaders move: exactly once, in key
+    order.
+    """
+    lines = flights(10_000)
+    path = tmp_path / "flights"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    cluster.faults.extend(
+        [reset_after_storing, refuse("no-leader"), reset_after_storing, refuse("timeout")] * 3
+    )
+    ran = await run(
+        "produce", "t", str(path), "--key-field", "carrier", "--output", "json", agent=cluster.urls[2]
+    )
+    assert ran.code == 0, ran.stderr
+    assert sorted(stored(cluster)) == sorted(lines)
+    for log in cluster.topics["t"].partitions:
+        for carrier in {json.loads(value)["carrier"] for value in log.values()}:
+            numbers = [json.loads(v)["number"] for v in log.values() if json.loads(v)["carrier"] == carrier]
+            assert numbers == [n for n, line in enumerate(lines) if json.loads(line)["carrier"] == carrier]
+    summary = json.loads(ran.stdout)
+    assert (summary["sent"], summary["acknowledged"]) == (10_000, 10_000)
+    assert summary["retries"] > 0
+
+
+async def test_the_agent_it_was_given_may_die_in_mid_stream(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """The stream goes on with the others; every line is stored once."""
+    lines = flights(6_000)
+    path = tmp_path / "flights"
+    path.write_bytes(b"\n".join(lines))
+    process = await start(
+        "produce", "t", str(path), "--key-field", "carrier", "--rate", "4000", agent=cluster.urls[0]
+    )
+    while len(stored(cluster)) < 1_000:
+        await asyncio.sleep(0.02)
+    await cluster.kill(0)
+    _, err = await finish(process)
+    assert process.returncode == 0, err
+    assert sorted(stored(cluster)) == sorted(lines)
+
+
+async def test_a_rate_is_kept(cluster: FakeCluster) -> None:
+    """20,000 records at 20,000/s take a second, not less, and not much more."""
+    stdin = b"".join(b"%d\n" % number for number in range(20_000))
+    ran = await run("produce", "t", "--rate", "20000", "--output", "json", agent=cluster.urls[0], stdin=stdin)
+    summary = json.loads(ran.stdout)
+    assert summary["acknowledged"] == 20_000
+    assert 0.9 <= summary["seconds"] <= 2.0
+
+
+async def test_a_partition_may_be_named(cluster: FakeCluster) -> None:
+    """Everything goes there; one that does not exist is one line."""
+    assert (await run("produce", "t", "--partition", "2", agent=cluster.urls[0], stdin=b"a\nb\n")).code == 0
+    assert cluster.topics["t"].partitions[2].values() == [b"a", b"b"]
+    ran = await run("produce", "t", "--partition", "3", agent=cluster.urls[0], stdin=b"a\n")
+    assert_one_line(ran, "no partition 3")
+
+
+async def test_a_bad_line_is_named_and_those_before_it_are_kept(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """FILE:LINE, what is wrong, and how many were acknowledged; exit code 1."""
+    path = tmp_path / "flights"
+    path.write_bytes(b'{"carrier":"UA"}\n\n{"carrier":\n')
+    ran = await run("produce", "t", str(path), "--key-field", "carrier", agent=cluster.urls[0])
+    assert ran.code == 1
+    assert f"{path}:3: " in ran.stderr
+    assert "not JSON" in ran.stderr
+    assert "0 records acknowledged" in ran.stderr
+    missing = await run("produce", "t", str(tmp_path / "nothing"), agent=cluster.urls[0])
+    assert_one_line(missing, "No such file")
+
+
+async def test_records_that_are_refused_end_it_with_exit_code_1(cluster: FakeCluster) -> None:
+    """One line with the code and what to do, after the count of those acknowledged."""
+    cluster.faults.append(refuse("too-large"))
+    ran = await run("produce", "t", agent=cluster.urls[0], stdin=b"a\n")
+    assert ran.code == 1
+    assert "is not stored: too-large" in ran.stderr
+    assert "0 records acknowledged" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interruption_says_how_many_were_acknowledged(cluster: FakeCluster, number: int) -> None:
+    """Ctrl-C while standard input stays open: what was sent is flushed, the count is true, exit code 130."""
+    process = await start("produce", "t", agent=cluster.urls[0])
+    assert process.stdin is not None
+    process.stdin.write(b"a\nb\nc\n")
+    while len(stored(cluster)) < 3:
+        await asyncio.sleep(0.02)
+    process.send_signal(number)
+    async with asyncio.timeout(COMMAND_SECONDS):
+        await process.wait()
+    assert process.stderr is not None
+    err = (await process.stderr.read()).decode()
+    assert process.returncode == 130
+    assert err.startswith("interrupted: 3 records acknowledged")
+    assert len(err.strip().splitlines()) == 1
+
+
+async def test_progress_is_shown_where_it_was_asked_for(cluster: FakeCluster) -> None:
+    """Not by default when stderr is no terminal; with --progress a line a second."""
+    stdin = b"x\n" * 3_000
+    silent = await run("produce", "t", "--rate", "1500", agent=cluster.urls[0], stdin=stdin)
+    shown = await run("produce", "t", "--rate", "1500", "--progress", agent=cluster.urls[0], stdin=stdin)
+    assert len(silent.stderr.splitlines()) == 1
+    assert re.search(r"^[\d,]+ records  [\d,]+/s$", shown.stderr, re.MULTILINE)
+
+
+async def test_consume_writes_what_was_produced(cluster: FakeCluster) -> None:
+    """Text by default, to the end; JSON with partition and offset; limits and starts."""
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    await run("produce", "t", "--partition", "1", agent=cluster.urls[0], stdin=lines)
+    ran = await run("consume", "t", agent=cluster.urls[0])
+    assert (ran.code, ran.stdout.encode(), ran.stderr) == (0, lines, "")
+    records = (await run("consume", "t", "--from", "-2", "-o", "json", agent=cluster.urls[0])).stdout
+    first, second = (json.loads(line) for line in records.splitlines())
+    assert (first["partition"], first["offset"], first["value"]) == (1, 98, "line 98")
+    assert second["offset"] == 99
+    limited = await run(
+        "consume", "t", "--from", "7", "--partition", "1", "--limit", "2", agent=cluster.urls[0]
+    )
+    assert limited.stdout == "line 7\nline 8\n"
+
+
+async def test_consume_writes_arrow_that_opens(cluster: FakeCluster) -> None:
+    """The topic's columns after partition and offset; an empty topic gives a stream without rows."""
+    await run("produce", "t", "--partition", "1", agent=cluster.urls[0], stdin=b"a\nb\n")
+    for topic, expected in [("t", [(1, 0, b"a"), (1, 1, b"b")]), ("empty", [])]:
+        if topic == "empty":
+            cluster.create("empty")
+        process = await start("consume", topic, "--output", "arrow", agent=cluster.urls[0])
+        out, err = await finish(process)
+        assert process.returncode == 0, err
+        table = pa.ipc.open_stream(out).read_all()
+        rows = zip(
+            *(table.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True
+        )
+        assert list(rows) == expected
+
+
+async def test_consume_ends_quietly_when_its_reader_has_seen_enough(cluster: FakeCluster) -> None:
+    """`| head` closes the pipe: no traceback, no complaint, exit code 0."""
+    await run("produce", "t", agent=cluster.urls[0], stdin=b"x" * 100 + b"\n" + b"y\n" * 100_000)
+    consume = f"{sys.executable} -m shoal.agent consume t --agent {cluster.urls[0]}"
+    command = f"{consume} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await finish(process)
+    assert err == b""
+    assert out.splitlines()[-1] == b"0"
+
+
+async def test_consume_follows_until_interrupted(cluster: FakeCluster) -> None:
+    """Records that arrive later are written at once; Ctrl-C ends it with exit code 0 and silence."""
+    process = await start("consume", "t", "--from", "latest", "--follow", agent=cluster.urls[0])
+    while not any("/partitions/0/records" in request for request in cluster.requests):
+        await asyncio.sleep(0.02)
+    await run("produce", "t", agent=cluster.urls[0], stdin=b"news\n")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(COMMAND_SECONDS):
+        assert await process.stdout.readline() == b"news\n"
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    assert await process.stderr.read() == b""
+
+
+async def test_an_unknown_topic_is_one_line(cluster: FakeCluster) -> None:
+    """With what to do."""
+    assert_one_line(await run("consume", "nope", agent=cluster.urls[0]), "unknown-topic", "shoal topic list")
+
+
+json_keys = st.one_of(
+    st.text(max_size=5), st.integers(), st.none(), st.booleans(), st.lists(st.integers(), max_size=2)
+)
+
+
+@given(keys=st.lists(json_keys, min_size=1, max_size=20), text_only=st.booleans())
+def test_keys_of_a_chunk_are_those_of_the_agents_rule(keys: list[object], text_only: bool) -> None:
+    """The quick way over whole chunks gives what parsing line by line gives."""
+    if text_only:
+        keys = [str(key) for key in keys]
+    lines = [json.dumps({"other": 1.5, "k": key}).encode() for key in keys]
+    assert keys_of(lines, "k").to_pylist() == parse_ndjson(b"\n".join(lines), "k").keys
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"k":"a"}{"k":"b"}', b'{"k":NaN}', b"\xff"])
+def test_a_line_that_the_agents_would_refuse_is_refused_here(line: bytes) -> None:
+    """And located by file and line, blank lines counted."""
+    chunk = Chunk("f", 10, [b'{"k":"x"}', b"", line], 0)
+    lines, numbers = without_blanks(chunk, strip=True)
+    with pytest.raises(ShoalError) as refused:
+        keys_of(lines, "k")
+    assert located(refused.value, chunk, numbers) == "f:12"
+
+
+async def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: pathlib.Path) -> None:
+    """Over 8 MiB no record would be accepted."""
+    path = tmp_path / "long"
+    path.write_bytes(b"a\n" + b"x" * (MAX_RECORD_BYTES + 1_000_000))
+    reader = LineReader([str(path)])
+    first = await reader.next()
+    assert first is not None
+    assert first.lines == [b"a"]
+    with pytest.raises(LineTooLong, match="line 2"):
+        await reader.next()
+
+
+@pytest.mark.parametrize("sizes", [[0], [1], [300_000, 5, 0, 262_144, 262_143, 1]])
+async def test_lines_across_reads_come_whole(tmp_path: pathlib.Path, sizes: list[int]) -> None:
+    """Whatever lies at the edge of a read, lines and their numbers are right."""
+    path = tmp_path / "lines"
+    lines = [b"%d" % size + b"x" * size for size in sizes]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    reader, found = LineReader([str(path)]), []
+    while (chunk := await reader.next()) is not None:
+        found += [(chunk.first_line + place, line) for place, line in enumerate(chunk.lines)]
+    assert found == list(enumerate(lines, 1))
