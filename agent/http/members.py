@@ -9,7 +9,6 @@ from aiohttp import web
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.interface import Document, Json
-from shoal.agent.http.names import known_topic
 from shoal.agent.http.parameters import choice, invalid, shown
 from shoal.agent.http.problems import json_response
 from shoal.agent.http.topics import optional_object
@@ -72,7 +71,7 @@ class MemberHandlers:
         """Who leads what; blocks with ?after_version and ?wait."""
         topic = call.query.get("topic")
         if topic is not None:
-            known_topic(self._context.broker, topic)
+            self._context.broker.topic(topic)
 
         async def ask(after_version: str | None, wait_ms: int) -> Document:
             return await self._context.broker.routes(topic, after_version, wait_ms)
@@ -109,9 +108,9 @@ class MemberHandlers:
         return json_response({"joined": await self._context.broker.join(addresses)})
 
     async def leave(self, call: Call) -> web.Response:
-        """Leave the cluster gracefully."""
+        """Begin to leave the cluster gracefully, as SIGTERM does; the answer does not wait for the end."""
         await self._context.broker.leave()
-        return json_response({"left": True})
+        return json_response({"leaving": True})
 
     async def peer(self, call: Call) -> web.StreamResponse:
         """The link between agents: the broker takes the connection over and keeps it until its end."""

@@ -27,7 +27,6 @@ from shoal.agent.http.deliver import (
 )
 from shoal.agent.http.dispatch import Hint, Route
 from shoal.agent.http.interface import Topic
-from shoal.agent.http.names import check_topic_name
 from shoal.agent.http.parameters import choice, is_number, shown
 from shoal.agent.http.problems import JSON_TYPE, json_response
 from shoal.agent.http.topics import create_topic_anywhere
@@ -357,7 +356,6 @@ def find_topic(call: Call, name: str) -> Topic | None:
     try:
         return broker.topic(name)
     except ShoalError as error:
-        check_topic_name(name)
         if error.code != "unknown-topic" or not broker.config.auto_create_topics or not call.may_forward():
             raise
         return None

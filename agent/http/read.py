@@ -11,7 +11,6 @@ from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import forward_target
 from shoal.agent.http.interface import Fetch, Topic
-from shoal.agent.http.names import known_topic
 from shoal.agent.http.parameters import choice, integer, invalid, is_number
 from shoal.agent.http.render import Rendering, choose_rendering, render
 from shoal.errors import ShoalError
@@ -39,7 +38,7 @@ class ReadHandlers:
     async def records(self, call: Call) -> web.StreamResponse:
         """Answer here if this agent may; else from the leader, as it comes."""
         rendering = choose_rendering(call)
-        topic = known_topic(self._context.broker, call.arguments[0])
+        topic = self._context.broker.topic(call.arguments[0])
         partition = partition_number(call.arguments[1])
         request = ReadRequest(call, topic, partition, rendering)
         deadline = Deadline(call.timeout_ms())

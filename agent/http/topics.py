@@ -20,7 +20,6 @@ from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import FORWARDED_BY, Reply, forward_target
 from shoal.agent.http.interface import Json, Topic
-from shoal.agent.http.names import check_topic_name, known_topic
 from shoal.agent.http.parameters import integer, invalid
 from shoal.agent.http.problems import JSON_TYPE, json_response
 from shoal.errors import ShoalError
@@ -61,20 +60,18 @@ class TopicHandlers:
     async def create(self, call: Call) -> web.Response:
         """201 when made, 200 when it was there and equal."""
         name = call.arguments[0]
-        check_topic_name(name)
         body = await optional_object(call)
         created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()))
         return json_response(document, status=201 if created else 200)
 
     async def describe(self, call: Call) -> web.Response:
         """One topic: settings, partitions, replicas, offsets."""
-        name = known_topic(self._context.broker, call.arguments[0]).name
+        name = self._context.broker.topic(call.arguments[0]).name
         return json_response(await self._context.broker.topic_document(name))
 
     async def delete(self, call: Call) -> web.Response:
         """204 once the deletion is durable."""
         name = call.arguments[0]
-        check_topic_name(name)
 
         async def delete_here(timeout_ms: int) -> None:
             await self._context.broker.delete_topic(name, timeout_ms)
@@ -89,7 +86,7 @@ class TopicHandlers:
         """The ends of every partition's log, asked from its leader; with ?at=TIME also the first offset
         of then.
         """
-        topic = known_topic(self._context.broker, call.arguments[0])
+        topic = self._context.broker.topic(call.arguments[0])
         at_us = time_parameter(call, "at")
         gatherer = OffsetsGatherer(call, topic, at_us)
         found = await gatherer.gather(Deadline(call.timeout_ms()))

@@ -19,6 +19,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from shoal.agent.http.interface import Json
+from shoal.agent.topic_settings import check_topic_name
 from shoal.batch import (
     DEFAULT_SCHEMA,
     Kind,
@@ -303,6 +304,7 @@ class FakeBroker:
             raise not_leader(leader)
 
     async def create_topic(self, name: str, body: Json | None, timeout_ms: int) -> tuple[bool, Json]:
+        check_topic_name(name)
         self._raise_injected()
         self.last_timeout_ms = timeout_ms
         self._check_catalog_leader()
@@ -319,6 +321,7 @@ class FakeBroker:
         return True, await self.topic_document(name)
 
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
+        check_topic_name(name)
         self._raise_injected()
         self._check_catalog_leader()
         topic = self.topic(name)
@@ -344,6 +347,7 @@ class FakeBroker:
         try:
             return self.cluster.topics[name]
         except KeyError:
+            check_topic_name(name)
             raise ShoalError("unknown-topic", f"there is no topic {name!r}") from None
 
     # --- leaders

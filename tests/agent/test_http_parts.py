@@ -13,7 +13,6 @@ from shoal.agent.http.body import media_type
 from shoal.agent.http.context import Call
 from shoal.agent.http.dispatch import REMEMBERED_PATHS_MAX, Hint, Route, RouteTable
 from shoal.agent.http.forward import broken, forward_target
-from shoal.agent.http.names import check_topic_name
 from shoal.agent.http.origin import REMEMBERED_HOSTS_MAX, HostPolicy, host_name
 from shoal.agent.http.parameters import decode_segment, parse_query
 from shoal.agent.http.respond import PIECE_BYTES, coalesced
@@ -107,16 +106,6 @@ def test_queries(text: str, query: dict[str, str]) -> None:
 def test_any_query_is_read_or_refused(text: str) -> None:
     """Whatever the query, there is an answer or a bad-request."""
     assert refusal(lambda: parse_query(text, frozenset(("a", "b")))) in (None, "bad-request")
-
-
-@given(st.text(max_size=300))
-def test_topic_names(name: str) -> None:
-    """Exactly the alphabet, exactly the lengths, none of the system's."""
-    code = refusal(lambda: check_topic_name(name))
-    assert code in (None, "illegal-name")
-    characters = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-    wanted = 1 <= len(name) <= 249 and set(name) <= characters and name not in (".", "..")
-    assert (code is None) == (wanted and not name.startswith("_"))
 
 
 @given(st.text(max_size=30))
