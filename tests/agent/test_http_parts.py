@@ -163,7 +163,8 @@ def test_host_policy() -> None:
 @pytest.mark.parametrize(
     ("header", "media"),
     [
-    foreign = ("http://evil.example", "null", "", "http://agent.example:7071", "ftp://agent.example")
+        (None, ""), ("application/JSON", "application/json"),
+        ("application/json;charset=utf-8", "application/json"),
         ('text/plain; charset="UTF-8"', "text/plain"), ("text/plain; format=flowed", "text/plain"),
         ("multipart/form-data; boundary=x; charset=latin-1", "multipart/form-data"), ("", ""),
     ],
