@@ -4,11 +4,14 @@ Law of this file: encoded messages and counts. It does not know what a message s
 about: a newer message about the same name replaces the older one, which is then no longer true.
 """
 
+import bisect
 import math
 
+MAX_LOOKED_AT = 512
+"""Messages considered for one packet: some 60 fill it, the rest may be too long for the gap that is left."""
+
 MAX_QUEUED = 4096
-"""Messages of one queue; beyond it the most told is dropped first. Serf prunes its queues at the same
-size."""
+"""Messages of one queue; beyond it the more told half is dropped. Serf prunes its queues at the same size."""
 
 
 def retransmit_limit(mult: int, members: int) -> int:
@@ -36,46 +39,70 @@ class Broadcast:
 
 
 class BroadcastQueue:
-    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its own bytes."""
+    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its own bytes.
+
+    Kept sorted, because every ping and ack takes from it: taking looks at the front, not at the whole.
+    """
 
     def __init__(self, overhead_bytes: int, prefix: bytes = b"") -> None:
         self._overhead_bytes = overhead_bytes + len(prefix)
         self._prefix = prefix
-        self._queue: list[Broadcast] = []
+        self._sorted: list[tuple[tuple[int, int, int], Broadcast]] = []
+        self._subjects: dict[str, Broadcast] = {}
         self._numbered = 0
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._sorted)
 
     def queue(self, message: bytes, subject: str | None = None) -> Broadcast:
         """Tell this from now on; about the same subject only the newest message stays."""
-        if subject is not None:
-            self._drop([old for old in self._queue if old.subject == subject])
-        if len(self._queue) >= MAX_QUEUED:
-            self._drop([max(self._queue, key=Broadcast.order)])
+        if subject is not None and (older := self._subjects.get(subject)) is not None:
+            self._remove(older)
+            self._finish(older)
+        if len(self._sorted) >= MAX_QUEUED:
+            self._prune()
         self._numbered += 1
         broadcast = Broadcast(subject, message, self._numbered)
-        self._queue.append(broadcast)
+        self._insert(broadcast)
+        if subject is not None:
+            self._subjects[subject] = broadcast
         return broadcast
 
     def take(self, budget_bytes: int, limit: int, max_parts: int) -> tuple[list[bytes], int]:
         """Messages that fit into the budget, each counted as told once, and the bytes they use of it."""
-        parts: list[bytes] = []
+        taken: list[Broadcast] = []
         used_bytes = 0
-        done: list[Broadcast] = []
-        for broadcast in sorted(self._queue, key=Broadcast.order):
+        for _, broadcast in self._sorted[:MAX_LOOKED_AT]:
             cost_bytes = len(broadcast.message) + self._overhead_bytes
-            if len(parts) >= max_parts or used_bytes + cost_bytes > budget_bytes:
-                continue
-            parts.append(self._prefix + broadcast.message)
-            used_bytes += cost_bytes
+            if len(taken) >= max_parts or used_bytes + self._overhead_bytes > budget_bytes:
+                break
+            if used_bytes + cost_bytes <= budget_bytes:
+                taken.append(broadcast)
+                used_bytes += cost_bytes
+        for broadcast in taken:
+            self._remove(broadcast)
             broadcast.told += 1
             if broadcast.told >= limit:
-                done.append(broadcast)
-        self._drop(done)
-        return parts, used_bytes
+                self._finish(broadcast)
+            else:
+                self._insert(broadcast)
+        return [self._prefix + broadcast.message for broadcast in taken], used_bytes
 
-    def _drop(self, gone: list[Broadcast]) -> None:
-        for broadcast in gone:
-            broadcast.finished = True
-            self._queue.remove(broadcast)
+    def _insert(self, broadcast: Broadcast) -> None:
+        bisect.insort(self._sorted, (broadcast.order(), broadcast), key=lambda entry: entry[0])
+
+    def _remove(self, broadcast: Broadcast) -> None:
+        order = broadcast.order()  # distinct for distinct broadcasts: it ends in their number
+        del self._sorted[bisect.bisect_left(self._sorted, order, key=lambda entry: entry[0])]
+
+    def _finish(self, broadcast: Broadcast) -> None:
+        broadcast.finished = True
+        if broadcast.subject is not None and self._subjects.get(broadcast.subject) is broadcast:
+            del self._subjects[broadcast.subject]
+
+    def _prune(self) -> None:
+        """Drop the more told half at once, so that a flood pays for it once in MAX_QUEUED / 2 messages."""
+        gone = self._sorted[MAX_QUEUED // 2 :]
+        del self._sorted[MAX_QUEUED // 2 :]
+        for _, broadcast in gone:
+            self._finish(broadcast)

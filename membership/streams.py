@@ -22,6 +22,13 @@ BIND_ATTEMPTS = 16
 """Tries to find one port free for both TCP and UDP."""
 LISTEN_BACKLOG = 64
 
+MAX_INLINE_BYTES = 32_768
+"""Larger messages are decompressed and decoded in a thread: LZW in Python takes some 5 ms for this much,
+and the loop serves appends."""
+
+MAX_INLINE_NODES = 64
+"""Push/pulls of more records are encoded in a thread, for the same reason."""
+
 
 class StreamFault(Exception):
     """The peer closed, refused, or answered something else than was asked."""
@@ -57,16 +64,25 @@ async def read_message(reader: asyncio.StreamReader) -> StreamMessage:
         data = await reader.read(READ_BYTES)
         if not data:
             raise StreamFault("closed before its message was complete")
-        message = decoder.feed(data)
+        if decoder.buffered_bytes + len(data) > MAX_INLINE_BYTES:
+            message = await asyncio.to_thread(decoder.feed, data)
+        else:
+            message = decoder.feed(data)
         if message is not None:
             return message
+
+
+async def _write_message(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
+    inline = not isinstance(message, PushPull) or len(message.nodes) <= MAX_INLINE_NODES
+    data = encode_stream(message) if inline else await asyncio.to_thread(encode_stream, message)
+    writer.write(data)
+    await writer.drain()
 
 
 async def _ask(host: str, port: int, request: StreamMessage) -> StreamMessage:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(encode_stream(request))
-        await writer.drain()
+        await _write_message(writer, request)
         return await read_message(reader)
     finally:
         writer.close()
@@ -99,20 +115,18 @@ async def serve_stream(
     try:
         request = await read_message(reader)
     except WireError as fault:
-        writer.write(encode_stream(RemoteError(str(fault))))
-        await writer.drain()
+        await _write_message(writer, RemoteError(str(fault)))
         raise
     brought: PushPull | User | None = None
     match request:
         case PushPull(join):
             state = local_state()
-            writer.write(encode_stream(PushPull(join, state.nodes, state.user_state)))
+            await _write_message(writer, PushPull(join, state.nodes, state.user_state))
             brought = request
         case Ping(sequence, node) if node in ("", local_name):
-            writer.write(encode_stream(Ack(sequence)))
+            await _write_message(writer, Ack(sequence))
         case User():
             brought = request
         case _:
             raise StreamFault(f"unexpected {type(request).__name__}")
-    await writer.drain()
     return brought

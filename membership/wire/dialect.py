@@ -42,14 +42,14 @@ def pack(value: Mapping[str, object] | list[object] | None) -> bytes:
     return packed
 
 
-def _number(data: bytes, position: int, size: int) -> int:
+def _number(data: bytes | bytearray, position: int, size: int) -> int:
     end = position + size
     if end > len(data):
         raise ShortError(end)
     return int.from_bytes(data[position:end], "big")
 
 
-def _extent(data: bytes, position: int) -> tuple[int, int]:
+def _extent(data: bytes | bytearray, position: int) -> tuple[int, int]:
     """Where the value at position ends without its children, and how many children follow."""
     marker = data[position]
     if marker < 0x80 or marker >= 0xE0:
@@ -72,38 +72,58 @@ def _extent(data: bytes, position: int) -> tuple[int, int]:
     raise WireError("format", f"msgpack marker 0x{marker:02x} is not used by this protocol")
 
 
-def value_end(data: bytes, position: int) -> int:
-    """The position after the msgpack value that starts at position; raises ShortError when it is not
-    complete.
+class ValueWalk:
+    """Finds the end of one msgpack value, and can go on where it stopped for want of bytes.
 
-    Iterative, so that hostile nesting costs a list of at most MAX_DEPTH numbers.
+    Iterative, so that hostile nesting costs a list of at most MAX_DEPTH numbers; resumable, so that a value
+    sent byte by byte is walked once and not once per byte.
     """
-    pending = [1]
-    while pending:
-        if pending[-1] == 0:
-            pending.pop()
-            continue
-        pending[-1] -= 1
-        if position >= len(data):
-            raise ShortError(position + 1)
-        position, children = _extent(data, position)
-        if position > len(data):
-            raise ShortError(position)
-        if children:
-            if len(pending) > MAX_DEPTH:
-                raise WireError("limit", f"nested deeper than {MAX_DEPTH}")
-            pending.append(children)
-    return position
+
+    __slots__ = ("_pending", "_position")
+
+    def __init__(self, position: int) -> None:
+        self._pending = [1]
+        self._position = position
+
+    def end(self, data: bytes | bytearray) -> int:
+        """The position after the value; raises ShortError when it is not complete in `data`."""
+        pending, position = self._pending, self._position
+        while pending:
+            if pending[-1] == 0:
+                pending.pop()
+                continue
+            self._position = position
+            if position >= len(data):
+                raise ShortError(position + 1)
+            position, children = _extent(data, position)
+            if position > len(data):
+                raise ShortError(position)
+            pending[-1] -= 1
+            if children:
+                if len(pending) > MAX_DEPTH:
+                    raise WireError("limit", f"nested deeper than {MAX_DEPTH}")
+                pending.append(children)
+        return position
+
+
+def value_end(data: bytes | bytearray, position: int) -> int:
+    """The position after the msgpack value that starts at position; raises ShortError when it is not
+    complete."""
+    return ValueWalk(position).end(data)
 
 
 def unpack(data: bytes, position: int = 0) -> tuple[Any, int]:
     """One value and the position after it. Raw values come back as bytes."""
     end = value_end(data, position)
+    return unpack_walked(data[position:end]), end
+
+
+def unpack_walked(data: bytes | bytearray) -> Any:
+    """Exactly one value that was walked before."""
     try:
-        value = msgpack.unpackb(data[position:end], raw=True, strict_map_key=False)
+        return msgpack.unpackb(data, raw=True, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise WireError("format", str(error) or type(error).__name__) from error
-    return value, end
 
 
 def unpack_struct(data: bytes, position: int = 0) -> tuple["Fields", int]:

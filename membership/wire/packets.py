@@ -11,7 +11,7 @@ name.
 import zlib
 from typing import NamedTuple
 
-from shoal.membership.wire.dialect import pack, unpack_struct
+from shoal.membership.wire.dialect import Fields, pack, unpack_struct
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.lzw import compress, decompress
 from shoal.membership.wire.messages import Message, Type, decode_message
@@ -61,12 +61,11 @@ def encode_compressed(data: bytes) -> bytes:
     return bytes((Type.COMPRESS,)) + pack({"Algo": 0, "Buf": compress(data)})
 
 
-def decode_compressed(data: bytes, position: int, max_bytes: int) -> tuple[bytes, int]:
-    """The content of a compress wrapper whose body starts at position, and the position after it."""
-    fields, end = unpack_struct(data, position)
+def decompress_fields(fields: Fields, max_bytes: int) -> bytes:
+    """The content of a compress wrapper's body."""
     if fields.unsigned("Algo", 8) != 0:
         raise WireError("unsupported", "a compression other than LZW")
-    return decompress(fields.raw("Buf"), max_bytes), end
+    return decompress(fields.raw("Buf"), max_bytes)
 
 
 def decode_packet(data: bytes) -> Packet:
@@ -90,7 +89,8 @@ def _decode_into(data: bytes, nesting: int, messages: list[Message], faults: lis
     if len(messages) + len(faults) >= MAX_MESSAGES:
         raise WireError("limit", f"more than {MAX_MESSAGES} messages in a packet")
     if data[:1] == bytes((Type.COMPRESS,)):
-        content, _ = decode_compressed(data, 1, MAX_PACKET_BYTES)
+        fields, _ = unpack_struct(data, 1)
+        content = decompress_fields(fields, MAX_PACKET_BYTES)
         _decode_into(content, nesting + 1, messages, faults)
     elif data[:1] == bytes((Type.COMPOUND,)):
         for part in _split_compound(data, faults):

@@ -61,11 +61,25 @@ def test_parts_are_bounded() -> None:
 
 
 def test_queue_is_bounded_and_drops_the_most_told() -> None:
-    """A flood pushes out what was told already, not what nobody heard yet."""
+    """A flood pushes out what was told already before what nobody heard yet; half goes at once."""
     queue = BroadcastQueue(2)
-    told = queue.queue(b"told")
-    queue.take(100, 4, 255)
-    fresh = [queue.queue(b"fresh") for _ in range(MAX_QUEUED)]
-    assert len(queue) == MAX_QUEUED
-    assert told.finished
-    assert not any(broadcast.finished for broadcast in fresh)
+    told = [queue.queue(b"told") for _ in range(100)]
+    queue.take(10_000, 4, 255)
+    fresh = [queue.queue(b"fresh") for _ in range(MAX_QUEUED - 100)]
+    assert not any(broadcast.finished for broadcast in told)
+    queue.queue(b"last")
+    assert len(queue) == MAX_QUEUED // 2 + 1
+    assert all(broadcast.finished for broadcast in told)
+    assert sum(broadcast.finished for broadcast in fresh) == MAX_QUEUED // 2 - 100
+
+
+def test_a_subject_may_return_after_it_was_finished() -> None:
+    """Told often enough, pruned or replaced: the next message about it starts anew."""
+    queue = BroadcastQueue(2)
+    first = queue.queue(b"one", "n1")
+    queue.take(100, 1, 255)
+    second = queue.queue(b"two", "n1")
+    assert first.finished
+    assert not second.finished
+    assert queue.take(100, 1, 255)[0] == [b"two"]
+    assert len(queue) == 0

@@ -1,0 +1,151 @@
+"""Every gossip decoder accepts or raises its one error, within bounds, whatever the bytes."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.membership.wire.dialect import MAX_DEPTH, unpack, value_end
+from shoal.membership.wire.errors import ShortError, WireError
+from shoal.membership.wire.lzw import decompress
+from shoal.membership.wire.messages import (
+    VSN,
+    Ack,
+    Alive,
+    Endpoint,
+    NodeState,
+    Ping,
+    PushPull,
+    State,
+    decode_message,
+    encode_message,
+)
+from shoal.membership.wire.packets import decode_packet, encode_packet
+from shoal.membership.wire.serf import (
+    SerfState,
+    UserEvent,
+    decode_node_filter,
+    decode_serf,
+    decode_state,
+    decode_tags,
+    encode_serf,
+    encode_state,
+    encode_tags,
+)
+from shoal.membership.wire.streams import StreamDecoder, decode_stream, encode_stream
+
+HERE = Endpoint(bytes((127, 0, 0, 1)), 7946)
+ALIVE = encode_message(Alive(1, "node", HERE, encode_tags({"role": "web"}), VSN))
+STATE = encode_state(SerfState(4, {"a": 1, "b": 2}, ("b",), 3, 2, (UserEvent(2, "e", b"p"),)))
+RECORD = NodeState("node", HERE, encode_tags({"role": "web"}), 1, State.ALIVE, VSN)
+
+DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
+    "message": (decode_message, ALIVE),
+    "packet": (decode_packet, encode_packet((ALIVE, ALIVE), checksum=False, compressed=False)),
+    "compressed": (decode_packet, encode_packet((ALIVE,) * 8, compressed=True)),
+    "stream": (decode_stream, encode_stream(PushPull(True, (RECORD,), STATE), compressed=False)),
+    "stream-compressed": (decode_stream, encode_stream(PushPull(True, (RECORD,), STATE))),
+    "incremental": (
+        lambda data: StreamDecoder().feed(data),
+        encode_stream(Ping(1, "node"), compressed=False),
+    ),
+    "serf": (decode_serf, encode_serf(UserEvent(2, "event", b"payload"))),
+    "state": (decode_state, STATE),
+    "tags": (decode_tags, encode_tags({"role": "web", "dc": "east"})),
+    "filter": (decode_node_filter, b"\x00\x92\xa1a\xa1b"),
+    "lzw": (lambda data: decompress(data, 10_000), bytes.fromhex("00d19461c3e60d0881040d222c1810")),
+}
+
+
+def accepts_or_refuses(decode: Callable[[bytes], object], data: bytes) -> None:
+    """The law of every decoder."""
+    try:
+        decode(data)
+    except WireError:
+        return
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_mutations_of_good_bytes(name: str) -> None:
+    """Bits flipped, bytes cut, doubled, inserted: the neighbourhood of real messages, where bugs live."""
+    decode, good = DECODERS[name]
+    rng = random.Random(name)
+    for _ in range(1_500):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(data) + 1)
+            match rng.randrange(4):
+                case 0 if data and place < len(data):
+                    data[place] = rng.randrange(256)
+                case 1:
+                    del data[place:]
+                case 2:
+                    data.insert(place, rng.choice((0, 0x7F, 0xC0, 0xC4, 0xDB, 0xDD, 0xDF, 0xFF)))
+                case _:
+                    data[place:place] = data[: rng.randrange(20)]
+        accepts_or_refuses(decode, bytes(data))
+
+
+@given(st.binary(max_size=200), st.sampled_from(sorted(DECODERS)))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_arbitrary_bytes(data: bytes, name: str) -> None:
+    """No structure at all, with each first byte a decoder knows."""
+    decode, good = DECODERS[name]
+    accepts_or_refuses(decode, data)
+    accepts_or_refuses(decode, good[:1] + data)
+
+
+@pytest.mark.parametrize(
+    "opener", [b"\x91", b"\x81\xa1k", b"\xdd\x00\x00\x00\x01", b"\xdf\x00\x00\x00\x01\xa1k"]
+)
+def test_a_million_nested_containers_are_refused_early(opener: bytes) -> None:
+    """By depth, in no time and without a stack."""
+    start_s = time.perf_counter()
+    with pytest.raises(WireError) as caught:
+        unpack(opener * 1_000_000)
+    assert caught.value.reason == "limit"
+    assert time.perf_counter() - start_s < 0.5
+
+
+def test_depth_limit_is_exact() -> None:
+    """One container more than allowed."""
+    assert unpack(b"\x91" * MAX_DEPTH + b"\xc0")
+    with pytest.raises(WireError):
+        unpack(b"\x91" * (MAX_DEPTH + 1) + b"\xc0")
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"],
+)
+def test_claimed_lengths_are_never_allocated(claim: bytes) -> None:
+    """Gigabytes promised by five bytes."""
+    with pytest.raises(WireError):
+        unpack(claim + b"\x00" * 10)
+
+
+def test_containers_of_full_length_at_every_depth_are_short() -> None:
+    """Each level claims what only the packet's rest could hold: walked before anything is allocated."""
+    data = b"\xdc\xff\xff" * MAX_DEPTH + b"\xc0" * 60_000
+    with pytest.raises(ShortError):
+        unpack(data)
+
+
+@pytest.mark.parametrize("cut", range(1, len(ALIVE)))
+def test_every_prefix_is_short(cut: int) -> None:
+    """The walker says that more bytes are needed, never that the value is wrong."""
+    if cut == 1:
+        assert value_end(ALIVE, 1) == len(ALIVE)
+        return
+    with pytest.raises(ShortError):
+        value_end(ALIVE[:cut], 1)
+
+
+@given(st.binary(max_size=3000))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_acks_round_trip_with_any_payload(payload: bytes) -> None:
+    """Encode, decode, equal."""
+    assert decode_message(encode_message(Ack(7, payload))) == Ack(7, payload)
