@@ -14,16 +14,31 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from shoal.spark_fetch import RangeReader, Scan, fetch_states
 from shoal.spark_options import SourceError, SourceOptions, parse_options, plan
 
 _COLUMNS: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "timestampType int"
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
 )
-_HEADERS: Final = ", headers array<struct<key: string, value: binary>>"
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_HEADERS: Final = StructField("headers", ArrayType(_HEADER))
 
 
 @dataclass(frozen=True)
@@ -48,13 +63,14 @@ class ShoalDataSource(DataSource):
     def _parsed(self) -> SourceOptions:
         return parse_options(self.options, os.environ)
 
-    def schema(self) -> str:
-        """The columns, as DDL."""
-        return _COLUMNS + (_HEADERS if self._parsed().include_headers else "")
+    def schema(self) -> StructType:
+        """The columns. Built without the JVM, which planning workers do not have."""
+        headers = [_HEADERS] if self._parsed().include_headers else []
+        return StructType([*_COLUMNS, *headers])
 
     def reader(self, schema: StructType) -> ShoalReader:
         """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
-        expected = StructType.fromDDL(self.schema())
+        expected = self.schema()
         if schema != expected:
             raise SourceError(f"leave out .schema(...): the columns are {expected.simpleString()}")
         return ShoalReader(self._parsed())

@@ -1,0 +1,239 @@
+"""A small cluster that speaks the documented HTTP API from memory, and breaks on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pytest
+
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Offset,
+    Term,
+    control_frame,
+    message_from_batch,
+    schema_message,
+    stamp_message,
+)
+from shoal.errors import ShoalError
+
+IDENTITY = LogIdentity(bytes(16), bytes(16), 0)
+FIRST_TIME_US = 1_700_000_000_000_000
+
+Fault = Callable[["Handler"], bool]
+
+
+def record_batch(partition: int, first: int, rows: int) -> pa.RecordBatch:
+    """Records whose value says where they lie."""
+    offsets = range(first, first + rows)
+    columns: list[list[Any]] = [
+        [FIRST_TIME_US + offset for offset in offsets],
+        [None if offset % 7 == 0 else b"key-%d" % (offset % 3) for offset in offsets],
+        [b"%d:%d" % (partition, offset) for offset in offsets],
+        [[("n", b"%d" % offset)] if offset % 2 else None for offset in offsets],
+    ]
+    arrays = [pa.array(values, f.type) for values, f in zip(columns, DEFAULT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+
+@dataclass
+class Log:
+    """One partition: (base offset, rows, stored bytes) of each batch."""
+
+    frames: list[tuple[int, int, bytes]] = field(default_factory=list)
+    log_start_offset: int = 0
+    high_watermark: int = 0
+    leader: int = 0
+
+    def append(self, partition: int, rows: int) -> None:
+        """Add one batch, and a control frame behind it as an election would."""
+        place = {"term": Term(1), "previous_term": Term(0), "index": LogIndex(1), "append_time_us": 0}
+        message = message_from_batch(record_batch(partition, self.high_watermark, rows))
+        frame = stamp_message(message, IDENTITY, base_offset=Offset(self.high_watermark), **place)
+        self.frames.append((self.high_watermark, rows, frame.data))
+        self.high_watermark += rows
+        control = control_frame(
+            DEFAULT_SCHEMA,
+            IDENTITY,
+            kind=Kind.NOOP,
+            control=b"",
+            base_offset=Offset(self.high_watermark),
+            **place,
+        )
+        self.frames.append((self.high_watermark, 0, control.data))
+
+
+class Cluster:
+    """Agents on loopback. Each knows everything, but only leaders serve what may not be forwarded."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, dict[int, Log]] = {}
+        self.schema = DEFAULT_SCHEMA
+        self.faults: list[Fault] = []  # one is taken by each record request, and may answer it
+        self.reads: list[tuple[int, int, bool]] = []  # agent, offset, forwarding allowed
+        self.agents: list[ThreadingHTTPServer] = []
+
+    def start_agent(self) -> str:
+        """Another agent; returns its URL."""
+        handler = type("BoundHandler", (Handler,), {"cluster": self, "number": len(self.agents)})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self.agents.append(server)
+        return self.url(len(self.agents) - 1)
+
+    def url(self, agent: int) -> str:
+        """Where an agent listens."""
+        return f"http://127.0.0.1:{self.agents[agent].server_address[1]}"
+
+    def fill(self, topic: str, *sizes: tuple[int, ...]) -> None:
+        """A topic with one partition for each tuple of batch sizes, led by the agents in turn."""
+        self.topics[topic] = {}
+        for partition, rows in enumerate(sizes):
+            log = self.topics[topic][partition] = Log(leader=partition % len(self.agents))
+            for count in rows:
+                log.append(partition, count)
+
+    def stop(self) -> None:
+        """Close all ports."""
+        for server in self.agents:
+            server.shutdown()
+            server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The three routes that a reader needs."""
+
+    cluster: Cluster
+    number: int
+    protocol_version = "HTTP/1.1"
+    timeout = 20
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        """Route one request."""
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        steps = parts.path.strip("/").split("/")
+        try:
+            if steps == ["v1", "routes"]:
+                self.document(self.routes(query["topic"]))
+            elif steps[-1] == "offsets":
+                self.document(self.offsets(steps[2]))
+            else:
+                self.records(steps[2], int(steps[4]), int(query["offset"]), query)
+        except ShoalError as error:
+            self.problem(error)
+
+    def topic(self, name: str) -> dict[int, Log]:
+        """The topic's partitions."""
+        if name not in self.cluster.topics:
+            raise ShoalError("unknown-topic", f"there is no topic {name!r}")
+        return self.cluster.topics[name]
+
+    def routes(self, name: str) -> dict[str, Any]:
+        """As http-api.md says."""
+        partitions = [
+            {
+                "partition": partition,
+                "leader": f"{log.leader}",
+                "leader_url": self.cluster.url(log.leader),
+                "replicas": [
+                    {"id": f"{number}", "url": self.cluster.url(number), "role": "voter"}
+                    for number in range(len(self.cluster.agents))
+                ],
+            }
+            for partition, log in self.topic(name).items()
+        ]
+        return {"version": "run.1", "topics": {name: {"id": "00", "partitions": partitions}}}
+
+    def offsets(self, name: str) -> dict[str, Any]:
+        """As http-api.md says."""
+        return {
+            "partitions": [
+                {
+                    "partition": partition,
+                    "log_start_offset": log.log_start_offset,
+                    "high_watermark": log.high_watermark,
+                    "log_end_offset": log.high_watermark,
+                }
+                for partition, log in self.topic(name).items()
+            ]
+        }
+
+    def records(self, name: str, partition: int, offset: int, query: dict[str, str]) -> None:
+        """Whole batches from the one that holds `offset`, up to max_bytes."""
+        log = self.topic(name)[partition]
+        may_forward = query.get("forward") != "false"
+        self.cluster.reads.append((self.number, offset, may_forward))
+        if self.cluster.faults and self.cluster.faults.pop(0)(self):
+            return
+        if self.number != log.leader and not may_forward:
+            url = self.cluster.url(log.leader)
+            raise ShoalError(
+                "not-leader", "another agent leads", leader=f"{log.leader}", leader_url=url, term=1
+            )
+        if offset < log.log_start_offset:
+            raise ShoalError("trimmed", "gone", log_start_offset=log.log_start_offset)
+        if offset > log.high_watermark:
+            raise ShoalError("beyond-end", "not there yet", high_watermark=log.high_watermark)
+        taken: list[tuple[int, int, bytes]] = []
+        for frame in log.frames:
+            if frame[0] + frame[1] > offset:
+                taken.append(frame)
+                if sum(len(data) for _, _, data in taken) > int(query["max_bytes"]):
+                    break
+        base, end = (taken[0][0], taken[-1][0] + taken[-1][1]) if taken else (offset, offset)
+        self.arrow(
+            base, end, b"".join([schema_message(self.cluster.schema), *(data for _, _, data in taken)])
+        )
+
+    def arrow(
+        self, base_offset: int, next_offset: int, body: bytes, *, send_bytes: int | None = None
+    ) -> None:
+        """An Arrow answer; with `send_bytes` the connection ends within it."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.apache.arrow.stream")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Shoal-Base-Offset", str(base_offset))
+        self.send_header("Shoal-Next-Offset", str(next_offset))
+        self.end_headers()
+        self.wfile.write(body[:send_bytes])
+        if send_bytes is not None:
+            self.close_connection = True
+
+    def document(self, body: dict[str, Any], status: int = 200, kind: str = "application/json") -> None:
+        """A JSON answer."""
+        encoded = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(encoded)))
+        self.end_headers()
+        self.wfile.write(encoded)
+
+    def problem(self, error: ShoalError) -> None:
+        """A problem document."""
+        self.document(error.to_problem(), error.status, "application/problem+json")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two agents and the topic `flights` with three partitions: 10, 30 and no records."""
+    built = Cluster()
+    built.start_agent()
+    built.start_agent()
+    built.fill("flights", (4, 1, 5), (10, 20), ())
+    yield built
+    built.stop()

@@ -1,0 +1,87 @@
+"""An ordinary PySpark program that reads topics of the test's cluster; prints one JSON line of results.
+
+Run by test_spark.py in a process of its own: a JVM does not leave the process that started it clean.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+
+def session() -> SparkSession:
+    """Two cores of this machine."""
+    builder = SparkSession.builder.master("local[2]").appName("shoal-tests")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def main() -> None:
+    """Every kind of query once."""
+    spark = session()
+
+    def load(**options: Any) -> DataFrame:
+        chosen = {"subscribe": "flights", "agent": sys.argv[1], **options}
+        return spark.read.format("shoal").options(**chosen).load()
+
+    def failure(**options: Any) -> str:
+        try:
+            load(**options).count()
+        except PySparkException as error:
+            return str(error)
+        return "no failure"
+
+    everything = load()
+    results: dict[str, Any] = {
+        "schema": everything.schema.simpleString(),
+        "count": everything.count(),
+        "by_partition": sorted(
+            map(
+                list,
+                everything.groupBy("partition").agg(f.count("*"), f.min("offset"), f.max("offset")).collect(),
+            )
+        ),
+        "distinct": everything.select("value").distinct().count(),
+        "tasks": load(minPartitions=6).rdd.getNumPartitions(),
+        "range": [
+            row["value"].decode()
+            for row in load(
+                startingOffsets='{"flights":{"0":8,"1":29,"2":0}}',
+                endingOffsets='{"flights":{"0":9,"1":-1,"2":-1}}',
+            )
+            .orderBy("value")
+            .collect()
+        ],
+        "headers": load(includeHeaders=True)
+        .where("offset = 1 and partition = 0")
+        .first()
+        .asDict(True)["headers"],
+        "empty": load(startingOffsets='{"flights":{"0":10,"1":30,"2":0}}').count(),
+        "timestamps": everything.where("partition = 0 and offset = 3")
+        .selectExpr("unix_micros(timestamp)")
+        .first()[0],
+        "unknown_option": failure(startingOffset="earliest"),
+        "unknown_topic": failure(subscribe="fligths"),
+        "no_agent": failure(agent="127.0.0.1:9"),
+    }
+    results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
+    print(json.dumps(results))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The data source inside a real Spark: local mode, two cores, found by its name without registration."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, TypeAlias
+
+import pytest
+
+from shoal import java
+
+Cluster: TypeAlias = Any  # conftest's
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)  # 20 s on two idle cores, of which most is Spark's start
+def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    """Counts, ranges, headers, splitting, an empty range, and the errors' first words, in one session."""
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.find(tmp_path / "java")),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SHOAL_AGENT": "http://127.0.0.1:9",  # the option takes precedence
+    }
+    program = pathlib.Path(__file__).with_name("program.py")
+    agents = f"127.0.0.1:9,{cluster.url(0)}"
+    finished = subprocess.run(
+        [sys.executable, str(program), agents],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr[-3_000:]
+    results = json.loads(finished.stdout.splitlines()[-1])
+    assert results["schema"] == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int>"
+    )
+    assert results["count"] == results["distinct"] == 40
+    assert results["by_partition"] == [[0, 10, 0, 9], [1, 30, 0, 29]]
+    assert results["tasks"] in (6, 7)
+    assert results["range"] == ["0:8", "1:29"]
+    assert results["headers"] == [{"key": "n", "value": "1"}]
+    assert results["empty"] == 0
+    assert results["timestamps"] == 1_700_000_000_000_003
+    assert "unknown option 'startingoffset'" in results["unknown_option"]
+    assert "unknown topic 'fligths'" in results["unknown_topic"]
+    assert "no agent answers" in results["no_agent"]

@@ -1,0 +1,232 @@
+"""Reading ranges from agents that move, stop and lie: every record once, or one clear line."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.spark_fetch import FetchPolicy, RangeReader, Scan, fetch_states
+from shoal.spark_options import OffsetRange, SourceError
+
+Cluster: TypeAlias = Any  # these two are conftest's: test modules do not import one another
+Handler: TypeAlias = Any
+
+UNUSED_URL = "http://127.0.0.1:9"  # the discard port: nobody listens
+
+WIRE_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+    ]
+)
+
+
+def scan(cluster: Cluster, partition: int, start: int, end: int, **changes: Any) -> Scan:
+    """A task as planning would make it."""
+    agents = tuple(cluster.url(number) for number in range(len(cluster.agents)))
+    urls = fetch_states("flights", agents)[partition].urls
+    fields = {"include_headers": False, "fail_on_data_loss": True, **changes}
+    return Scan(OffsetRange("flights", partition, start, end, fields.pop("urls", urls)), agents, **fields)
+
+
+def read(task: Scan) -> list[pa.RecordBatch]:
+    """All batches of a task, without real pauses; pickled first, as Spark does."""
+    return list(RangeReader(pickle.loads(pickle.dumps(task)), pause=lambda seconds: None).batches())
+
+
+def values(batches: list[pa.RecordBatch]) -> list[bytes]:
+    """What was read."""
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def expected(partition: int, start: int, end: int) -> list[bytes]:
+    """What the log holds."""
+    return [b"%d:%d" % (partition, offset) for offset in range(start, end)]
+
+
+def test_states_name_offsets_and_the_leader_first(cluster: Cluster) -> None:
+    """Routes and offsets of every partition; the first agent is down, the second answers."""
+    cluster.topics["flights"][1].log_start_offset = 3
+    states = fetch_states("flights", (UNUSED_URL, cluster.url(1)))
+    assert [(state.log_start_offset, state.high_watermark) for state in states.values()] == [
+        (0, 10),
+        (3, 30),
+        (0, 0),
+    ]
+    assert states[1].urls == (cluster.url(1), cluster.url(0))
+
+
+def test_unknown_topics_and_absent_agents_get_one_line(cluster: Cluster) -> None:
+    """The two errors that users meet first."""
+    with pytest.raises(SourceError, match=r"^unknown topic 'fligths': .*there is no topic") as caught:
+        fetch_states("fligths", (cluster.url(0), cluster.url(1)))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SourceError, match=r"^no agent answers .*SHOAL_AGENT.*127\.0\.0\.1:9") as caught:
+        fetch_states("flights", (UNUSED_URL,))
+    assert "\n" not in str(caught.value)
+
+
+def test_batches_are_what_spark_demands(cluster: Cluster) -> None:
+    """Names, order, types and nullability of the wire schema; consecutive offsets; headers on demand."""
+    (batch,) = read(scan(cluster, 0, 0, 10))
+    assert batch.schema == WIRE_SCHEMA
+    assert batch.column("offset").to_pylist() == list(range(10))
+    assert batch.column("topic").to_pylist() == ["flights"] * 10
+    assert batch.column("partition").to_pylist() == [0] * 10
+    assert batch.column("timestampType").to_pylist() == [0] * 10
+    assert batch.column("timestamp").cast("int64").to_pylist()[3] == 1_700_000_000_000_003
+    assert batch.column("key").to_pylist()[:3] == [None, b"key-1", b"key-2"]
+    (batch,) = read(scan(cluster, 0, 0, 10, include_headers=True))
+    assert batch.column("headers").to_pylist()[:2] == [None, [{"key": "n", "value": b"1"}]]
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (0, 1), (3, 5), (4, 5), (5, 10), (9, 10), (2, 9)])
+def test_only_the_wanted_rows_are_yielded(cluster: Cluster, start: int, end: int) -> None:
+    """Rows of whole batches before the start and after the end are dropped."""
+    for fetch_bytes in (1, 2**20):
+        task = scan(cluster, 0, start, end, policy=FetchPolicy(fetch_bytes=fetch_bytes))
+        assert values(read(task)) == expected(0, start, end)
+
+
+def test_reads_go_straight_to_the_leader(cluster: Cluster) -> None:
+    """One request for each answer, at the leader, not to be forwarded, resumed at Shoal-Next-Offset."""
+    task = scan(cluster, 1, 0, 30, policy=FetchPolicy(fetch_bytes=1))
+    assert values(read(task)) == expected(1, 0, 30)
+    assert cluster.reads == [(1, 0, False), (1, 10, False)]
+
+
+def test_a_new_leader_is_followed(cluster: Cluster) -> None:
+    """421 with the leader's address, or routes that name it: the same range, from the other agent."""
+    task = scan(cluster, 1, 0, 30, policy=FetchPolicy(fetch_bytes=1))
+    batches = RangeReader(task, pause=lambda seconds: None).batches()
+    first = next(batches)
+    cluster.topics["flights"][1].leader = 0
+    assert values([first, *batches]) == expected(1, 0, 30)
+    assert cluster.reads[-1] == (0, 10, False)
+
+
+def test_a_dead_leader_is_left(cluster: Cluster) -> None:
+    """Nobody listens at the planned address: agents are asked who leads now."""
+    task = scan(cluster, 1, 0, 30, urls=(UNUSED_URL, UNUSED_URL))
+    assert values(read(task)) == expected(1, 0, 30)
+
+
+def test_a_leader_out_of_reach_is_read_through_others(cluster: Cluster) -> None:
+    """An advertised address that executors cannot reach: any agent forwards."""
+    agents = (cluster.url(0),)
+    cluster.url = lambda agent: UNUSED_URL
+    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), agents, False, True)
+    assert values(read(task)) == expected(1, 0, 30)
+    assert all(forwarded for _, _, forwarded in cluster.reads)
+
+
+def fail(code: str) -> Any:
+    """A fault: answer with a problem."""
+
+    def fault(handler: Handler) -> bool:
+        handler.problem(ShoalError(code, "on purpose"))
+        return True
+
+    return fault
+
+
+def cut(handler: Handler) -> bool:
+    """A fault: the connection ends within the answer."""
+    handler.arrow(0, 10, b"x" * 1_000, send_bytes=500)
+    return True
+
+
+def reset(handler: Handler) -> bool:
+    """A fault: the connection ends without an answer."""
+    handler.close_connection = True
+    return True
+
+
+def garble(handler: Handler) -> bool:
+    """A fault: not Arrow."""
+    handler.arrow(0, 10, b"<html>proxy error</html>")
+    return True
+
+
+def misplace(handler: Handler) -> bool:
+    """A fault: records of somewhere else."""
+    handler.arrow(700, 710, b"")
+    return True
+
+
+def go_on(handler: Handler) -> bool:
+    """No fault."""
+    return False
+
+
+def test_faults_between_and_within_answers_lose_and_repeat_nothing(cluster: Cluster) -> None:
+    """Each kind of failure, between two good answers: resumed after the last record that was yielded."""
+    moving = ("no-leader", "overloaded", "stopping", "timeout", "beyond-end", "not-ready", "leadership-lost")
+    for fault in [*(fail(code) for code in moving), cut, reset, garble, misplace]:
+        cluster.faults = [fault, go_on, fault, fault]
+        task = scan(cluster, 1, 5, 25, policy=FetchPolicy(fetch_bytes=1))
+        assert values(read(task)) == expected(1, 5, 25)
+        assert cluster.faults == []
+
+
+def test_patience_is_bounded(cluster: Cluster) -> None:
+    """A partition that stays without leader fails the task; pauses grow, but not for ever."""
+    cluster.faults = [fail("no-leader")] * 100
+    pauses: list[float] = []
+    task = scan(cluster, 0, 0, 10, policy=FetchPolicy(attempts=9))
+    with pytest.raises(
+        SourceError, match=r"^partition 0 of topic 'flights': no answer for offset 0 in 9 attempts"
+    ):
+        list(RangeReader(task, pause=pauses.append).batches())
+    assert len(cluster.reads) == 9
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+def test_other_refusals_are_reported_at_once(cluster: Cluster) -> None:
+    """A topic deleted under the query, an agent that fails: no attempt would change it."""
+    for code in ("unknown-topic", "internal", "bad-request"):
+        cluster.reads.clear()
+        cluster.faults = [fail(code)]
+        with pytest.raises(SourceError, match=code):
+            read(scan(cluster, 0, 0, 10))
+        assert len(cluster.reads) == 1
+
+
+def test_trimmed_records_fail_the_query_unless_told(cluster: Cluster) -> None:
+    """failOnDataLoss decides whether the rest is read."""
+    task = scan(cluster, 0, 0, 10)
+    cluster.topics["flights"][0].log_start_offset = 7
+    with pytest.raises(SourceError, match=r"trimmed.*failOnDataLoss"):
+        read(task)
+    assert values(read(scan(cluster, 0, 0, 10, fail_on_data_loss=False))) == expected(0, 7, 10)
+    cluster.topics["flights"][0].log_start_offset = 10
+    assert read(scan(cluster, 0, 0, 9, fail_on_data_loss=False)) == []
+
+
+def test_typed_topics_are_refused(cluster: Cluster) -> None:
+    """A topic without key and value has no place in these columns."""
+    cluster.schema = pa.schema([("flight", pa.int64())])
+    cluster.topics["flights"][0].frames.clear()
+    cluster.topics["flights"][0].high_watermark = 0
+    batch = pa.record_batch({"flight": [1]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body = sink.getvalue().to_pybytes()
+
+    def typed(handler: Handler) -> bool:
+        handler.arrow(0, 1, body)
+        return True
+
+    cluster.faults = [typed]
+    with pytest.raises(SourceError, match="own schema, without headers, key, timestamp, value"):
+        read(scan(cluster, 0, 0, 1))
