@@ -208,9 +208,9 @@ class Cluster:
             delay_ms = min(1_000, self.config.retry.base_ms << min(attempt, 16))
             await asyncio.sleep(delay_ms / 1_000)
 
-    async def learn_agents(self) -> None:
+    async def learn_agents(self, *, retry_ms: int | None = None) -> None:
         """Learn further agents from the member list, so that any bootstrap agent may die afterwards."""
-        document = (await self.anywhere(Call("GET", "/v1/members"))).document()
+        document = (await self.anywhere(Call("GET", "/v1/members"), retry_ms=retry_ms)).document()
         members = document.get("members")
         if isinstance(members, list):
             self.agents.add(

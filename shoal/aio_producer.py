@@ -174,9 +174,9 @@ class Producer:
     async def _find_topic(self) -> None:
         """Learn the topic's routes; let the agents create it if they do that for producers."""
         retry_ms = self._cluster.config.retry.total_ms
-        await self._cluster.learn_agents()
+        await self._cluster.learn_agents(retry_ms=retry_ms)
         try:
-            await self._cluster.refresh(self.topic)
+            await self._cluster.refresh(self.topic, retry_ms=retry_ms)
         except ShoalError as error:
             if error.code != "unknown-topic":
                 raise

@@ -226,13 +226,17 @@ class Pacer:
         return max(1, int(self.rate_per_second * self.burst_ms / 1_000))
 
     def take(self, wanted: int, now_ms: float) -> int:
-        """How many of `wanted` records may go now; they count as gone."""
+        """How many of `wanted` records may go now; they count as gone. Whole gulps or none: a caller that
+        asked again and again would otherwise be granted single records, and do nothing else.
+        """
         earned = (now_ms - self._updated_ms) * self.rate_per_second / 1_000
         self._allowance = min(self._allowance + earned, float(self.burst_rows * CATCH_UP_BURSTS))
         self._updated_ms = now_ms
-        granted = min(wanted, int(self._allowance))
-        self._allowance -= granted
-        return granted
+        gulp = min(wanted, self.burst_rows)
+        if self._allowance < gulp:
+            return 0
+        self._allowance -= gulp
+        return gulp
 
     def wait_ms(self, wanted: int) -> float:
         """How long until min(wanted, one burst) records may go."""

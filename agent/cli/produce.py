@@ -247,12 +247,11 @@ class _Run:
         batch = batch_of(lines, keys)
         if self._pacer is None:
             await producer.send_batch(batch)
+            await asyncio.sleep(0)  # neither send_batch nor the next chunk need have waited: let answers in
             return
         sent = 0
         while sent < batch.num_rows:
-            rows = self._pacer.take(
-                min(batch.num_rows - sent, self._pacer.burst_rows), time.monotonic() * 1_000
-            )
+            rows = self._pacer.take(batch.num_rows - sent, time.monotonic() * 1_000)
             if rows:
                 await producer.send_batch(batch.slice(sent, rows))
                 sent += rows

@@ -189,8 +189,19 @@ def test_the_pacer_never_exceeds_the_rate_by_more_than_its_catching_up(
         assert 0 <= taken <= wanted
         granted += taken
         assert granted <= now_ms * rate / 1_000 + 1e-6 * rate
-    pacer.take(0, now_ms + 60_000)
-    assert pacer.take(10**9, now_ms + 60_000) <= pacer.burst_rows * CATCH_UP_BURSTS
+    caught_up = 0
+    while taken := pacer.take(10**9, now_ms + 60_000):
+        caught_up += taken
+    assert caught_up <= pacer.burst_rows * CATCH_UP_BURSTS
+
+
+def test_the_pacer_grants_whole_gulps_or_nothing() -> None:
+    """A loop that asks, sends and asks again must come to wait; single records would keep it busy for ever."""
+    pacer = Pacer(20_000, started_ms=0.0)
+    assert pacer.take(5_000, now_ms=49.0) == 0
+    assert pacer.take(5_000, now_ms=50.0) == pacer.burst_rows == 1_000
+    assert pacer.take(5_000, now_ms=50.0) == 0
+    assert pacer.wait_ms(5_000) == pytest.approx(50.0)
 
 
 def test_a_caller_that_waits_as_told_keeps_the_rate() -> None:
