@@ -123,6 +123,7 @@ class Broker:
         self._join = join
         self._force_leave = force_leave
         self._joined: Joined | None = None
+        self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
     def attach(self, joined: Joined) -> None:
         """The agent belongs to a cluster."""
@@ -327,7 +328,10 @@ class Broker:
             raise ShoalError(
                 "unknown-topic", f"there is no topic {name!r}: create it with PUT /v1/topics/{name}"
             )
-        return Topic(
+        known = self._topics.get(name)
+        if known is not None and known[0] is entry:
+            return known[1]
+        topic = Topic(
             name=name,
             id=entry.topic_id,
             kind=entry.settings.kind,
@@ -335,6 +339,10 @@ class Broker:
             ranges=tuple(birth.hash_range for birth in entry.partitions),
             settings=entry.settings,
         )
+        if len(self._topics) > 2 * len(self._catalog.topics):
+            self._topics.clear()  # most of it is about deleted topics
+        self._topics[name] = (entry, topic)
+        return topic
 
     def _group(self, topic: Topic, partition: int) -> GroupId:
         if not 0 <= partition < len(topic.ranges):
