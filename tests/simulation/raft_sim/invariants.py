@@ -221,6 +221,25 @@ class CommitsOwnTerm(Invariant):
             self.require(term == host.core.term, lambda: f"{host} commits {index}, an entry of term {term}")
 
 
+class OneChangeAtATime(Invariant):
+    """A leader changes the members when the change before, and an entry of its own term, are committed
+    (thesis 4.1 and its erratum: otherwise two majorities need not meet)."""
+
+    def on_append(self, host: Host, index: int, entry: Entry) -> None:
+        core = host.core
+        if (
+            not isinstance(entry.payload, Configuration)
+            or core.role is not Role.LEADER
+            or entry.term != core.term
+        ):
+            return
+        ledger = self.simulation.ledger
+        before = max((item.index for item in host.configurations() if item.index < index), default=0)
+        self.require(before <= len(ledger.entries), lambda: f"{host} changes {before} and then {index}")
+        in_term = bool(ledger.commit_terms) and ledger.commit_terms[-1] >= entry.term
+        self.require(in_term, lambda: f"{host} changes the members before its term has begun")
+
+
 class MonotonicTermAndCommit(Invariant):
     """While a process lives its term and commit index never fall; its term never falls at all (section
     5.1)."""
@@ -265,6 +284,7 @@ ALL: tuple[type[Invariant], ...] = (
     StateMachineSafety,
     CommittedByMajority,
     CommitsOwnTerm,
+    OneChangeAtATime,
     MonotonicTermAndCommit,
     LinearizableRead,
 )

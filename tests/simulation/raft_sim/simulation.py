@@ -68,6 +68,7 @@ class Simulation:
         self.now_ms = 0
         self.event_count = 0
         self.read_count = 0
+        self.sent_count = 0
         self.acknowledged_count = 0
         self._print_line = print_line
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -84,7 +85,13 @@ class Simulation:
         self.homes: dict[ReplicaId, str] = {}
         self.disks: dict[ReplicaId, Disk] = {}
         self.ledger = Ledger(self.birth)
-        self.invariants = [make(self) for make in invariants]
+        made = [make(self) for make in invariants]
+        # Most invariants look at one kind of event only; asking the others each time would cost half the
+        # seeds.
+        self._watchers = {
+            hook: [item for item in made if getattr(type(item), hook) is not getattr(Invariant, hook)]
+            for hook in ("on_role", "on_append", "on_commit", "on_send", "on_read", "after_event")
+        }
         self.nemesis = Nemesis(self)
         for replica in self.birth.replicas:
             self._found(replica)
@@ -275,7 +282,7 @@ class Simulation:
         elif not host.drain_scheduled:
             host.drain_scheduled = True
             self.after(self.rng.randint(1, 3), lambda: self._at(host, lambda: self._drain_late(host)))
-        for invariant in self.invariants:
+        for invariant in self._watchers["after_event"]:
             invariant.after_event(host)
         self._arm(host)
 
@@ -367,29 +374,30 @@ class Simulation:
 
     def observe_append(self, host: Host, index: int, entry: Entry) -> None:
         """An entry is in a log."""
-        for invariant in self.invariants:
+        for invariant in self._watchers["on_append"]:
             invariant.on_append(host, index, entry)
 
     def observe_send(self, host: Host, message: Message) -> None:
         """A message leaves."""
-        for invariant in self.invariants:
+        self.sent_count += 1
+        for invariant in self._watchers["on_send"]:
             invariant.on_send(host, message)
 
     def observe_role(self, host: Host) -> None:
         """A ready was carried out: the role may be another."""
-        for invariant in self.invariants:
+        for invariant in self._watchers["on_role"]:
             invariant.on_role(host)
 
     def observe_read(self, host: Host, token: int, index: LogIndex) -> None:
         """A read index is answered."""
         self.read_count += 1
         floor = self._reads.pop(token)
-        for invariant in self.invariants:
+        for invariant in self._watchers["on_read"]:
             invariant.on_read(host, floor, index)
 
     def observe_commit(self, host: Host, index: LogIndex) -> None:
         """A commit index moved: check it, then take what is new into the ledger and answer the clients."""
-        for invariant in self.invariants:
+        for invariant in self._watchers["on_commit"]:
             invariant.on_commit(host, index)
         known = len(self.ledger.entries)
         if index > known:
@@ -414,12 +422,30 @@ class Simulation:
             if agent.host is None:
                 self._boot(agent)
 
-    def _has_converged(self, committed_before: int) -> bool:
+    def stop_clients(self) -> None:
+        """Nobody proposes or reads any more, and nothing more goes wrong."""
+        self._ending = True
+
+    def newest_leader(self) -> Host | None:
+        """The live leader of the highest term."""
         hosts = [agent.host for agent in self.agents.values() if agent.host is not None]
         leaders = [host for host in hosts if host.core.role is Role.LEADER]
-        if not leaders:
+        return max(leaders, key=lambda host: host.core.term, default=None)
+
+    def newest_term(self) -> int:
+        """The term of the newest leader; 0 without one."""
+        leader = self.newest_leader()
+        return leader.core.term if leader else 0
+
+    def is_quiet(self) -> bool:
+        """Whether no live replica keeps a timer."""
+        hosts = [agent.host for agent in self.agents.values() if agent.host is not None]
+        return bool(hosts) and all(host.core.is_quiet for host in hosts)
+
+    def _has_converged(self, committed_before: int) -> bool:
+        leader = self.newest_leader()
+        if leader is None:
             return False
-        leader = max(leaders, key=lambda host: host.core.term)
         core = leader.core
         if len(self.ledger.entries) <= committed_before or not isinstance(
             self.ledger.entries[-1].payload, int
@@ -428,6 +454,7 @@ class Simulation:
                 self.propose(leader, 1)
             return False
         members = {replica.id for replica in core.configuration.replicas}
+        hosts = [agent.host for agent in self.agents.values() if agent.host is not None]
         present = [host for host in hosts if host.core.replica_id in members]
         return (
             core.last_index == core.commit_index
@@ -447,6 +474,15 @@ class Simulation:
             commit = min(host.applied, host.core.commit_index)
             if host.pages[:commit] != self.ledger.entries[:commit]:
                 raise InvariantViolation("SameCommittedPrefix", f"{host}")
+
+    def summary(self) -> str:
+        """What happened, in one line."""
+        term = max(disk.hard_state.term for disk in self.disks.values())
+        return (
+            f"{self.event_count} events in {self.now_ms} ms, {term} terms,"
+            f" {len(self.ledger.entries)} entries committed, {self.acknowledged_count} acknowledged,"
+            f" {self.read_count} reads, {self.ledger.configuration}"
+        )
 
     def __str__(self) -> str:
         lines = [f"{self.now_ms} ms, {len(self.ledger.entries)} committed, {self.event_count} events"]

@@ -1,0 +1,257 @@
+"""Proof that the simulation finds bugs: each deliberate fault in the core is caught within a few seeds.
+
+A mutation replaces one function of the product for the length of a test. The faults are those that real
+systems had, or that a careless change would bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from raft_sim.invariants import ALL, Invariant, PromisesAreDurable
+from raft_sim.simulation import Simulation
+
+from shoal.batch import LogIndex
+from shoal.replication import quorum, raft
+from shoal.replication.follower import Follower
+from shoal.replication.interfaces import HardState, Run
+from shoal.replication.leader import Leader
+from shoal.replication.log_view import LogView
+from shoal.replication.messages import AppendReply, AppendRequest, Message, Vote, VoteReply
+from shoal.replication.quorum import majority_value
+from shoal.replication.reads import ReadQueue
+from shoal.replication.ready import Outbox, Ready
+from shoal.replication.transitions import RaftState
+
+SEEDS_MAX = 60
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def send_at_once(kind: type[Message]) -> Mutation:
+    """Messages of that kind do not wait for the disk."""
+
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        proper = Outbox.send_after_sync
+
+        def send_after_sync(self: Outbox, message: Message) -> None:
+            if isinstance(message, kind):
+                self._messages.append(message)
+            else:
+                proper(self, message)
+
+        patch.setattr(Outbox, "send_after_sync", send_after_sync)
+        patch.setattr(Outbox, "send", send_after_sync)
+
+    return mutate
+
+
+def commit_old_terms_by_counting(patch: pytest.MonkeyPatch) -> None:
+    """Figure 8: a majority holds an entry of an older term, so it is taken for committed."""
+
+    def advance_commit(self: Leader, now_ms: int) -> None:
+        state = self._state
+        index = majority_value([self._synced_at(voter) for voter in state.configuration.voters])
+        state.commit_to(LogIndex(index))
+
+    patch.setattr(Leader, "advance_commit", advance_commit)
+
+
+def accept_any_previous_entry(patch: pytest.MonkeyPatch) -> None:
+    """The consistency check of section 5.3 looks at the index only."""
+    patch.setattr(LogView, "has", lambda self, index, term: index <= self.last_index)
+
+
+def vote_twice_in_a_term(patch: pytest.MonkeyPatch) -> None:
+    """The vote given before is not looked at."""
+
+    def answer_vote(state: RaftState, message: Vote, now_ms: int) -> None:
+        if state.log.is_up_to_date(message.last_index, message.last_term) and state.leader is None:
+            state._set_vote(message.sender)
+            reply = VoteReply(state.replica_id, message.sender, state.term, True)
+            state.outbox.send_after_sync(reply)
+
+    patch.setattr(raft, "answer_vote", answer_vote)
+
+
+def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
+    """The term is stored, the vote is not."""
+    proper = Outbox.take
+
+    def take(self: Outbox, hard_state: HardState, log: LogView, now_ms: int) -> Ready:
+        return proper(self, HardState(hard_state.term, None, hard_state.commit_index), log, now_ms)
+
+    patch.setattr(Outbox, "take", take)
+
+
+def vote_for_any_log(patch: pytest.MonkeyPatch) -> None:
+    """The restriction of section 5.4.1 is missing."""
+    patch.setattr(LogView, "is_up_to_date", lambda self, last_index, last_term: True)
+
+
+def compare_logs_by_length(patch: pytest.MonkeyPatch) -> None:
+    """The longer log wins, whatever the term of its last entry (section 5.4.1 says otherwise)."""
+    patch.setattr(LogView, "is_up_to_date", lambda self, last_index, last_term: last_index >= self.last_index)
+
+
+def count_own_copy_unsynced(patch: pytest.MonkeyPatch) -> None:
+    """The leader takes its own entries for durable as soon as it has them."""
+    proper = Leader._synced_at
+
+    def synced_at(self: Leader, voter: object) -> int:
+        own = voter == self._state.replica_id
+        return self._state.log.last_index if own else proper(self, voter)  # type: ignore[arg-type]
+
+    patch.setattr(Leader, "_synced_at", synced_at)
+
+
+def half_is_a_majority(patch: pytest.MonkeyPatch) -> None:
+    """Two of four, or one of three, decide."""
+    patch.setattr(quorum, "majority", lambda voter_count: max(1, voter_count // 2))
+
+
+def keep_conflicting_entries(patch: pytest.MonkeyPatch) -> None:
+    """An entry at an index that is taken already is not compared."""
+
+    def first_difference(self: LogView, theirs: tuple[Run, ...]) -> LogIndex | None:
+        new = [run for run in theirs if run.last > self.last_index]
+        return LogIndex(max(new[0].first, self.last_index + 1)) if new else None
+
+    patch.setattr(LogView, "first_difference", first_difference)
+
+
+def commit_beyond_the_request(patch: pytest.MonkeyPatch) -> None:
+    """A follower takes the leader's commit index for its own, though what it holds there may be another
+    branch."""
+    proper = Follower._accept
+
+    def accept(self: Follower, message: AppendRequest) -> None:
+        self._state.commit_to(min(message.commit_index, self._state.log.last_index))
+        proper(self, message)
+
+    patch.setattr(Follower, "_accept", accept)
+
+
+def change_members_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """A second change before the first, or before anything of this term, is committed (thesis 4.1's
+    erratum)."""
+    proper = Leader.propose_configuration
+
+    def propose_configuration(self: Leader, replicas: object, now_ms: int) -> object:
+        commit_index = self._state.commit_index
+        self._state.commit_index = self._state.log.last_index
+        try:
+            return proper(self, replicas, now_ms)  # type: ignore[arg-type]
+        finally:
+            self._state.commit_index = commit_index
+
+    patch.setattr(Leader, "propose_configuration", propose_configuration)
+    patch.setattr(Leader, "check_invariants", lambda self: None)  # it knows that rule; the log must show it
+
+
+def keep_a_truncated_configuration(patch: pytest.MonkeyPatch) -> None:
+    """A configuration stays in force though its entry was removed (thesis 4.1)."""
+
+    def truncate(self: RaftState, from_index: LogIndex) -> None:
+        self.log.truncate(from_index)
+        self.outbox.truncated(from_index)
+
+    patch.setattr(RaftState, "truncate", truncate)
+
+
+def read_without_asking(patch: pytest.MonkeyPatch) -> None:
+    """A leader answers reads from what it believes, deposed or not (thesis 6.4)."""
+    proper = ReadQueue.confirm
+    patch.setattr(ReadQueue, "confirm", lambda self, round_: proper(self, self.round))
+
+
+def read_before_own_term_commit(patch: pytest.MonkeyPatch) -> None:
+    """A new leader answers with a commit index that may be older than its predecessor's (thesis 6.4)."""
+
+    def read_index(self: Leader, token: int, now_ms: int) -> None:
+        self.reads.ask(token, self._state.commit_index)
+        self.be_active(now_ms)
+
+    patch.setattr(Leader, "read_index", read_index)
+
+
+def fall_back_to_an_older_term(patch: pytest.MonkeyPatch) -> None:
+    """A leader's request counts whatever its term (figure 2, AppendEntries rule 1)."""
+    proper = raft.RaftCore.step
+
+    def step(self: raft.RaftCore, message: Message, now_ms: int) -> None:
+        if (
+            isinstance(message, AppendRequest)
+            and message.term < self.term
+            and self.role is raft.Role.FOLLOWER
+        ):
+            self._on_append_request(message, now_ms)
+        else:
+            proper(self, message, now_ms)
+
+    patch.setattr(raft.RaftCore, "step", step)
+
+
+def believe_syncs_of_truncated_entries(patch: pytest.MonkeyPatch) -> None:
+    """A sync that ends counts for the log as it is now, not as it was when the sync began."""
+
+    def advance(self: Outbox, ready: Ready, log: LogView) -> None:
+        self._in_flight.popleft()
+        if ready.hard_state is not None:
+            self.synced = ready.hard_state
+        log.stable_index = log.last_index
+
+    patch.setattr(Outbox, "advance", advance)
+    patch.setattr(Outbox, "check_invariants", lambda self, log: None)
+
+
+def never_notice_a_lost_append(patch: pytest.MonkeyPatch) -> None:
+    """What was sent is never sent again: only the liveness phase can see it."""
+    patch.setattr("shoal.replication.progress.Progress.retry_if_stuck", lambda self, config, now_ms: None)
+
+
+CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
+    # The promises themselves are left out where that invariant would see the mutation without any harm done.
+    ("vote before sync", send_at_once(VoteReply), ALL),
+    (
+        "acknowledge before sync",
+        send_at_once(AppendReply),
+        tuple(i for i in ALL if i is not PromisesAreDurable),
+    ),
+    ("commit old terms by counting", commit_old_terms_by_counting, ALL),
+    ("accept any previous entry", accept_any_previous_entry, ALL),
+    ("vote twice in a term", vote_twice_in_a_term, ALL),
+    ("forget the vote", forget_the_vote, ALL),
+    ("vote for any log", vote_for_any_log, ALL),
+    ("compare logs by length", compare_logs_by_length, ALL),
+    ("count the own copy unsynced", count_own_copy_unsynced, ALL),
+    ("campaign before sync", send_at_once(Vote), ALL),
+    ("half is a majority", half_is_a_majority, ALL),
+    ("keep conflicting entries", keep_conflicting_entries, ALL),
+    ("commit beyond the request", commit_beyond_the_request, ALL),
+    ("change members without waiting", change_members_without_waiting, ALL),
+    ("keep a truncated configuration", keep_a_truncated_configuration, ALL),
+    ("read without asking", read_without_asking, ALL),
+    ("read before own-term commit", read_before_own_term_commit, ALL),
+    ("fall back to an older term", fall_back_to_an_older_term, ALL),
+    ("believe syncs of truncated entries", believe_syncs_of_truncated_entries, ALL),
+    ("never notice a lost append", never_notice_a_lost_append, ALL),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutate", "invariants"), [item[1:] for item in CAUGHT], ids=[item[0] for item in CAUGHT]
+)
+def test_a_mutation_is_caught(
+    mutate: Mutation, invariants: tuple[type[Invariant], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some seed breaks an invariant, an assertion of the core, or the driver's view of the log."""
+    mutate(monkeypatch)
+    for seed in range(SEEDS_MAX):
+        try:
+            Simulation(seed, invariants=invariants).run()
+        except (AssertionError, KeyError) as error:
+            print(f"seed {seed}: {type(error).__name__} {str(error)[:200]}")
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds did not notice")
