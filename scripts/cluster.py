@@ -96,6 +96,7 @@ class LocalCluster:
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C meant for the show must not reach them unasked
             )
+        process.returncode = 0  # it is waited for by its id, in is_alive: not by this object
         return AgentProcess(name, process.pid, _start_ticks(process.pid) or 0, str(log))
 
     def _remember(self) -> None:
