@@ -114,7 +114,9 @@ class GossipConfig:
     def __post_init__(self) -> None:
         if not self.name or len(self.name.encode()) > MAX_NAME_BYTES:
             raise ValueError(f"a gossip name has 1 to {MAX_NAME_BYTES} bytes: {self.name!r}")
-        ipaddress.ip_address(self.bind_address)
+        bound = ipaddress.ip_address(self.bind_address)
+        if bound.version == 6 and bound.is_unspecified and not self.advertise_address:
+            raise ValueError("a gossip bound to :: needs an address to advertise")
         if self.advertise_address and ipaddress.ip_address(self.advertise_address).is_unspecified:
             raise ValueError("the advertised address must be one that others can dial")
         if not 0 <= self.bind_port <= 65_535:

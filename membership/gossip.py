@@ -51,6 +51,9 @@ MAX_STREAMS = 64
 """Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are refused, to come
 again."""
 
+MAX_RESOLVED = 16
+"""Addresses of one name that a join asks: any one of them tells the whole list."""
+
 CONFLICT_LOG_INTERVAL_S = 60.0
 """A contested name is logged so often at most, not once a packet."""
 
@@ -158,23 +161,30 @@ class Membership:
         """Leave gracefully: others show `left`, not `failed`. Bounded by the configuration's broadcast
         timeouts."""
         core = self._running()
+        if self._udp is None:
+            return
         core.leave(self._now_ms())
         self._carry_out()
         bound_ms = 2 * self._config.broadcast_timeout_ms + self._config.leave_propagate_ms + 1_000
-        async with asyncio.timeout(bound_ms / 1000):
-            await self._left.wait()
+        try:
+            async with asyncio.timeout(bound_ms / 1000):
+                await self._left.wait()
+        except TimeoutError:
+            logger.warning("the leave of %s is not complete after %d ms", self.local_name, bound_ms)
 
     async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
-        """Exchange state with each address (names are resolved); how many answered.
+        """Exchange state with each address (names stand for all their addresses); how many members answered.
 
-        Raises JoinError when there were addresses and none answered.
+        Our own address is passed over, as a list of seeds may contain it. Raises JoinError when none answered
+        though there was one to ask.
         """
         core = self._running()
         reached, faults = 0, []
         for host, port in addresses:
             try:
-                await self._join_one(host, port)
-                reached += 1
+                for address in await self._resolve(host, port):
+                    await self._join_one(address, port)
+                    reached += 1
             except (OSError, StreamFault, WireError) as fault:
                 faults.append(f"{host}:{port}: {fault or type(fault).__name__}")
         if reached:
@@ -184,9 +194,17 @@ class Membership:
             raise JoinError("; ".join(faults))
         return reached
 
-    async def _join_one(self, host: str, port: int) -> None:
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        """The addresses behind a name, without our own."""
         async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-            state = await exchange_state(host, port, self._local_state(join=True))
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+        own = {self._config.bind_address, self._advertised()} if port == self.port else set()
+        return [address for address in addresses if address not in own][:MAX_RESOLVED]
+
+    async def _join_one(self, address: str, port: int) -> None:
+        async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
+            state = await exchange_state(address, port, self._local_state(join=True))
         self._input(Exchanged(state, joined=True))
 
     # What is known
@@ -273,7 +291,7 @@ class Membership:
         self._arm(core.deadline())
 
     def _tell(self, kind: EventKind, name: str) -> None:
-        member = next((member for member in self._running().members() if member.name == name), None)
+        member = self._running().member(name)
         if member is None:
             return  # reaped: nothing is known of it any more
         if kind is EventKind.CONFLICT:

@@ -156,6 +156,10 @@ class SerfCore:
                 member.incarnation = node.incarnation
         return sorted(self._members.values(), key=lambda member: member.name)
 
+    def member(self, name: str) -> SerfMember | None:
+        """One of them, as of its last change."""
+        return self._members.get(name)
+
     # What arrives, and time
 
     def step(self, event: Input, now_ms: int) -> None:
