@@ -283,6 +283,7 @@ class PartitionLog:
         LogClosed, DiskFailed."""
         try:
             self._writer.check_open()
+            self._writer.check_disk()
             if from_index < self.first_index:
                 raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
         except StoreError as error:

@@ -215,27 +215,32 @@ class RingDisk(ThreadDisk):
             return  # read already by the flush of this turn
         self._reap()
 
-    def _reap(self) -> None:
-        """Read every completion. Only cqe[0] of the iterator is valid; indexing further does not wrap."""
-        finished: list[_Operation] = []
-        seen = 0
+    def _completions(self) -> list[tuple[int, int]]:
+        """Every completion that is there: (number, result). Only cqe[0] of the iterator is valid; indexing
+        further does not wrap at the ring's end."""
+        completions: list[tuple[int, int]] = []
         iterator = uring.io_uring_cqe_iter_init(self._ring)
         while uring.io_uring_cqe_iter_next(iterator, self._completion):
             completion = self._completion[0]
-            number, result = completion.user_data, completion.res
-            seen += 1
+            completions.append((completion.user_data, completion.res))
+        if completions:
+            uring.io_uring_cq_advance(self._ring, len(completions))
+        return completions
+
+    def _reap(self) -> None:
+        """Hand every completion to its operation; settle those that are complete."""
+        finished: list[_Operation] = []
+        for number, result in self._completions():
             operation = self._in_flight[number >> 1]
             if number & 1:
                 operation.sync_result = result
             else:
                 operation.result = result
             operation.outstanding -= 1
+            self._entries_in_flight -= 1
             if not operation.outstanding:
                 del self._in_flight[number >> 1]
                 finished.append(operation)
-        if seen:
-            uring.io_uring_cq_advance(self._ring, seen)
-            self._entries_in_flight -= seen
         for operation in finished:
             self._settle(operation)
         if self._waiting or self._room:

@@ -60,11 +60,15 @@ class Writer:
         if self._closed:
             raise LogClosed(f"{self._files.directory} is closed")
 
+    def check_disk(self) -> None:
+        """Raise DiskFailed once the disk has."""
+        if self.failure is not None:
+            raise DiskFailed(str(self.failure)) from self.failure
+
     def check(self) -> None:
         """Raise what an append would meet right now."""
         self.check_open()
-        if self.failure is not None:
-            raise DiskFailed(str(self.failure)) from self.failure
+        self.check_disk()
         if self._refusing is not None:
             raise DiskFull(str(self._refusing))
 
@@ -249,25 +253,28 @@ class Writer:
         if isinstance(error, SyncFailed) or error.errno not in _NO_SPACE:
             self._fail(DiskFailed(f"{self._files.directory}: {error}"))
             return
-        self._refusing = DiskFull(f"{self._files.directory}: {error}")
-        logger.warning("appends refused: %s", self._refusing)
+        self._refusing = refusal = DiskFull(f"{self._files.directory}: {error}")
+        logger.warning("appends refused: %s", refusal)
+        refused: list[Append] = []
         try:
-            await self._refuse_queued(self._refusing)
+            await self._refuse_queued(refused)
             await self._drop_empty_active()
         except OSError as second:
             self._fail(DiskFailed(f"{self._files.directory}: {second}, while the disk was full ({error})"))
-            return
+        else:
+            self._roll_back(self.written_index)
         finally:
             self._refusing = None
-        self._roll_back(self.written_index)
+        for work in refused:  # only now: who hears of it may offer the same frames again at once
+            _answer(work.done, DiskFull(str(refusal)))
 
-    async def _refuse_queued(self, refusal: DiskFull) -> None:
-        """Answer what is queued: appends in vain, truncations done (they need no space)."""
+    async def _refuse_queued(self, refused: list[Append]) -> None:
+        """Take everything off the queue: appends in vain, truncations done (they need no space)."""
         while self._queue:
             work = self._queue[0]
             if isinstance(work, Append):
                 self.queued_bytes -= work.length
-                _answer(work.done, DiskFull(str(refusal)))
+                refused.append(work)
             elif isinstance(work, Roll):
                 await self._undo_roll(work)
             else:

@@ -1,0 +1,336 @@
+"""A disk in memory that can lose power, run full and fail: for tests and simulations. Deterministic for one
+rng.
+
+What a crash may do is what POSIX allows: every 512-byte sector written since its file's last completed sync
+is lost, kept, or kept in an older version, independently of every other; the file's length may be the old
+one; a name made, removed or changed since its directory's last sync may or may not be. A sync that fails
+forgets which sectors were dirty, as Linux does: what they held stays readable and is gone after a crash.
+"""
+
+import asyncio
+import errno
+import os
+import posixpath
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.segment_store.disk import Data, File, SyncFailed, buffers_of
+
+SECTOR_BYTES = 512
+MAX_SECTOR_VERSIONS = 4  # of one sector between two syncs: a crash chooses among the newest
+DEFAULT_CAPACITY_BYTES = 2**30
+
+
+class _Inode:
+    """A file's bytes: as programs see them, and as the disk would give them back."""
+
+    __slots__ = ("content", "dirty", "durable", "durable_size")
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.durable: dict[int, bytes] = {}  # sector number -> what a power failure leaves; missing: zeros
+        self.durable_size = 0
+        self.dirty: dict[int, list[bytes]] = {}  # sector number -> versions since the last sync, oldest first
+
+    def write(self, offset: int, data: bytes) -> None:
+        end = offset + len(data)
+        if end > len(self.content):
+            self.content.extend(bytes(end - len(self.content)))
+        self.content[offset:end] = data
+        for sector in range(offset // SECTOR_BYTES, -(-end // SECTOR_BYTES)):
+            start = sector * SECTOR_BYTES
+            version = bytes(self.content[start : start + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
+            versions = self.dirty.setdefault(sector, [])
+            versions.append(version)
+            del versions[:-MAX_SECTOR_VERSIONS]
+
+    def crash(self, rng: random.Random) -> None:
+        size = rng.choice((self.durable_size, len(self.content)))
+        for sector, versions in sorted(self.dirty.items()):
+            choice = rng.randrange(len(versions) + 1)
+            if choice < len(versions):
+                self.durable[sector] = versions[choice]
+        self.dirty.clear()
+        self.content = bytearray(size)
+        for sector, version in self.durable.items():
+            start = sector * SECTOR_BYTES
+            room = max(0, min(SECTOR_BYTES, size - start))
+            self.content[start : start + room] = version[:room]
+        self.durable = {
+            sector: version for sector, version in self.durable.items() if sector * SECTOR_BYTES < size
+        }
+        self.durable_size = size
+
+
+@dataclass(slots=True)
+class Fault:
+    """An error to raise: in `operation` ("write", "sync", "read", "allocate", "open", "unlink", "rename"),
+    on paths that contain `path_part`, after `skip` matching calls, `times` times."""
+
+    operation: str
+    error: int
+    path_part: str = ""
+    skip: int = 0
+    times: int = 1
+
+
+@dataclass(slots=True)
+class Trace:
+    """What the disk was asked to do, for tests of orderings."""
+
+    operations: list[tuple[str, str]] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[tuple[str, str]]:
+        return [operation for operation in self.operations if operation[0] in kinds]
+
+
+class MemoryDisk:
+    """`pause_max`: each operation lets other tasks run up to so many turns, so that operations overlap."""
+
+    kind = "memory"
+
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        *,
+        pause_max: int = 1,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.faults: list[Fault] = []
+        self.trace = Trace()
+        self.epoch = 0  # counts crashes; a handle of an earlier one is dead
+        self._rng = rng or random.Random(0)  # noqa: S311 (a simulation's, not a secret's)
+        self._pause_max = pause_max
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._directories: set[str] = {"", "/", "."}
+        self._changes: dict[str, list[Callable[[], None]]] = {}
+
+    # ---- faults
+
+    def crash(self, rng: random.Random) -> None:
+        """The power fails and comes back. Every open file is dead."""
+        self.epoch += 1
+        for directory in sorted(self._changes):
+            for change in self._changes[directory]:
+                if rng.random() < 0.5:
+                    change()
+        self._changes.clear()
+        self._names = dict(self._durable_names)
+        for inode in {id(self._names[path]): self._names[path] for path in sorted(self._names)}.values():
+            inode.crash(rng)
+
+    def damage(self, path: str, position: int, mask: int = 1) -> None:
+        """Flip bits of one stored byte, on the disk and in the page cache."""
+        inode = self._inode(path)
+        inode.content[position] ^= mask
+        sector, place = divmod(position, SECTOR_BYTES)
+        stored = bytearray(inode.durable.get(sector, bytes(SECTOR_BYTES)))
+        stored[place] ^= mask
+        inode.durable[sector] = bytes(stored)
+
+    def content(self, path: str) -> bytes:
+        return bytes(self._inode(path).content)
+
+    def used_bytes(self) -> int:
+        return sum(len(inode.content) for inode in self._names.values())
+
+    async def begin(self, operation: str, path: str) -> None:
+        """Every operation passes here first: trace, time for others, injected faults."""
+        self.trace.operations.append((operation, path))
+        epoch = self.epoch
+        for _ in range(self._rng.randint(1, self._pause_max)):
+            await asyncio.sleep(0)
+        self.check_power(epoch)
+        self._meet_fault(operation, path)
+
+    def _meet_fault(self, operation: str, path: str) -> None:
+        for fault in self.faults:
+            if fault.operation != operation or fault.path_part not in path or not fault.times:
+                continue
+            if fault.skip:
+                fault.skip -= 1
+                continue
+            fault.times -= 1
+            kind = SyncFailed if operation == "sync" else OSError
+            raise kind(fault.error, os.strerror(fault.error), path)
+
+    def check_power(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise OSError(errno.EIO, "the power failed")
+
+    def check_room(self, inode: _Inode, end: int) -> None:
+        if self.used_bytes() + max(0, end - len(inode.content)) > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # ---- names
+
+    def _inode(self, path: str) -> _Inode:
+        inode = self._names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode
+
+    def _change(self, path: str, change: Callable[[], None]) -> None:
+        self._changes.setdefault(posixpath.dirname(path), []).append(change)
+
+    def _link(self, path: str, inode: _Inode) -> None:
+        self._durable_names[path] = inode
+
+    def _unlink(self, path: str) -> None:
+        self._durable_names.pop(path, None)
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        await self.begin("open", path)
+        inode = self._names.get(path)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if posixpath.dirname(path) not in self._directories:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+            created = inode = self._names[path] = _Inode()
+            self._change(path, lambda: self._link(path, created))
+        return MemoryFile(self, path, inode)
+
+    async def list(self, directory: str) -> list[str]:
+        await self.begin("list", directory)
+        children = [*self._names, *self._directories]
+        return sorted(
+            posixpath.basename(path) for path in children if path and posixpath.dirname(path) == directory
+        )
+
+    async def exists(self, path: str) -> bool:
+        await self.begin("exists", path)
+        return path in self._names or path in self._directories
+
+    async def make_directory(self, path: str) -> None:
+        await self.begin("make_directory", path)
+        while path not in self._directories:
+            self._directories.add(path)
+            path = posixpath.dirname(path)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self.begin("rename", old)
+        inode = self._inode(old)
+        self._names[new] = self._names.pop(old)
+
+        def change() -> None:
+            self._unlink(old)
+            self._link(new, inode)
+
+        self._change(new, change)
+
+    async def unlink(self, path: str) -> None:
+        await self.begin("unlink", path)
+        self._inode(path)
+        del self._names[path]
+        self._change(path, lambda: self._unlink(path))
+
+    async def remove_tree(self, path: str) -> None:
+        await self.begin("remove_tree", path)
+        prefix = path + "/"
+        for names in (self._names, self._durable_names):
+            for name in [name for name in names if name.startswith(prefix)]:
+                del names[name]
+        self._directories = {
+            name for name in self._directories if name != path and not name.startswith(prefix)
+        }
+        self._changes.pop(path, None)
+
+    async def sync_directory(self, path: str) -> None:
+        changes = len(self._changes.get(path, ()))
+        await self.begin("sync_directory", path)
+        pending = self._changes.get(path, [])
+        for change in pending[:changes]:
+            change()
+        del pending[:changes]
+
+    async def free_bytes(self, path: str) -> tuple[int, int]:
+        await self.begin("free_bytes", path)
+        return max(0, self.capacity_bytes - self.used_bytes()), self.capacity_bytes
+
+    async def close(self) -> None:
+        await self.begin("close", "")
+
+
+class MemoryFile:
+    """An open file of MemoryDisk; dead after a crash."""
+
+    def __init__(self, disk: MemoryDisk, path: str, inode: _Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._epoch = disk.epoch
+        self._closed = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "file is closed", self.path)
+        self._disk.check_power(self._epoch)
+
+    async def _begin(self, operation: str) -> None:
+        self._check()
+        await self._disk.begin(operation, self.path)
+
+    async def size(self) -> int:
+        self._check()
+        return len(self._inode.content)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        await self._begin("read")
+        return bytes(self._inode.content[offset : offset + length])
+
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = await self.read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    async def write(self, offset: int, data: Data) -> None:
+        """Bytes reach the page cache in the call's first turn, so that a crash in the middle may keep any
+        of them."""
+        self._check()
+        joined = b"".join(buffers_of(data))
+        if not joined:
+            return
+        self._disk.check_room(self._inode, offset + len(joined))
+        await self._begin("write")
+        self._inode.write(offset, joined)
+        epoch = self._disk.epoch
+        await asyncio.sleep(0)
+        self._disk.check_power(epoch)
+
+    async def sync(self) -> None:
+        """Covers what was written before the call; sectors written again meanwhile stay dirty."""
+        self._check()
+        inode = self._inode
+        newest = {sector: versions[-1] for sector, versions in inode.dirty.items()}
+        size = len(inode.content)
+        try:
+            await self._begin("sync")
+        except SyncFailed:
+            inode.dirty.clear()
+            raise
+        for sector, version in newest.items():
+            inode.durable[sector] = version
+            versions = inode.dirty.get(sector, [])
+            later = [place for place, other in enumerate(versions) if other is version]
+            del versions[: later[0] + 1 if later else 0]  # older ones cannot come back
+            if not versions:
+                inode.dirty.pop(sector, None)
+        inode.durable_size = max(inode.durable_size, size)
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        await self.write(offset, data)
+        await self.sync()
+
+    async def allocate(self, length: int) -> None:
+        self._check()
+        self._disk.check_room(self._inode, length)
+        await self._begin("allocate")
+        if length > len(self._inode.content):
+            self._inode.content.extend(bytes(length - len(self._inode.content)))
+
+    async def close(self) -> None:
+        self._closed = True

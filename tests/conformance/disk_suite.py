@@ -1,0 +1,162 @@
+"""What every Disk must do, once: test classes of the implementations inherit `DiskSuite` and give it a
+disk."""
+
+import asyncio
+import errno
+import os
+import random
+
+import pytest
+
+from shoal.segment_store import Disk
+
+
+class DiskSuite:
+    """Subclasses provide the fixtures `disk` and `root` (an existing empty directory of that disk)."""
+
+    async def test_bytes_come_back(self, disk: Disk, root: str) -> None:
+        """What was written is read, at any offset, short only at the end of the file."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"hello")
+        await file.write(5, [b" ", bytearray(b"wor"), memoryview(b"xxld")[2:]])
+        assert await file.read(0, 100) == b"hello world"
+        assert await file.read(6, 3) == b"wor"
+        assert await file.read(11, 5) == b""
+        assert await file.size() == 11
+        await file.close()
+
+    async def test_read_into_fills_the_buffer_given(self, disk: Disk, root: str) -> None:
+        """read_into says how many bytes it put there and touches no others."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"0123456789")
+        buffer = bytearray(b"......")
+        assert await file.read_into(2, memoryview(buffer)[1:5]) == 4
+        assert buffer == b".2345."
+        assert await file.read_into(8, memoryview(buffer)) == 2
+        assert await file.read_into(8, memoryview(buffer)[:0]) == 0
+        await file.close()
+
+    async def test_holes_and_allocated_space_read_as_zeros(self, disk: Disk, root: str) -> None:
+        """allocate makes the file longer, never shorter, and its new bytes are zero."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(10, b"x")
+        await file.allocate(4096)
+        await file.allocate(100)
+        assert await file.size() == 4096
+        assert await file.read(0, 4096) == bytes(10) + b"x" + bytes(4085)
+        await file.close()
+
+    async def test_large_and_scattered_writes(self, disk: Disk, root: str) -> None:
+        """Megabytes in one buffer, and more buffers than one system call takes."""
+        file = await disk.open(f"{root}/a", create=True)
+        big = random.Random(1).randbytes(3 * 2**20 + 7)
+        await file.write_and_sync(0, big)
+        small = [bytes([number % 256]) * 3 for number in range(1500)]
+        await file.write_and_sync(len(big), small)
+        assert await file.read(0, len(big)) == big
+        assert await file.read(len(big), 5000) == b"".join(small)
+        await file.close()
+
+    async def test_empty_writes_change_nothing(self, disk: Disk, root: str) -> None:
+        """No buffer, or empty ones, are no error and no growth."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(100, b"")
+        await file.write(100, [])
+        await file.write_and_sync(100, [b"", b""])
+        await file.sync()
+        assert await file.size() == 0
+        await file.close()
+
+    async def test_many_operations_at_once(self, disk: Disk, root: str) -> None:
+        """Far more operations than a ring has entries, on several files, each with its own result."""
+        files = [await disk.open(f"{root}/{name}", create=True) for name in "abc"]
+        await asyncio.gather(
+            *(
+                files[number % 3].write_and_sync(number * 8, number.to_bytes(8, "little"))
+                for number in range(300)
+            )
+        )
+        pieces = await asyncio.gather(*(files[number % 3].read(number * 8, 8) for number in range(300)))
+        assert pieces == [number.to_bytes(8, "little") for number in range(300)]
+        for file in files:
+            await file.close()
+
+    async def test_a_cancelled_caller_leaves_the_disk_whole(self, disk: Disk, root: str) -> None:
+        """Cancelling does not stop the operation; close waits for it, and the next file is not written
+        into."""
+        file = await disk.open(f"{root}/a", create=True)
+        tasks = [asyncio.ensure_future(file.write_and_sync(0, b"a" * 2**20)) for _ in range(8)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await file.close()
+        other = await disk.open(f"{root}/b", create=True)
+        await other.write(0, b"b")
+        assert await other.read(0, 2**20) == b"b"
+        await other.close()
+
+    async def test_names(self, disk: Disk, root: str) -> None:
+        """Directories are made with parents, listed sorted; rename replaces; removal is complete."""
+        await disk.make_directory(f"{root}/x/y")
+        await disk.make_directory(f"{root}/x/y")
+        assert await disk.list(f"{root}/nowhere") == []
+        for name in ("b", "a"):
+            file = await disk.open(f"{root}/x/y/{name}", create=True)
+            await file.write(0, name.encode())
+            await file.close()
+        assert await disk.list(f"{root}/x/y") == ["a", "b"]
+        await disk.rename(f"{root}/x/y/a", f"{root}/x/y/b")
+        await disk.sync_directory(f"{root}/x/y")
+        file = await disk.open(f"{root}/x/y/b")
+        assert await file.read(0, 10) == b"a"
+        await file.close()
+        assert await disk.exists(f"{root}/x/y/b")
+        assert not await disk.exists(f"{root}/x/y/a")
+        await disk.unlink(f"{root}/x/y/b")
+        assert await disk.list(f"{root}/x/y") == []
+        await disk.remove_tree(f"{root}/x")
+        assert await disk.list(root) == []
+        assert not await disk.exists(f"{root}/x")
+
+    async def test_an_unlinked_file_stays_readable_while_open(self, disk: Disk, root: str) -> None:
+        """Readers pin segments by their handles."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"still here")
+        await disk.unlink(f"{root}/a")
+        assert await file.read(0, 20) == b"still here"
+        await file.close()
+
+    async def test_errors_are_the_systems_own(self, disk: Disk, root: str) -> None:
+        """A missing file is FileNotFoundError, a closed handle EBADF."""
+        with pytest.raises(FileNotFoundError):
+            await disk.open(f"{root}/missing")
+        with pytest.raises(FileNotFoundError):
+            await disk.unlink(f"{root}/missing")
+        file = await disk.open(f"{root}/a", create=True)
+        await file.close()
+        await file.close()
+        for operation in (file.read(0, 1), file.write(0, b"x"), file.sync()):
+            with pytest.raises(OSError, match="closed") as caught:
+                await operation
+            assert caught.value.errno == errno.EBADF
+
+    async def test_free_bytes(self, disk: Disk, root: str) -> None:
+        """Free space is part of the whole."""
+        free, total = await disk.free_bytes(root)
+        assert 0 < free <= total
+
+    async def test_reopening_finds_what_was_written(self, disk: Disk, root: str) -> None:
+        """A handle opened later, with or without create, sees the bytes and does not cut them."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write_and_sync(0, b"kept")
+        await file.close()
+        for create in (False, True):
+            file = await disk.open(f"{root}/a", create=create)
+            assert await file.read(0, 10) == b"kept"
+            await file.close()
+
+
+def open_descriptors() -> int:
+    """How many files this process holds open, to find leaks."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,80 @@
+"""Frames for the store's tests, and a log's neighbours: small, deterministic."""
+
+from functools import lru_cache
+
+import pyarrow as pa
+
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Flag,
+    Frame,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Message,
+    Term,
+    control_frame,
+    message_from_batch,
+    stamp_message,
+)
+from shoal.segment_store import Disk, LogConfig, PartitionLog
+
+IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
+SMALL = LogConfig(
+    segment_bytes=64 * 1024,
+    first_allocation_bytes=4096,
+    max_allocation_step_bytes=16 * 1024,
+    tail_cache_bytes=0,
+    read_chunk_bytes=4096,
+    max_write_bytes=32 * 1024,
+    index_interval_ms=1,
+    max_open_files=1,
+)
+
+
+@lru_cache(maxsize=64)
+def message(rows: int, value_bytes: int = 10, fill: int = 0) -> Message:
+    """A batch of equal records."""
+    columns = [
+        pa.array([1_000_000] * rows, pa.timestamp("us", tz="UTC")),
+        pa.array([b"k"] * rows, pa.binary()),
+        pa.array([bytes([fill]) * value_bytes] * rows, pa.binary()),
+        pa.array([None] * rows, DEFAULT_SCHEMA.field(3).type),
+    ]
+    return message_from_batch(pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA))
+
+
+def next_frame(
+    log: PartitionLog,
+    rows: int = 1,
+    *,
+    term: int | None = None,
+    value_bytes: int = 10,
+    fill: int = 0,
+    first_of_segment: bool = False,
+    identity: LogIdentity = IDENTITY,
+) -> Frame:
+    """The frame that continues the log as planned; a control frame when it has no rows."""
+    flags = Flag.FIRST_OF_SEGMENT if first_of_segment else Flag.NONE
+    common = {
+        "flags": flags,
+        "base_offset": log.end_offset,
+        "term": Term(term if term is not None else max(1, log.last_term)),
+        "previous_term": log.last_term,
+        "index": LogIndex(log.last_index + 1),
+        "append_time_us": log.next_append_time_us(5),
+    }
+    if rows == 0:
+        return control_frame(DEFAULT_SCHEMA, identity, kind=Kind.NOOP, control=bytes([fill]), **common)
+    return stamp_message(message(rows, value_bytes, fill), identity, **common)
+
+
+async def open_log(
+    disk: Disk, directory: str = "log", config: LogConfig = SMALL, identity: LogIdentity = IDENTITY
+) -> PartitionLog:
+    return await PartitionLog.open(disk, directory, identity, DEFAULT_SCHEMA, config)
+
+
+async def contents(log: PartitionLog) -> list[bytes]:
+    """Every frame's bytes, read from the log."""
+    return [frame.data async for frame in log.scan(log.first_index)]

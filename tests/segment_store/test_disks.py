@@ -1,0 +1,295 @@
+"""The conformance suite over the three disks, and what is particular to each."""
+
+import asyncio
+import errno
+import logging
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import liburing
+import pytest
+from disk_suite import DiskSuite, open_descriptors
+
+from shoal.segment_store import SyncFailed, ThreadDisk, open_disk, ring_disk
+from shoal.segment_store import disk as disk_module
+from shoal.segment_store.disk import after_prefix, read_fully, write_fully
+from shoal.segment_store.memory_disk import SECTOR_BYTES, Fault, MemoryDisk
+from shoal.segment_store.ring_disk import RingDisk
+
+
+class TestThreadDisk(DiskSuite):
+    """Blocking calls on threads."""
+
+    @pytest.fixture
+    async def disk(self) -> AsyncIterator[ThreadDisk]:
+        before = open_descriptors()
+        disk = ThreadDisk()
+        yield disk
+        await disk.close()
+        assert open_descriptors() <= before
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+
+class TestRingDisk(DiskSuite):
+    """io_uring."""
+
+    @pytest.fixture
+    async def disk(self) -> AsyncIterator[RingDisk]:
+        before = open_descriptors()
+        disk = RingDisk(entries=32)
+        yield disk
+        await disk.close()
+        assert open_descriptors() <= before
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    async def test_operations_of_one_turn_are_submitted_by_one_call(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ten writes asked for in one turn of the loop cost one system call."""
+        submissions = []
+        submit = liburing.io_uring_submit
+
+        def counting(ring: liburing.Ring) -> int:
+            submissions.append(submit(ring))
+            return submissions[-1]
+
+        monkeypatch.setattr(ring_disk.uring, "io_uring_submit", counting)
+        file = await disk.open(f"{root}/a", create=True)
+        await asyncio.gather(*(file.write(at, b"x") for at in range(10)))
+        await file.close()
+        assert submissions == [10]
+
+    async def test_a_short_write_goes_on_and_is_synced(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A write cut short breaks its link (the sync is canceled): the rest goes again, with a sync of its
+        own."""
+        results = _results(monkeypatch, [("cut", 1000)])
+        file = await disk.open(f"{root}/a", create=True)
+        data = random.Random(2).randbytes(5000)
+        await file.write_and_sync(0, [data[:1500], data[1500:]])
+        assert await file.read(0, 5000) == data
+        await file.close()
+        assert results == [1000, -errno.ECANCELED, 4000, 0, 5000]
+
+    @pytest.mark.parametrize("error", [errno.EINTR, errno.EAGAIN])
+    async def test_an_interrupted_write_goes_again(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch, error: int
+    ) -> None:
+        """EINTR and EAGAIN are no answer."""
+        results = _results(monkeypatch, [("fail", error)])
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write_and_sync(0, b"data")
+        assert await file.read(0, 4) == b"data"
+        await file.close()
+        assert results == [-error, -errno.ECANCELED, 4, 0, 4]
+
+    async def test_a_failed_sync_is_never_tried_again(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither behind a write nor alone, not even when the error says that it was interrupted."""
+        results = _results(monkeypatch, [("keep", 0), ("sync", errno.EIO), ("sync", errno.EINTR)])
+        file = await disk.open(f"{root}/a", create=True)
+        with pytest.raises(SyncFailed):
+            await file.write_and_sync(0, b"data")
+        with pytest.raises(SyncFailed):
+            await file.sync()
+        await file.close()
+        assert results == [4, -errno.EIO, -errno.EINTR]
+
+    async def test_a_write_error_is_not_a_sync_error(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """ENOSPC of the write itself can heal; it must not look like a failed sync."""
+        _results(monkeypatch, [("fail", errno.ENOSPC)])
+        file = await disk.open(f"{root}/a", create=True)
+        with pytest.raises(OSError, match="space") as caught:
+            await file.write_and_sync(0, b"data")
+        assert not isinstance(caught.value, SyncFailed)
+        await file.close()
+
+    async def test_callers_wait_when_the_queue_is_full(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With two entries and room for three waiting operations, fifty writes still all happen."""
+        monkeypatch.setattr(ring_disk, "MAX_WAITING_OPERATIONS", 3)
+        disk = RingDisk(entries=2)
+        file = await disk.open(f"{root}/a", create=True)
+        await asyncio.gather(*(file.write_and_sync(at, bytes([at])) for at in range(50)))
+        assert await file.read(0, 50) == bytes(range(50))
+        await file.close()
+        await disk.close()
+
+
+def _results(monkeypatch: pytest.MonkeyPatch, faults: list[tuple[str, int]]) -> list[int]:
+    """Distort completions in their order, as the kernel would: a cut or failed write cancels its linked
+    sync. Returns the results the disk was told, in order."""
+    told: list[int] = []
+    canceled: set[int] = set()
+    real = RingDisk._completions
+
+    def distorted(disk: RingDisk) -> list[tuple[int, int]]:
+        completions = []
+        for number, result in real(disk):
+            if number in canceled:
+                result = -errno.ECANCELED
+            elif faults:
+                kind, value = faults.pop(0)
+                result = {"cut": value, "keep": result}.get(kind, -value)
+                if kind in ("cut", "fail"):
+                    canceled.add(number + 1)
+            told.append(result)
+            completions.append((number, result))
+        return completions
+
+    monkeypatch.setattr(RingDisk, "_completions", distorted)
+    return told
+
+
+class TestMemoryDisk(DiskSuite):
+    """Memory, with faults."""
+
+    @pytest.fixture
+    async def disk(self) -> MemoryDisk:
+        return MemoryDisk(random.Random(3), pause_max=3)
+
+    @pytest.fixture
+    async def root(self, disk: MemoryDisk) -> str:
+        await disk.make_directory("root")
+        return "root"
+
+    async def test_synced_bytes_survive_every_crash(self, disk: MemoryDisk, root: str) -> None:
+        """A completed sync of the file and of its directory is a promise; nothing else is."""
+        for seed in range(50):
+            path = f"{root}/{seed}"
+            file = await disk.open(path, create=True)
+            await file.write_and_sync(0, b"s" * 2000)
+            await disk.sync_directory(root)
+            await file.write(1000, b"u" * 3000)
+            disk.crash(random.Random(seed))
+            with pytest.raises(OSError, match="power"):
+                await file.read(0, 1)
+            content = disk.content(path)
+            assert content[:1000] == b"s" * 1000
+            assert len(content) in (2000, 4000)
+            assert set(content[1000:]) <= set(b"su\0")
+
+    async def test_a_crash_tears_at_sectors(self, disk: MemoryDisk, root: str) -> None:
+        """Over many crashes each unsynced sector is lost in some and kept in others, independently."""
+        outcomes = set()
+        for seed in range(60):
+            file = await disk.open(f"{root}/a{seed}", create=True)
+            await file.allocate(2 * SECTOR_BYTES)
+            await file.sync()
+            await disk.sync_directory(root)
+            await file.write(0, b"n" * 2 * SECTOR_BYTES)
+            disk.crash(random.Random(seed))
+            content = disk.content(f"{root}/a{seed}")
+            outcomes.add((content[0], content[SECTOR_BYTES]))
+            assert len(set(content[:SECTOR_BYTES])) == 1
+        assert outcomes == {(a, b) for a in (0, ord("n")) for b in (0, ord("n"))}
+
+    async def test_names_without_a_directory_sync_may_go(self, disk: MemoryDisk, root: str) -> None:
+        """A file whose directory was not synced is there after some crashes and gone after others."""
+        there = set()
+        for seed in range(20):
+            file = await disk.open(f"{root}/n{seed}", create=True)
+            await file.write_and_sync(0, b"x")
+            disk.crash(random.Random(seed))
+            there.add(await disk.exists(f"{root}/n{seed}"))
+        assert there == {True, False}
+
+    async def test_a_failed_sync_forgets_what_was_dirty(self, disk: MemoryDisk, root: str) -> None:
+        """As on Linux: the bytes stay readable, a second sync succeeds, and a crash loses them all the
+        same."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write_and_sync(0, b"old")
+        await disk.sync_directory(root)
+        disk.faults.append(Fault("sync", errno.EIO))
+        with pytest.raises(SyncFailed):
+            await file.write_and_sync(0, b"new")
+        await file.sync()
+        assert await file.read(0, 3) == b"new"
+        disk.crash(random.Random(1))
+        assert disk.content(f"{root}/a") == b"old"
+
+    async def test_a_full_disk_refuses_and_heals(self, disk: MemoryDisk, root: str) -> None:
+        """ENOSPC for writes and allocation; removing a file makes room."""
+        disk.capacity_bytes = 1000
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"x" * 900)
+        other = await disk.open(f"{root}/b", create=True)
+        for attempt in (other.write(0, b"x" * 200), other.allocate(200)):
+            with pytest.raises(OSError, match="space"):
+                await attempt
+        await disk.unlink(f"{root}/a")
+        await other.write(0, b"x" * 200)
+
+
+class TestThreadCalls:
+    """The loops around pwritev and preadv."""
+
+    def test_short_writes_and_interruptions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A disk that takes three bytes at a time and is interrupted in between still takes everything."""
+        real, calls = os.pwritev, []
+
+        def stingy(fd: int, buffers: list, offset: int) -> int:
+            calls.append(offset)
+            if len(calls) % 2:
+                raise InterruptedError(errno.EINTR, "interrupted")
+            return real(fd, [bytes(memoryview(buffers[0])[:3])], offset)
+
+        monkeypatch.setattr(disk_module.os, "pwritev", stingy)
+        fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
+        write_fully(fd, 2, [b"abcdefgh", b"ij"])
+        assert read_fully(fd, 2, 100) == b"abcdefghij"
+        os.close(fd)
+
+    def test_a_disk_that_accepts_nothing_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not an endless loop."""
+        monkeypatch.setattr(disk_module.os, "pwritev", lambda *_: 0)
+        with pytest.raises(OSError, match="accepted no byte"):
+            write_fully(1, 0, [b"x"])
+
+    def test_rest_after_a_prefix(self) -> None:
+        """after_prefix skips whole buffers and cuts one."""
+        buffers = [b"abc", b"def", b"gh"]
+        for written in range(9):
+            assert b"".join(after_prefix(buffers, written)) == b"abcdefgh"[written:]
+
+
+async def test_threads_with_one_warning_where_the_ring_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container that forbids io_uring gets threads, and hears of it once."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(ring_disk.uring, "io_uring_queue_init", refuse)
+    with caplog.at_level(logging.WARNING):
+        disk = await open_disk()
+    assert disk.kind == "threads"
+    assert len(caplog.records) == 1
+    assert "io_uring" in caplog.text
+    await disk.close()
+
+
+async def test_the_ring_is_preferred() -> None:
+    """On a machine that has it."""
+    disk = await open_disk()
+    assert disk.kind == "ring"
+    await disk.close()
+    disk = await open_disk("threads")
+    assert disk.kind == "threads"
+    await disk.close()
