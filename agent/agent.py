@@ -205,6 +205,7 @@ class Agent:
             logger.warning("giving this empty cluster up: %s", self._dissolved)
             for task in running:
                 task.cancel()
+        await self._until(stop.at_once, self.membership.leave(), self.config.shutdown_timeout_ms / 1_000)
 
     # ---- parts, in the order in which they start -------------------------------------------------
 

@@ -145,11 +145,16 @@ class Broker:
     def _routes(self) -> RouteTable:
         return EMPTY_ROUTES if self._joined is None else self._joined.routes.table
 
+    def _freshen(self) -> None:
+        if self._joined is not None:
+            self._joined.routes.freshen()
+
     # ---- documents -------------------------------------------------------------------------------
 
     async def members(self, after_version: str | None, wait_ms: int) -> Document:
         """GET /v1/members; blocks until the version differs from `after_version`, at most wait_ms."""
         await self._watch.wait_after(after_version, min(wait_ms, MAX_WAIT_MS))
+        self._freshen()
         version = self._watch.version
         body = documents.members_document(
             self._roster.members(),
@@ -355,6 +360,7 @@ class Broker:
     async def topics(self) -> list[dict[str, Any]]:
         """GET /v1/topics."""
         self._parts()
+        self._freshen()
         return [
             documents.topic_summary(entry, routes=self._routes, is_live=self._roster.is_live)
             for _, entry in sorted(self._catalog.topics.items())
@@ -366,6 +372,7 @@ class Broker:
         return self._topic_document(self._catalog.topics[name])
 
     def _topic_document(self, entry: TopicEntry) -> dict[str, Any]:
+        self._freshen()
         return documents.topic_document(
             entry, routes=self._routes, is_live=self._roster.is_live, urls=self._roster.urls()
         )

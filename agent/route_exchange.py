@@ -35,6 +35,7 @@ PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring th
 PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
 RETRY_S = 0.1
+FRESH_S = 0.1
 MAX_PAGES = 64  # of one pull; the rest follows with the next
 MAX_HINT_CLAIMS = 512  # a kill moves hundreds of leaders; a longer list is pulled (safety 28)
 
@@ -87,6 +88,7 @@ class RouteExchange:
         self._behind: set[str] = set()
         self._pull_now = asyncio.Event()
         self._flush_scheduled = False
+        self._refreshed_s = 0.0
 
     @property
     def own(self) -> OwnClaims:
@@ -127,8 +129,17 @@ class RouteExchange:
         for peer in self._peers.live_peers():
             self._peers.send_control(peer, PeerMessage.ROUTES_HINT, payload)
 
+    def freshen(self) -> None:
+        """Before offsets are shown: those of this agent's replicas should be of now. Bounded, for it walks
+        them all.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refreshed_s >= FRESH_S:
+            self.refresh()
+
     def refresh(self) -> None:
         """Offsets and sizes of everything held, and the version that gossip carries."""
+        self._refreshed_s = asyncio.get_running_loop().time()
         held = {claim.group: claim for claim in self._claims()}
         moved = False
         for claim in held.values():

@@ -189,6 +189,22 @@ async def test_a_leadership_change_reaches_everybody_at_once(agents: Agents) -> 
     assert asyncio.get_running_loop().time() - started < 1.0
 
 
+async def test_open_long_polls_do_not_delay_the_end(agents: Agents) -> None:
+    """Readers and watchers that wait for news are answered, or cut off, as soon as the agent leaves."""
+    agent = await agents.alone("a")
+    await agent.call("PUT", "/v1/topics/t")
+    version = (await agent.call("GET", "/v1/routes"))[1]["version"]
+    polls = [
+        asyncio.create_task(agent.call("GET", "/v1/topics/t/partitions/0/records", wait="30s")),
+        asyncio.create_task(agent.call("GET", "/v1/routes", after_version=version, wait="30s")),
+    ]
+    await asyncio.sleep(0.2)
+    started = asyncio.get_running_loop().time()
+    assert await agent.leave() is Outcome.STOPPED
+    assert asyncio.get_running_loop().time() - started < 4
+    await asyncio.gather(*polls, return_exceptions=True)
+
+
 async def test_an_agent_that_waits_says_so_and_can_be_stopped(agents: Agents) -> None:
     """--expect 2 with nobody else: alive, not ready, 503 with the reason; SIGTERM works while starting."""
     waiting = agents.start("a", expect=2)
