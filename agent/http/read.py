@@ -11,7 +11,7 @@ from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import forward_target
 from shoal.agent.http.interface import Fetch, Topic
-from shoal.agent.http.parameters import choice, integer, invalid, is_number
+from shoal.agent.http.parameters import choice, integer, invalid, is_number, shown
 from shoal.agent.http.render import Rendering, choose_rendering, render
 from shoal.errors import ShoalError
 from shoal.records import parse_time
@@ -19,9 +19,10 @@ from shoal.records import parse_time
 PARAMETERS = frozenset(
     ("offset", "limit", "max_bytes", "wait", "view", "value", "consistency", "timeout", "forward")
 )
-LIMIT_MAX = 1_000_000
 HIGH_WATERMARK = "Shoal-High-Watermark"
-PASSED_ON_HEADERS = ("Accept",)
+# Between two looks at a replica that is behind its reader: a follower learns of commits within a heartbeat.
+BEHIND_PAUSE_SECONDS = 0.02
+PASSED_ON_HEADERS = ("Accept", "Shoal-High-Watermark")
 OFFSET_FORMS = "N, -N, earliest, latest or @TIME is wanted"
 
 
@@ -79,7 +80,9 @@ class ReadHandlers:
 class ReadRequest:
     """One read, its parameters checked; may be answered more than once while leadership moves."""
 
-    __slots__ = ("_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_topic", "_wait_ms")
+    __slots__ = (
+        "_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen", "_topic", "_wait_ms",
+    )  # fmt: skip
 
     def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
         limits = call.context.limits
@@ -94,6 +97,7 @@ class ReadRequest:
         )
         self._wait_ms = call.wait_ms()
         self._local = choice(call.query, "consistency", "leader", ("leader", "local")) == "local"
+        self._seen = seen_watermark(call) if self._local else 0
 
     async def answer_here(self) -> web.StreamResponse:
         """Read from this agent's log and render; ShoalError not-leader when it may not."""
@@ -111,6 +115,27 @@ class ReadRequest:
             gate.leave(held_bytes)
 
     async def _fetch(self, offset: int) -> Fetch:
+        if self._seen == 0:
+            return await self._fetch_once(offset)
+        deadline = Deadline(self._call.timeout_ms())
+        while True:
+            fetch = await self._fetch_once(offset)
+            if fetch.high_watermark >= self._seen:
+                return fetch
+            if not await deadline.pause(BEHIND_PAUSE_SECONDS):
+                raise self._behind(fetch.high_watermark)
+
+    def _behind(self, high_watermark: int) -> ShoalError:
+        leader = self._call.context.broker.leader(self._topic, self._partition)
+        return ShoalError(
+            "not-leader",
+            f"this replica knows the log up to {high_watermark}, the client up to {self._seen}",
+            leader=None if leader is None else leader.agent_id,
+            leader_url=None if leader is None else leader.url,
+            term=0 if leader is None else leader.term,
+        )
+
+    async def _fetch_once(self, offset: int) -> Fetch:
         gate = self._call.context.gate
         gate.enter_wait()
         try:
@@ -139,6 +164,16 @@ class ReadRequest:
         if text == "latest":
             return offsets.high_watermark
         return max(offsets.log_start_offset, offsets.high_watermark - int(text[1:]))
+
+
+def seen_watermark(call: Call) -> int:
+    """The high watermark that the client has seen; a local read never shows it an older log (safety 23)."""
+    text = call.headers.get(HIGH_WATERMARK)
+    if text is None:
+        return 0
+    if not is_number(text):
+        raise ShoalError("bad-request", f"{HIGH_WATERMARK} {shown(text)} is not an offset")
+    return int(text)
 
 
 def check_offset_form(text: str) -> None:

@@ -212,6 +212,7 @@ class FakeBroker:
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
+        self.known_end = 2**63  # of all logs, as this follower knows them
 
     # --- membership and routing
 
@@ -423,11 +424,14 @@ class FakeBroker:
     ) -> FakeFetch:
         self._raise_injected()
         log = self._log(topic, partition, local=local)
+        end = min(log.end, self.known_end) if local else log.end
         if offset < log.start:
             raise ShoalError("trimmed", f"offset {offset} was removed", **log.range_members())
-        if offset > log.end:
+        if offset > end and local:
+            raise not_leader(self.leader(topic, partition))
+        if offset > end:
             raise ShoalError("beyond-end", f"offset {offset} is beyond the end", **log.range_members())
-        if offset == log.end and wait_ms:
+        if offset == end and wait_ms:
             try:
                 async with asyncio.timeout(wait_ms / 1000):
                     await log.grown.wait()
@@ -438,12 +442,14 @@ class FakeBroker:
         for first, count, _, data in log.batches:
             if first + count <= offset or (frames and size + len(data) > max_bytes):
                 continue
+            if first + count > end and local:
+                break
             if not frames:
                 base = first
             frames.append(data)
             size += len(data)
             following = first + count
-        return FakeFetch(topic.schema, frames, base, following, log.end, log.start)
+        return FakeFetch(topic.schema, frames, base, following, end if local else log.end, log.start)
 
     async def offsets(self, topic: FakeTopic, partition: int) -> FakeOffsets:
         log = self._log(topic, partition)

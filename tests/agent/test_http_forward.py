@@ -147,6 +147,25 @@ async def test_local_reads_stay(pair: Pair) -> None:
     assert (await first.get(PARTITION + "?offset=0&consistency=local")).json["records"][0]["value"] == "v"
 
 
+async def test_a_reader_never_steps_back(pair: Pair) -> None:
+    """A local read at a replica behind its reader waits, then is 421 or asks the leader."""
+    first, second = pair
+    await second.post(PARTITION, b"1\n", media=NDJSON)
+    await second.post(PARTITION, b"2\n", media=NDJSON)
+    first.broker.known_end = 1
+    local = PARTITION + "?offset=0&consistency=local&timeout=60ms"
+    assert (await first.get(local)).headers["Shoal-High-Watermark"] == "1"
+    problem = (await first.get(local + "&forward=false", Shoal_High_Watermark="2")).problem("not-leader")
+    assert problem["leader_url"] == second.broker.url
+    (await first.get(local.replace("offset=0", "offset=2") + "&forward=false")).problem("not-leader")
+    assert (await first.get(local, Shoal_High_Watermark="2")).json["high_watermark"] == 2
+    (await first.get(local, Shoal_High_Watermark="x")).problem("bad-request")
+    waiting = asyncio.create_task(first.get(local.replace("60ms", "5s"), Shoal_High_Watermark="2"))
+    await asyncio.sleep(0.05)
+    first.broker.known_end = 2
+    assert [record["value"] for record in (await waiting).json["records"]] == ["1", "2"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_forward_false(pair: Pair, method: str) -> None:
     """?forward=false answers 421 with what a routing client needs."""

@@ -1,0 +1,114 @@
+"""The page about the HTTP API says what is so: its commands run, its routes and limits are the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import pytest
+from http_fixtures import Agent, one_agent
+
+from shoal.agent.http.limits import MIB, HttpLimits
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "http.md"
+# What each command's answer has to begin with; the page's commands in order.
+ANSWERS = (
+    b'{"count":1,', b'{"topic":"greetings"', b'{"name":"flights"', b'{"topics":[',
+    b'{"name":"flights"',
+    b'{"partitions":[{"partition":0,', b'{"partitions":[{"partition":0,', b"", b'{"count":2,',
+    b'{"count":1,',
+    b'{"count":2,', b'{"count":1,', b'{"topic":"orders"', b'{"topic":"orders"', b'{"item":7}\n',
+    b'{"topic":"orders"',
+    b'{"topic":"orders"', b"", b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
+    b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
+)  # fmt: skip
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+async def shell(command: str, directory: pathlib.Path) -> bytes:
+    process = await asyncio.create_subprocess_shell(
+        command, cwd=directory, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(20):
+        output, complaint = await process.communicate()
+    assert process.returncode == 0, (command, complaint)
+    return output
+
+
+def pointed_at(command: str, agent: Agent) -> str:
+    """The command for this agent, silent, and failing on errors."""
+    return command.replace("curl ", "curl -sS --noproxy '*' --fail-with-body ").replace(
+        "127.0.0.1:7070", f"127.0.0.1:{agent.port}"
+    )
+
+
+async def test_every_command_works(tmp_path: pathlib.Path) -> None:
+    """Each curl command of the page succeeds, in the page's order, with the answer that is described."""
+    assert shutil.which("curl"), "curl is needed to test the page about curl"
+    assert len(commands()) == len(ANSWERS)
+    async with one_agent() as agent:
+        for command, beginning in zip(commands(), ANSWERS, strict=True):
+            output = await shell(pointed_at(command, agent), tmp_path)
+            assert output.startswith(beginning), (command, output)
+        assert (tmp_path / "orders.arrows").read_bytes().startswith(b"\xff\xff\xff\xff")
+
+
+SLIPS = {
+    "form": ('-d \'{"records":[{"value":1}]}\'', "ambiguous-body", "--json"),
+    "unwrapped": ('--json \'{"user":"ann"}\'', "bad-request", "records"),
+    "upload": ("-T page.txt", "method-not-allowed", "--data-binary"),
+    "missing file": ("--data-binary @/dev/null", "bad-request", "empty"),
+    "no parameter": ("-G -d offset=1", "method-not-allowed", "partitions/0/records"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS.values(), ids=SLIPS)
+async def test_curls_slips(slip: tuple[str, str, str], tmp_path: pathlib.Path) -> None:
+    """What curl users get wrong stores nothing and is told what to type instead."""
+    arguments, code, says = slip
+    (tmp_path / "page.txt").write_text("text")
+    async with one_agent() as agent:
+        agent.broker.cluster.create("t")
+        url = f"http://127.0.0.1:{agent.port}/v1/topics/t/records"
+        output = await shell(f"curl -sS --noproxy '*' {url} {arguments}", tmp_path)
+        assert f'"code":"{code}"'.encode() in output
+        assert says.encode() in output
+        assert agent.broker.cluster.stored() == 0
+
+
+async def test_a_large_upload_by_curl(tmp_path: pathlib.Path) -> None:
+    """curl asks before it sends a large body (Expect: 100-continue); streams of any length arrive."""
+    lines = b"".join(b'{"n":%d}\n' % number for number in range(300_000))
+    (tmp_path / "lines").write_bytes(lines)
+    async with one_agent() as agent:
+        url = f"http://127.0.0.1:{agent.port}/v1/topics/t/records"
+        command = (
+            f"curl -sS --noproxy '*' {url} -H 'Content-Type: application/x-ndjson' -H Expect:100-continue"
+        )
+        output = await shell(f"{command} --data-binary @lines", tmp_path)
+        assert output == b'{"count":300000,"appended":[{"partition":0,"base_offset":0,"count":300000}]}\n'
+        piped = await shell(f"cat lines | {command} -T - -X POST", tmp_path)
+        assert piped == b'{"count":300000,"appended":[{"partition":0,"base_offset":300000,"count":300000}]}\n'
+
+
+def test_the_limits_on_the_page() -> None:
+    """The numbers of the page are those of the server."""
+    limits: Any = HttpLimits()
+    text = " ".join(PAGE.read_text().split())
+    for sentence in (
+        f"{limits.connections:,} connections", f"{limits.requests:,} appends and reads",
+        f"{limits.bytes_in_flight // MIB} MiB of bodies", f"{limits.waits:,} waiting requests",
+        f"{limits.request_line_bytes:,} bytes", f"{limits.header_count} headers",
+        f"within {limits.idle_ms // 1000} s",
+        f"nothing for {limits.body_stall_ms // 1000} s", f"nothing for {limits.send_stall_ms // 1000} s",
+        f"chunks of about {limits.chunk_bytes // 1024} KiB", f"at most {limits.body_bytes // MIB} MiB",
+        f"at most {limits.read_bytes // MIB} MiB", f"at most {limits.wait_ms // 1000}s",
+    ):  # fmt: skip
+        assert sentence in text, sentence
