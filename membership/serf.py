@@ -10,7 +10,10 @@ Facts of the protocol that shaped it:
 
 - Memberlist's "I leave" alone shows as failed in Serf; the leave intent before it makes it a leave. An intent
   followed by silence ends as left as well, so a crash during shutdown does no harm.
-- A leave intent about a living node (somebody's force-leave) is undone by that node with a newer join intent.
+- A leave intent about a living node (somebody's force-leave) is undone by that node with a newer join
+intent. A
+  Serf agent tells it to nobody when the accused was its only living peer: it shows only in its next
+  push/pull, as a status time that is not ours.
 - A Serf agent whose name is contested asks `_serf_conflict` and shuts itself down when nobody answers: we
 answer.
 - Peers ratchet each other's Lamport times about members that left; a status time proves nothing but order.
@@ -373,13 +376,24 @@ class SerfCore:
         left = set(state.left_members)
         for name in state.left_members:
             self._on_leave_intent(LeaveIntent(state.status_ltimes.get(name, 0) + 1, name), now_ms)
+        contested = self._contests_us(state, left)
         for name, ltime in state.status_ltimes.items():
             if name not in left:
                 self._on_join_intent(JoinIntent(ltime, name), now_ms)
+        if contested:
+            self.announce_join(now_ms)
         if exchanged.joined:  # what happened before we came is not ours to act upon
             self._event_log.min_ltime = max(self._event_log.min_ltime, state.event_ltime)
         for event in state.events:
             self._on_user_event(event)
+
+    def _contests_us(self, state: SerfState, left: set[str]) -> bool:
+        """Whether the peer has heard an intent about us that we never sent: a force-leave it told nobody
+        of, or one of our former life. Answered with a newer join intent it is undone there."""
+        name = self._config.name
+        mine = self._members[name].status_ltime
+        told = state.status_ltimes.get(name, 0)
+        return self._leave_stage is LeaveStage.MEMBER and name not in left and told > mine
 
     # Events and queries
 

@@ -175,6 +175,24 @@ def test_force_leave_of_ourselves_is_undone() -> None:
     assert LeaveIntent(40, "me") not in script.told()
 
 
+def test_force_leave_seen_only_in_a_push_pull_is_undone() -> None:
+    """A real agent whose only living peer we are tells it to nobody; its state betrays it. Undone once, not
+    for ever."""
+    script = Script()
+    script.merge(SerfState(9, {"me": 8, "n2": 1}, (), 1, 1))
+    script.run(3_000)
+    joins = {message for message in script.told() if isinstance(message, JoinIntent) and message.node == "me"}
+    assert len(joins) == 1
+    (join,) = joins
+    assert join.ltime > 8
+    script.sent.clear()
+    script.merge(SerfState(20, {"me": join.ltime, "n2": 1}, (), 1, 1))
+    script.run(3_000)
+    assert not [
+        message for message in script.told() if isinstance(message, JoinIntent) and message.node == "me"
+    ]
+
+
 def test_force_leave_of_a_failed_member() -> None:
     """Ours: failed becomes left, and the intent is told."""
     script = Script()
