@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from aiohttp import web
@@ -103,8 +103,8 @@ class Node:
         app.router.add_get("/v1/peer", self.links.accept)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port)
-        await site.start()
+        self.site = web.TCPSite(self.runner, "127.0.0.1", self.port)
+        await self.site.start()
         self.port = self.runner.addresses[0][1]
         await self.links.start()
         self.running = asyncio.create_task(self.host.run())
@@ -115,6 +115,7 @@ class Node:
 
     async def stop(self) -> None:
         """Without handing over: peers see a dead process."""
+        await self.site.stop()
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         await self.links.stop()
@@ -142,7 +143,7 @@ class Cluster:
         self.birth = Configuration.birth(tuple(ids))
         self.alive: list[Node] = []
 
-    async def __aenter__(self) -> "Cluster":
+    async def __aenter__(self) -> Self:
         for node in self.nodes:
             await self.start(node)
         return self
@@ -150,6 +151,8 @@ class Cluster:
     async def __aexit__(self, *exc_info: object) -> None:
         for node in list(self.alive):
             await self.stop(node)
+        # A connection accepted while its HTTP server closed ends when its dialler's end is read.
+        await asyncio.sleep(0.05)
 
     async def start(self, node: Node, **options: Any) -> None:
         """A new life of this node, known to the others."""
