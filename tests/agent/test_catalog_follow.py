@@ -1,0 +1,340 @@
+"""The catalog at work in one agent, with a host and peers that only remember what they were asked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.agent.catalog import (
+    Catalog,
+    Command,
+    ConfirmDeletion,
+    CreateTopic,
+    DeleteTopic,
+    PartitionBirth,
+    Seal,
+    TopicEntry,
+    encode_command,
+)
+from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.cluster_file import ClusterFileError, ClusterRecord, load_peers, save_peers
+from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.links import PeerUnavailable
+from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_version, encode_version
+from shoal.agent.topic_settings import TopicSettings
+from shoal.agent.waiting import Appended
+from shoal.agent.watch import Watch
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Frame,
+    LogIdentity,
+    LogIndex,
+    Message,
+    Offset,
+    Term,
+    message_from_batch,
+    stamp_message,
+)
+from shoal.errors import ShoalError
+from shoal.records import RecordColumns, columns_to_batch
+from shoal.routing import hash_ranges
+from shoal.segment_store.disk import ThreadDisk
+
+SELF, OTHER = "a" * 32, "b" * 32
+
+
+def entry(number: int = 1, voters: tuple[str, ...] = (SELF, OTHER)) -> TopicEntry:
+    births = tuple(PartitionBirth(bounds, voters) for bounds in hash_ranges(2))
+    settings = TopicSettings(partitions=2, fsync=False)
+    return TopicEntry(f"t{number}", bytes([number]) * 16, settings, births, 0)
+
+
+def frame(offset: int, *commands: Command) -> Frame:
+    """Commands as the committed frame that holds them."""
+    nothing: list[Any] = [None] * len(commands)
+    columns = RecordColumns(nothing, nothing, [encode_command(command) for command in commands], nothing)
+    return stamp_message(
+        message_from_batch(columns_to_batch(columns, 0)),
+        LogIdentity(b"c" * 16, bytes(16), 0),
+        base_offset=Offset(offset),
+        term=Term(1),
+        previous_term=Term(0),
+        index=LogIndex(offset + 1),
+        append_time_us=0,
+    )
+
+
+@dataclass
+class FakeGroups:
+    """A host that opens anything, unless it is told not to."""
+
+    opened: dict[GroupId, dict[str, Any]] = field(default_factory=dict)
+    deleted: list[GroupId] = field(default_factory=list)
+    refuse: int = 0
+    end: int = 0
+    on_append: Callable[[Sequence[Message]], None] = lambda _: None
+
+    def has(self, group: GroupId) -> bool:
+        return group in self.opened
+
+    async def open_group(self, group: GroupId, **arguments: Any) -> None:
+        if self.refuse:
+            self.refuse -= 1
+            raise OSError("the disk says no")
+        self.opened[group] = arguments
+
+    async def delete_group(self, group: GroupId) -> None:
+        self.opened.pop(group, None)
+        self.deleted.append(group)
+
+    async def append(self, group: GroupId, messages: Sequence[Message], **_: Any) -> Appended:
+        assert group == CATALOG_GROUP
+        self.on_append(messages)
+        return Appended(Offset(self.end), 1)
+
+    async def offsets(self, group: GroupId) -> Any:
+        return SimpleNamespace(high_watermark=Offset(self.end))
+
+
+@dataclass
+class FakePeers:
+    """One other agent; `answers` maps a kind to what it says."""
+
+    versions: dict[str, int] = field(default_factory=dict)
+    answers: dict[int, Callable[[bytes], bytes]] = field(default_factory=dict)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    hints: list[tuple[str, int]] = field(default_factory=list)
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
+        self.asked.append((agent_id, kind))
+        if kind not in self.answers:
+            raise PeerUnavailable("not connected")
+        return self.answers[kind](payload)
+
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
+        self.hints.append((agent_id, decode_version(payload)))
+        return True
+
+    def live_peers(self) -> list[str]:
+        return [OTHER]
+
+    def catalog_versions(self) -> dict[str, int]:
+        return dict(self.versions)
+
+
+class Fixture:
+    def __init__(
+        self, birth: tuple[str, ...], catalog: Catalog | None = None, leader: str | None = SELF
+    ) -> None:
+        self.groups = FakeGroups()
+        self.peers = FakePeers()
+        self.saved: list[Catalog] = []
+        self.service = CatalogService(
+            agent_id=SELF,
+            record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes()),
+            groups=self.groups,
+            peers=self.peers,
+            watch=Watch("run"),
+            rng=random.Random(1),
+            save=self.save,
+            catalog_leader=lambda: leader,
+            now_us=lambda: 0,
+        )
+
+    async def save(self, record: ClusterRecord) -> None:
+        self.saved.append(Catalog.from_bytes(record.catalog))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Fixture]:
+        await self.service.start()
+        task = asyncio.create_task(self.service.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+async def test_a_voter_opens_what_it_was_born_into_after_saving() -> None:
+    """A restart must find every replica it has opened, so the state is on disk first."""
+    fixture = Fixture((SELF,))
+    async with fixture.running():
+        assert CATALOG_GROUP in fixture.groups.opened
+        fixture.service.apply(frame(0, CreateTopic(entry()), CreateTopic(entry(2, (OTHER,)))))
+        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+    assert set(fixture.groups.opened) == {
+        CATALOG_GROUP,
+        *(GroupId(b"\1" * 16, number) for number in range(2)),
+    }
+    opened = fixture.groups.opened[GroupId(b"\1" * 16, 0)]
+    assert [replica.agent_id for replica in opened["birth"].replicas] == [SELF, OTHER]
+    assert not opened["log_config"].fsync
+    assert fixture.saved[-1].version == 2
+    assert fixture.peers.hints == [(OTHER, 2)]
+
+
+async def test_a_restart_opens_replicas_from_the_saved_state() -> None:
+    """Before anybody has been reached."""
+    catalog = Catalog()
+    catalog.apply(0, CreateTopic(entry()))
+    fixture = Fixture((OTHER,), catalog)
+    async with fixture.running():
+        await fixture.until(lambda: len(fixture.groups.opened) == 2)
+
+
+async def test_a_replica_that_cannot_be_opened_is_tried_again() -> None:
+    """A full table of files, a slow disk: the topic must not stay short of a replica for ever."""
+    fixture = Fixture((SELF,))
+    async with fixture.running():
+        fixture.groups.refuse = 3
+        fixture.service.apply(frame(0, CreateTopic(entry())))
+        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+
+
+async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
+    """Only then may the tombstone go (safety 4)."""
+    fixture = Fixture((OTHER,), leader=OTHER)
+    catalog = Catalog()
+    catalog.apply(0, CreateTopic(entry()))
+    catalog.apply(1, DeleteTopic(entry().topic_id))
+    fixture.peers.answers = {
+        PeerMessage.CATALOG_PULL: lambda _: catalog.to_bytes(),
+        PeerMessage.CATALOG_CONFIRM: lambda topic_id: b"" if topic_id == entry().topic_id else b"?",
+    }
+    async with fixture.running():
+        fixture.peers.versions = {OTHER: 2}
+        fixture.service.look()
+        await fixture.until(lambda: (OTHER, PeerMessage.CATALOG_CONFIRM) in fixture.peers.asked)
+    assert fixture.groups.deleted == [GroupId(entry().topic_id, number) for number in range(2)]
+
+
+async def test_the_leader_proposes_a_holders_confirmation_once() -> None:
+    """A repeated confirmation proposes nothing."""
+    fixture = Fixture((SELF,))
+    fixture.service.apply(frame(0, CreateTopic(entry()), DeleteTopic(entry().topic_id)))
+    proposed: list[int] = []
+    fixture.groups.end = 2
+
+    def append(messages: Sequence[Message]) -> None:
+        proposed.append(len(messages))
+        fixture.service.apply(frame(2, ConfirmDeletion(entry().topic_id, OTHER)))
+
+    fixture.groups.on_append = append
+    for _ in range(2):
+        assert await fixture.service.on_confirm(OTHER, entry().topic_id) == b""
+    assert proposed == [1]
+
+
+async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
+    """A peer that does not answer is asked again; an old snapshot never replaces a newer state."""
+    fixture = Fixture((OTHER,))
+    newer = Catalog()
+    newer.apply(0, CreateTopic(entry(3, (OTHER,))))
+    async with fixture.running():
+        fixture.service.on_hint(OTHER, encode_version(1))
+        fixture.peers.versions = {OTHER: 0}
+        await fixture.until(lambda: len(fixture.peers.asked) >= 1)
+        assert fixture.service.catalog.version == 0
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.service.on_hint(OTHER, encode_version(1))
+        await fixture.until(lambda: fixture.service.catalog.version == 1)
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: Catalog().to_bytes()}
+        fixture.service.on_hint(OTHER, encode_version(5))
+        asked = len(fixture.peers.asked)
+        await fixture.until(lambda: len(fixture.peers.asked) > asked)
+        assert fixture.service.catalog.version == 1
+
+
+async def test_questions_of_peers() -> None:
+    """A pull answers only what is newer; an await answers when the version is reached."""
+    fixture = Fixture((SELF,))
+    waiting = asyncio.create_task(fixture.service.on_await(OTHER, encode_version(1)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    fixture.service.apply(frame(0, CreateTopic(entry())))
+    assert decode_version(await waiting) == 1
+    assert Catalog.from_bytes(await fixture.service.on_pull(OTHER, encode_version(0))).version == 1
+    assert await fixture.service.on_pull(OTHER, encode_version(1)) == b""
+    with pytest.raises(PeerMessageError):
+        await fixture.service.on_pull(OTHER, b"?")
+
+
+async def test_make_current_waits_for_what_was_committed() -> None:
+    """Else a new leader would create a topic that its predecessor had created already."""
+    fixture = Fixture((SELF,))
+    fixture.groups.end = 1
+    with pytest.raises(ShoalError) as caught:
+        await fixture.service.make_current(20)
+    assert (caught.value.code, caught.value.definite) == ("timeout", True)
+    fixture.service.apply(frame(0, CreateTopic(entry())))
+    await fixture.service.make_current(20)
+
+
+async def test_a_record_that_cannot_be_understood_halts_the_catalog() -> None:
+    """Half the truth would be another truth; the readiness check shows the reason."""
+    fixture = Fixture((SELF,))
+    nothing: list[Any] = [None]
+    batch = columns_to_batch(RecordColumns(nothing, nothing, [b'{"v":9}'], nothing), 0)
+    good = frame(0, CreateTopic(entry()))
+    bad = Frame(
+        good.stamp,
+        stamp_message(
+            message_from_batch(batch),
+            LogIdentity(b"c" * 16, bytes(16), 0),
+            base_offset=Offset(0),
+            term=Term(1),
+            previous_term=Term(0),
+            index=LogIndex(1),
+            append_time_us=0,
+        ).data,
+    )
+    fixture.service.apply(bad)
+    assert fixture.service.halted is not None
+    assert "upgrade" in fixture.service.halted
+    fixture.service.apply(good)
+    assert fixture.service.catalog.version == 0
+
+
+async def test_a_seal_is_noticed() -> None:
+    """Everybody who applies it gives the cluster up."""
+    fixture = Fixture((SELF,))
+    fixture.service.apply(frame(0, Seal(b"s" * 16)))
+    assert fixture.service.sealed.is_set()
+    assert DEFAULT_SCHEMA.names
+
+
+def test_the_cluster_record_survives_its_bytes_and_nothing_else() -> None:
+    """One flipped bit is one clear error."""
+    record = ClusterRecord("c", b"c" * 16, (SELF, OTHER), Catalog().to_bytes())
+    data = record.to_bytes()
+    assert ClusterRecord.from_bytes(data) == record
+    for position in range(len(data)):
+        with pytest.raises(ClusterFileError):
+            ClusterRecord.from_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(ClusterFileError):
+            ClusterRecord.from_bytes(data[:position])
+
+
+async def test_remembered_peers(tmp_path: Any) -> None:
+    """A hint: what cannot be read is simply not remembered."""
+    disk = ThreadDisk()
+    assert await load_peers(disk, str(tmp_path)) == []
+    for peers in ([("127.0.0.1", 7946), ("::1", 1)], [("10.0.0.1", 65_535)]):
+        await save_peers(disk, str(tmp_path), peers)
+        assert await load_peers(disk, str(tmp_path)) == peers
+    (tmp_path / "peers").write_bytes(b"\xff\xff\nx\n1.2.3.4 99999\n")
+    assert await load_peers(disk, str(tmp_path)) == []
+    await disk.close()
