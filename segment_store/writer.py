@@ -229,7 +229,9 @@ class Writer:
             return  # the segment ended right there: only later segments went
         last = LogIndex(from_index - 1)
         if segment.indexed_index >= from_index:
-            await self._shorten_index(segment, last)
+            # Later truncations may have cut the plan further, and others planned there: only what all keep
+            # is true.
+            await self._shorten_index(segment, self._kept_of(last))
         file = await self._file(segment)
         # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
         await file.write_and_sync(segment.written_end, bytes(TRAILER_BYTES))

@@ -1,0 +1,125 @@
+"""The log against a list, by Hypothesis: any sequence of appends, rolls, truncations, reads and
+reopenings."""
+
+import asyncio
+import random
+
+import pytest
+from frames import contents, next_frame, open_log
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.batch import Frame
+from shoal.segment_store import OffsetOutOfRange, PartitionLog
+from shoal.segment_store.memory_disk import MemoryDisk
+
+_number = st.integers(min_value=0, max_value=2**16)
+_operations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("append"), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=5)
+        ),
+        st.tuples(st.just("large"), st.integers(1, 40)),
+        st.tuples(st.just("term"), st.integers(1, 3)),
+        st.tuples(st.just("truncate"), _number),
+        st.tuples(st.just("read"), st.tuples(_number, _number, st.integers(1, 20_000))),
+        st.tuples(st.just("reopen"), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+class _Model:
+    """A list of frames, and the log that should equal it."""
+
+    def __init__(self, seed: int) -> None:
+        self.disk = MemoryDisk(random.Random(seed), pause_max=3)
+        self.frames: list[Frame] = []
+        self.term = 1
+        self.fill = 0
+        self.pending: list[asyncio.Future[None]] = []
+        self.log: PartitionLog
+
+    def offer(self, rows: int, *, roll: bool = False, value_bytes: int = 10) -> None:
+        self.fill = (self.fill + 1) % 256
+        frame = next_frame(
+            self.log, rows, term=self.term, fill=self.fill, first_of_segment=roll, value_bytes=value_bytes
+        )
+        self.pending.append(asyncio.ensure_future(self.log.append([frame])))
+        self.frames.append(frame)
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self.pending)
+        self.pending.clear()
+
+    async def apply(self, name: str, argument: object) -> None:
+        match name, argument:
+            case "append", list(frames):
+                for rows, roll in frames:
+                    self.offer(rows, roll=roll)
+            case "large", int(kib):
+                self.offer(1, value_bytes=kib * 1024)
+            case "term", int(step):
+                self.term += step
+            case "truncate", int(number):
+                from_index = 1 + number % (len(self.frames) + 2)
+                self.pending.append(asyncio.ensure_future(self.log.truncate_suffix(from_index)))
+                del self.frames[from_index - 1 :]
+            case "read", (first, count, max_bytes):
+                await self.read(1 + first % (len(self.frames) + 1), count % 8, max_bytes)
+            case "reopen", power:
+                await self.settle()
+                await self.log.close()
+                if power:
+                    self.disk.crash(random.Random(len(self.frames)))
+                self.log = await open_log(self.disk)
+        self.check()
+
+    async def read(self, first: int, count: int, max_bytes: int) -> None:
+        last = min(first + count, len(self.frames))
+        if first > last:
+            with pytest.raises(OffsetOutOfRange):
+                await self.log.read(first, last, max_bytes)
+            return
+        got = await self.log.read(first, last, max_bytes)
+        assert got == self.frames[first - 1 : first - 1 + len(got)]
+        assert len(got) == 1 or sum(len(frame.data) for frame in got) <= max_bytes
+
+    def check(self) -> None:
+        log, frames = self.log, self.frames
+        assert log.last_index == len(frames)
+        assert log.last_term == (frames[-1].stamp.term if frames else 0)
+        end = 0
+        for frame in frames:
+            assert frame.stamp.base_offset == end
+            for offset in range(end, end + frame.stamp.record_count):
+                assert log.index_for_offset(offset) == frame.stamp.index
+            end += frame.stamp.record_count
+            assert log.term_at(frame.stamp.index) == frame.stamp.term
+        assert log.end_offset == end
+        terms = [frame.stamp.term for frame in frames]
+        runs = [(at + 1, term) for at, term in enumerate(terms) if at == 0 or terms[at - 1] != term]
+        assert log.term_runs() == runs
+
+
+async def _run(operations: list[tuple[str, object]], seed: int) -> None:
+    model = _Model(seed)
+    model.log = await open_log(model.disk)
+    for name, argument in operations:
+        await model.apply(name, argument)
+    await model.settle()
+    assert model.log.synced_index == len(model.frames)
+    assert await contents(model.log) == [frame.data for frame in model.frames]
+    assert await model.log.verify() == []
+    await model.log.close()
+    model.log = await open_log(model.disk)
+    assert model.log.damage == ()
+    assert await contents(model.log) == [frame.data for frame in model.frames]
+    await model.log.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_operations, st.integers(0, 1000))
+def test_log_equals_list(operations: list[tuple[str, object]], seed: int) -> None:
+    """After any operations, in memory and after reopening, the log holds exactly what the list holds."""
+    asyncio.run(_run(operations, seed))
