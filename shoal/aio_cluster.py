@@ -268,22 +268,41 @@ class Cluster:
     async def _unless_deposed(
         self, topic: str, partition: int, attempt: Coroutine[Any, Any, Answer], grace_ms: int | None
     ) -> Answer:
-        """Await the attempt, but leave a leader that stays silent while the routes name another one."""
+        """Await the attempt, but leave a leader that stays silent while other agents name another one."""
         if grace_ms is None:
             return await attempt
-        asked, moved = self.routes.leader_url(topic, partition), False
+        asked = self.routes.leader_url(topic, partition)
         task = asyncio.ensure_future(attempt)
+        look: asyncio.Future[None] | None = None
         try:
+            await asyncio.wait((task,), timeout=grace_ms / 1_000)
             while not task.done():
-                await asyncio.wait((task,), timeout=grace_ms / 1_000)
                 led_by = self.routes.leader_url(topic, partition)
-                if not task.done() and moved and led_by != asked:
+                if asked is not None and led_by not in (None, asked):
+                    self.agents.failed(asked)
                     detail = f"{asked} does not answer, {led_by} leads now"
                     raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False))
-                moved = led_by is not None and led_by != asked
+                look = asyncio.ensure_future(self._look_elsewhere(topic, asked))
+                await asyncio.wait((task, look), return_when=asyncio.FIRST_COMPLETED)
+                look.cancel()
+                await asyncio.wait((task,), timeout=grace_ms / 1_000)
             return task.result()
         finally:
             task.cancel()
+            if look is not None:
+                look.cancel()
+
+    async def _look_elsewhere(self, topic: str, avoided: str | None) -> None:
+        """Refresh the routes from agents other than the one that may be out of order."""
+        call = Call("GET", "/v1/routes", {"topic": topic})
+        for url in self.agents.in_order():
+            if url == avoided:
+                continue
+            try:
+                self._learn(topic, await self._attempt(url, call))
+            except (AttemptFailed, ShoalError):
+                continue
+            return
 
     async def _attempt(self, url: str, call: Call) -> Answer:
         assert self._session is not None, "the client is used outside its `async with`"

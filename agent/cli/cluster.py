@@ -94,6 +94,11 @@ def _alive(document: Mapping[str, Any]) -> int:
 
 def _member_row(member: Mapping[str, Any]) -> list[object]:
     partitions = member.get("partitions") or []
+    present = member["status"] in (
+        "alive",
+        "suspect",
+        "leaving",
+    )  # others lead nothing, whatever they last said
     return [
         member.get("name") or member["id"],
         member["status"],
@@ -101,7 +106,7 @@ def _member_row(member: Mapping[str, Any]) -> list[object]:
         member.get("url"),
         member.get("failure_domain"),
         len(partitions),
-        sum(1 for partition in partitions if partition.get("role") == "leader"),
+        sum(1 for partition in partitions if present and partition.get("role") == "leader"),
         str(member.get("since") or "").split(".")[0].replace("T", " "),
     ]
 

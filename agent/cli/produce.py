@@ -219,8 +219,9 @@ class _Run:
                 self._pacer = Pacer(self._settings.rate, time.monotonic() * 1_000)
             try:
                 while (chunk := await self._reader.next()) is not None:
+                    done_bytes = self._read_bytes + chunk.read_bytes
                     await self._send_chunk(producer, chunk)
-                    self._read_bytes += chunk.read_bytes
+                    self._read_bytes = done_bytes
             except asyncio.CancelledError:
                 async with asyncio.timeout(INTERRUPTED_GRACE_SECONDS):
                     await producer.flush()
@@ -255,6 +256,7 @@ class _Run:
             if rows:
                 await producer.send_batch(batch.slice(sent, rows))
                 sent += rows
+                self._read_bytes += chunk.read_bytes * rows // batch.num_rows
             else:
                 await asyncio.sleep(self._pacer.wait_ms(batch.num_rows - sent) / 1_000)
 

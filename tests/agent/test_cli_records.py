@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pathlib
 import re
 import signal
@@ -158,12 +159,30 @@ async def test_an_interruption_says_how_many_were_acknowledged(cluster: FakeClus
 
 
 async def test_progress_is_shown_where_it_was_asked_for(cluster: FakeCluster) -> None:
-    """Not by default when stderr is no terminal; with --progress a line a second."""
-    stdin = b"x\n" * 3_000
-    silent = await run("produce", "t", "--rate", "1500", agent=cluster.urls[0], stdin=stdin)
-    shown = await run("produce", "t", "--rate", "1500", "--progress", agent=cluster.urls[0], stdin=stdin)
-    assert len(silent.stderr.splitlines()) == 1
+    """With --progress a line a second; by default none when stderr is no terminal (the other tests)."""
+    stdin = b"x\n" * 2_500
+    shown = await run("produce", "t", "--rate", "2000", "--progress", agent=cluster.urls[0], stdin=stdin)
     assert re.search(r"^[\d,]+ records  [\d,]+/s$", shown.stderr, re.MULTILINE)
+
+
+async def test_progress_on_a_terminal_is_one_line_that_is_redrawn(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """A bar while it runs; at the end the line is cleared and the summary stands alone."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"x\n" * 3_000)
+    arguments = ["produce", "t", str(path), "--rate", "4000", "--agent", cluster.urls[0]]
+    master, terminal = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "shoal.agent", *arguments, stderr=terminal, env={**os.environ, "COLUMNS": "80"}
+    )
+    os.close(terminal)
+    await finish(process)
+    shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert process.returncode == 0
+    assert "[####" in shown
+    assert shown.rpartition("\r\x1b[K")[2].startswith("3,000 records acknowledged")
 
 
 async def test_consume_writes_what_was_produced(cluster: FakeCluster) -> None:

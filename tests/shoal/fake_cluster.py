@@ -200,6 +200,7 @@ class FakeAgent:
         self.id = f"{number:032x}"
         self.url = ""
         self.alive = False
+        self.frozen = False  # takes connections and requests, and answers nothing: a stopped process
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -239,6 +240,8 @@ class FakeAgent:
     @web.middleware
     async def _problems(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.cluster.requests.append(f"{request.method} {request.path}")
+        while self.frozen:
+            await asyncio.sleep(0.05)
         try:
             response: web.StreamResponse = await handler(request)
         except ShoalError as error:

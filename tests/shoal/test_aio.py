@@ -152,6 +152,25 @@ async def test_a_leader_that_falls_silent_is_left_for_the_one_that_routes_name(c
     assert stored(cluster, "t") == [b"a"]
 
 
+async def test_a_stopped_process_is_worked_around_even_if_it_was_the_one_watched(
+    cluster: FakeCluster,
+) -> None:
+    """The leader, which is also the agent that routes are watched at, freezes: another agent is asked."""
+    cluster.create("t", 1)
+    slow = ClientConfig(attempt_timeout_ms=30_000)
+    async with (
+        asyncio.timeout(8),
+        AsyncClient(cluster.urls[:1], slow) as client,
+        client.producer("t") as producer,
+    ):
+        await wait_for_the_watcher(cluster)
+        cluster.agents[0].frozen = True
+        await producer.send(b"a")
+        cluster.topics["t"].partitions[0].leader, cluster.topics["t"].partitions[0].term = 1, 2
+        await producer.flush()
+    assert stored(cluster, "t") == [b"a"]
+
+
 async def test_retries_end_with_one_clear_error(cluster: FakeCluster) -> None:
     """After retry.total_ms the producer says which records failed, why, and that they are certainly not
     stored.

@@ -196,7 +196,7 @@ def test_the_pacer_never_exceeds_the_rate_by_more_than_its_catching_up(
 
 
 def test_the_pacer_grants_whole_gulps_or_nothing() -> None:
-    """A loop that asks, sends and asks again must come to wait; single records would keep it busy for ever."""
+    """A loop that asks, sends and asks again must wait; single records would keep it busy for ever."""
     pacer = Pacer(20_000, started_ms=0.0)
     assert pacer.take(5_000, now_ms=49.0) == 0
     assert pacer.take(5_000, now_ms=50.0) == pacer.burst_rows == 1_000
