@@ -1,0 +1,92 @@
+"""Frames between agents: round trips, pieces, hostile bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.identity import GroupId
+from shoal.agent.peer_wire import (
+    MAX_CONTROL_PAYLOAD_BYTES,
+    FrameReader,
+    Hello,
+    LinkKind,
+    PeerWireError,
+    RawFrame,
+    decode_append,
+    decode_group_messages,
+    decode_request,
+    encode_append,
+    encode_group_messages,
+    encode_request,
+    frame_head,
+)
+
+GROUP = GroupId(b"g" * 16, 7)
+groups = st.builds(GroupId, st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=10), st.integers(1, 40))
+def test_frames_survive_any_fragmentation(frames: list[tuple[int, bytes]], piece: int) -> None:
+    """Whatever pieces the stream arrives in, the frames are the same."""
+    stream = b"".join(frame_head(kind, len(payload)) + payload for kind, payload in frames)
+    reader = FrameReader(64)
+    seen: list[RawFrame] = []
+    for start in range(0, len(stream), piece):
+        seen += reader.feed(stream[start : start + piece])
+    assert seen == frames
+
+
+def test_a_frame_over_the_bound_is_refused_by_its_head() -> None:
+    """Nothing of it is awaited."""
+    reader = FrameReader(10)
+    assert reader.feed(frame_head(1, 10) + bytes(10)) == [RawFrame(1, bytes(10))]
+    with pytest.raises(PeerWireError):
+        reader.feed(frame_head(1, 11))
+
+
+@given(st.lists(st.tuples(groups, st.binary(max_size=100)), max_size=20))
+def test_group_messages_round_trip(messages: list[tuple[GroupId, bytes]]) -> None:
+    """All messages of a turn in one frame, in order."""
+    payloads = encode_group_messages(messages)
+    assert len(payloads) == min(1, len(messages))
+    assert [item for payload in payloads for item in decode_group_messages(payload)] == messages
+
+
+def test_group_messages_are_cut_at_the_bound() -> None:
+    """A turn with more than a frame holds becomes several, none too long."""
+    messages = [(GROUP, bytes(300_000)) for _ in range(10)]
+    payloads = encode_group_messages(messages)
+    assert len(payloads) > 1
+    assert max(map(len, payloads)) <= MAX_CONTROL_PAYLOAD_BYTES
+    assert [item for payload in payloads for item in decode_group_messages(payload)] == messages
+
+
+def test_append_and_request_round_trip() -> None:
+    """The position of the frames, correlation and type come back."""
+    payload = b"".join(encode_append(GROUP, b"message", [b"frame1", b"frame2"]))
+    group, message, position = decode_append(payload)
+    assert (group, message, payload[position:]) == (GROUP, b"message", b"frame1frame2")
+    assert decode_request(b"".join(encode_request(2**63, 200, b"question"))) == (2**63, 200, b"question")
+
+
+def test_hello_round_trip() -> None:
+    """Ids are hexadecimal outside and bytes inside."""
+    hello = Hello(LinkKind.BULK, b"c" * 16, "ab" * 16, "cd" * 16, b"12345678")
+    assert Hello.from_bytes(hello.to_bytes()) == hello
+
+
+@given(st.binary(max_size=120))
+def test_hostile_payloads_raise_one_error(data: bytes) -> None:
+    """Every decoder accepts or raises PeerWireError."""
+    good = Hello(LinkKind.BULK, b"c" * 16, "ab" * 16, "cd" * 16, b"12345678").to_bytes()
+    for decode, payload in (
+        (Hello.from_bytes, data),
+        (Hello.from_bytes, data[: len(good)] + good[len(data) :]),
+        (decode_group_messages, data),
+        (decode_append, data),
+        (decode_request, data),
+    ):
+        try:
+            decode(payload)
+        except PeerWireError:
+            continue
