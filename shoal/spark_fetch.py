@@ -6,11 +6,12 @@ needs is installed. Answers are not trusted to be small, complete or in order. N
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -36,12 +37,20 @@ _MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504})
 
 
 class FetchPolicy(NamedTuple):
-    """Bounds of reading. With these pauses 30 attempts span 45 s: any election, most restarts."""
+    """Bounds of reading. With these pauses 30 attempts span 50 s: any election, most restarts."""
 
     fetch_bytes: int = 8 * 2**20  # one answer, and so one batch for Spark: 1 to 10 MB are best
     attempts: int = 30  # without progress
+    plan_attempts: int = 10  # 10 s: somebody waits for the query to begin
     first_pause_seconds: float = 0.05
     pause_seconds_max: float = 2.0
+
+    def pause_seconds(self, attempt: int) -> float:
+        """How long to wait before an attempt; the first has number 0 and no pause."""
+        return min(self.pause_seconds_max, self.first_pause_seconds * 2.0 ** (attempt - 1))
+
+
+DEFAULT_POLICY: Final = FetchPolicy()
 
 
 class _Answer(NamedTuple):
@@ -118,34 +127,60 @@ def _said(base: str, answer: _Answer) -> str:
 
 
 def _ask(connection: _Connection, agents: Sequence[str], path: str) -> tuple[dict[str, Any], str | None]:
-    """A JSON document from the first agent that has it, or why one refused. SourceError: none reached."""
-    refusal, failures = None, []
+    """A JSON document from the first agent that has it, or why one refused.
+
+    Raises SourceError when no agent is reached or one fails, _MovedError when another attempt may succeed.
+    """
+    refusal, moving, unreached = None, [], []
     for base in agents:
         try:
             answer = connection.get(base, path, "application/json", DOCUMENT_BYTES_MAX)
         except _MovedError as error:
-            failures.append(str(error))
+            unreached.append(str(error))
             continue
         if answer.status == 200:
             return _problem(answer.body), None
         if answer.status == 404:
             refusal = _said(base, answer)  # an agent that has just joined may not know it yet
+        elif answer.status in _MOVING_STATUSES:
+            moving.append(_said(base, answer))
         else:
-            failures.append(_said(base, answer))
-    if refusal is None:
-        raise SourceError(f"no agent answers (option agent, or SHOAL_AGENT): {'; '.join(failures)}")
-    return {}, refusal
+            raise SourceError(_said(base, answer))
+    if refusal is not None:
+        return {}, refusal
+    if moving:
+        raise _MovedError("; ".join(moving))
+    raise SourceError(f"no agent answers (option agent, or SHOAL_AGENT): {'; '.join(unreached)}")
 
 
-def fetch_states(topic: str, agents: Sequence[str]) -> dict[int, PartitionState]:
-    """Partitions of a topic with their offsets and addresses. Raises SourceError: no such topic, no agent."""
+def fetch_states(
+    topic: str,
+    agents: Sequence[str],
+    policy: FetchPolicy = DEFAULT_POLICY,
+    pause: Callable[[float], None] = time.sleep,
+) -> dict[int, PartitionState]:
+    """Partitions of a topic with their offsets and addresses; waits while a partition has no leader.
+
+    Raises SourceError: no such topic, no agent reached, no answer within policy.plan_attempts.
+    """
     connection = _Connection()
     try:
-        routes = _fetch_routes(connection, topic, agents)
-        path = f"/v1/topics/{quote(topic, safe='')}/offsets"
-        document, refusal = _ask(connection, agents, path)
+        for attempt in range(policy.plan_attempts):
+            if attempt:
+                pause(policy.pause_seconds(attempt))
+            try:
+                return _fetch_states(connection, topic, agents)
+            except _MovedError as error:
+                failure = str(error)
     finally:
         connection.close()
+    raise SourceError(f"topic {topic!r} cannot be read at present: {failure}")
+
+
+def _fetch_states(connection: _Connection, topic: str, agents: Sequence[str]) -> dict[int, PartitionState]:
+    routes = _fetch_routes(connection, topic, agents)
+    path = f"/v1/topics/{quote(topic, safe='')}/offsets"
+    document, refusal = _ask(connection, agents, path)
     if refusal is not None:
         raise SourceError(f"unknown topic {topic!r}: {refusal}")
     try:
@@ -184,7 +219,7 @@ class Scan:
     agents: tuple[str, ...]
     include_headers: bool
     fail_on_data_loss: bool
-    policy: FetchPolicy = field(default_factory=FetchPolicy)
+    policy: FetchPolicy = DEFAULT_POLICY
 
 
 class RangeReader:
@@ -222,7 +257,7 @@ class RangeReader:
         failure = ""
         for attempt in range(policy.attempts):
             if attempt:
-                self._pause(min(policy.pause_seconds_max, policy.first_pause_seconds * 2 ** (attempt - 1)))
+                self._pause(policy.pause_seconds(attempt))
             try:
                 return self._attempt(offset, attempt)
             except _MovedError as error:
@@ -260,7 +295,8 @@ class RangeReader:
         if answer.status in _MOVING_STATUSES:
             leader_url = problem.get("leader_url")
             if answer.status == 421 and isinstance(leader_url, str):
-                self._leader = normal_url(leader_url)
+                with contextlib.suppress(SourceError):  # an address that is none: routes are asked next
+                    self._leader = normal_url(leader_url)
             return _MovedError(said)
         if answer.status != 410:
             return SourceError(said)

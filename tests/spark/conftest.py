@@ -79,6 +79,7 @@ class Cluster:
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, Log]] = {}
         self.schema = DEFAULT_SCHEMA
+        self.document_faults: list[ShoalError] = []  # one is raised by each request for routes or offsets
         self.faults: list[Fault] = []  # one is taken by each record request, and may answer it
         self.reads: list[tuple[int, int, bool]] = []  # agent, offset, forwarding allowed
         self.agents: list[ThreadingHTTPServer] = []
@@ -128,6 +129,8 @@ class Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         steps = parts.path.strip("/").split("/")
         try:
+            if steps[-1] != "records" and self.cluster.document_faults:
+                raise self.cluster.document_faults.pop(0)
             if steps == ["v1", "routes"]:
                 self.document(self.routes(query["topic"]))
             elif steps[-1] == "offsets":

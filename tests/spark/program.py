@@ -13,6 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from shoal.spark import register
+
 
 def session() -> SparkSession:
     """Two cores of this machine."""
@@ -78,6 +80,12 @@ def main() -> None:
         "unknown_topic": failure(subscribe="fligths"),
         "no_agent": failure(agent="127.0.0.1:9"),
     }
+    try:
+        spark.read.format("shoal").schema("value string").option("subscribe", "flights").load().count()
+    except PySparkException as error:
+        results["own_schema"] = str(error)
+    register(spark)
+    results["registered"] = load().count()
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
     print(json.dumps(results))
     spark.stop()

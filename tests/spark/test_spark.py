@@ -52,4 +52,6 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     assert results["timestamps"] == 1_700_000_000_000_003
     assert "unknown option 'startingoffset'" in results["unknown_option"]
     assert "unknown topic 'fligths'" in results["unknown_topic"]
+    assert "leave out .schema(...)" in results["own_schema"]
+    assert results["registered"] == 40
     assert "no agent answers" in results["no_agent"]

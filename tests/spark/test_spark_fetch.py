@@ -75,6 +75,34 @@ def test_unknown_topics_and_absent_agents_get_one_line(cluster: Cluster) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_planning_waits_for_a_leader(cluster: Cluster) -> None:
+    """A fail-over while a query is planned delays it; one that does not end fails it, an error at once."""
+    agents, pauses = (cluster.url(0),), list[float]()
+    cluster.document_faults = [ShoalError("no-leader", "electing"), ShoalError("not-ready", "starting")]
+    assert len(fetch_states("flights", agents, pause=pauses.append)) == 3
+    assert pauses == [0.05, 0.1]
+    cluster.document_faults = [ShoalError("no-leader", "electing")] * 50
+    with pytest.raises(
+        SourceError, match=r"^topic 'flights' cannot be read at present: .*503 no-leader: electing"
+    ):
+        fetch_states("flights", agents, pause=pauses.append)
+    assert len(cluster.document_faults) == 40
+    cluster.document_faults = [ShoalError("internal", "a bug")]
+    with pytest.raises(SourceError, match="500 internal: a bug"):
+        fetch_states("flights", agents, pause=pauses.append)
+
+
+def test_a_nonsensical_hint_is_ignored(cluster: Cluster) -> None:
+    """421 with an address that is none: the routes say better."""
+
+    def misdirect(handler: Handler) -> bool:
+        handler.problem(ShoalError("not-leader", "elsewhere", leader_url="nowhere at all:"))
+        return True
+
+    cluster.faults = [misdirect]
+    assert values(read(scan(cluster, 1, 0, 30))) == expected(1, 0, 30)
+
+
 def test_batches_are_what_spark_demands(cluster: Cluster) -> None:
     """Names, order, types and nullability of the wire schema; consecutive offsets; headers on demand."""
     (batch,) = read(scan(cluster, 0, 0, 10))
