@@ -22,6 +22,7 @@ from aiohttp import web
 from shoal import __version__
 from shoal.agent.broker import Broker, Joined
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_voters import CatalogVoters
 from shoal.agent.claims import claim_of
 from shoal.agent.clock import SystemClock
 from shoal.agent.cluster_file import (
@@ -44,6 +45,7 @@ from shoal.agent.guard import Guard
 from shoal.agent.host import Host
 from shoal.agent.http.app import make_runner
 from shoal.agent.identity import (
+    CATALOG_GROUP,
     AgentIdentity,
     GroupId,
     HardStateFile,
@@ -120,6 +122,7 @@ class Agent:
         self._disk: Disk
         self._identity: AgentIdentity
         self._identities: IdentityStore
+        self._registry: ReplicaRegistry
         self._links: Links
         self._dissolved: str | None = None
         self._last_said = ""
@@ -198,6 +201,7 @@ class Agent:
                 tasks.create_task(joined.catalog.run(), name="catalog"),
                 tasks.create_task(joined.routes.run(), name="routes"),
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
+                tasks.create_task(self._make_voters(joined.host).run(), name="catalog voters"),
             ]
             if on_ready is not None:
                 running.append(tasks.create_task(self._announce(on_ready), name="ready"))
@@ -437,6 +441,9 @@ class Agent:
         )
         return joined, guard
 
+    def _make_voters(self, host: Host) -> CatalogVoters:
+        return CatalogVoters(roster=self.roster, host=host, now_ms=self._clock.now_ms)
+
     def _leads_catalog(self) -> bool:
         leader = self.broker.catalog_leader()
         return leader is not None and leader.local
@@ -445,6 +452,7 @@ class Agent:
         self._links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
         self._links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
         self._links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
+        self._links.handle_request(PeerMessage.CATALOG_HOLD, catalog.on_hold)
         self._links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
         self._links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         self._links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
@@ -464,7 +472,7 @@ class Agent:
         self, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
     ) -> Host:
         try:
-            registry = await ReplicaRegistry.open(self._disk, self.config.data)
+            registry = self._registry = await ReplicaRegistry.open(self._disk, self.config.data)
             parts.push_async_callback(registry.close)
             hard_states = await HardStateFile.open(self._disk, self.config.data)
             parts.push_async_callback(hard_states.close)
@@ -513,6 +521,8 @@ class Agent:
         return claim_of(self.agent_id, self.host.status(group))
 
     def _make_catalog(self, host: Host, record: ClusterRecord) -> CatalogService:
+        held = self._registry.get(CATALOG_GROUP)
+
         def leader() -> str | None:
             known = self.broker.catalog_leader()
             return None if known is None else known.agent_id
@@ -520,6 +530,7 @@ class Agent:
         return CatalogService(
             agent_id=self.agent_id,
             record=record,
+            replica_id=None if held is None else held.replica_id,
             groups=host,
             peers=self.roster,
             watch=self._watch,

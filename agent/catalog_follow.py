@@ -31,6 +31,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import (
     PeerMessage,
+    decode_replica_id,
     decode_topic_id,
     decode_version,
     encode_version,
@@ -40,7 +41,7 @@ from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Frame, Message, ProducerStamp, message_from_batch, to_record_batch
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, columns_to_batch
-from shoal.replication.interfaces import Configuration
+from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.segment_store.config import LogConfig
 
 AWAIT_MS = 1_000  # how long a creation waits for the other members to hear of it
@@ -61,6 +62,13 @@ class Offsets(Protocol):
     def high_watermark(self) -> int: ...
 
 
+class Status(Protocol):
+    """The part of a replica's status that counts here."""
+
+    @property
+    def configuration(self) -> Configuration | None: ...
+
+
 class Groups(Protocol):
     """What the catalog needs of the host."""
 
@@ -73,8 +81,10 @@ class Groups(Protocol):
         schema: pa.Schema,
         log_config: LogConfig,
         apply: Callable[[Frame], None] | None = None,
+        replica_id: ReplicaId | None = None,
     ) -> None: ...
     async def delete_group(self, group: GroupId) -> None: ...
+    def status(self, group: GroupId) -> Status: ...
     async def append(
         self,
         group: GroupId,
@@ -106,6 +116,7 @@ class CatalogService:
         *,
         agent_id: str,
         record: ClusterRecord,
+        replica_id: ReplicaId | None,
         groups: Groups,
         peers: Peers,
         watch: Watch,
@@ -114,10 +125,12 @@ class CatalogService:
         catalog_leader: Callable[[], str | None],
         now_us: Callable[[], int],
     ) -> None:
+        """`replica_id`: of this agent's replica of the catalog, if it ever had one."""
         self.catalog = Catalog.from_bytes(record.catalog)
         self.halted: str | None = None
         self._agent_id = agent_id
         self._record = record
+        self._replica_id = replica_id
         self._groups = groups
         self._peers = peers
         self._watch = watch
@@ -131,34 +144,65 @@ class CatalogService:
         self._changed = asyncio.Event()
         self._saved_version = self.catalog.version
         self.sealed = asyncio.Event()
+        self._holding = asyncio.Lock()
 
     @property
     def birth(self) -> tuple[str, ...]:
         """Agent ids of the catalog's birth voters."""
         return self._record.catalog_birth
 
-    @property
-    def is_voter(self) -> bool:
-        return self._agent_id in self._record.catalog_birth
-
     async def start(self) -> None:
         """Open the catalog's own group, if this agent holds it."""
-        if self.is_voter:
-            await self._groups.open_group(
-                CATALOG_GROUP,
-                birth=Configuration.birth(self._record.catalog_birth),
-                schema=DEFAULT_SCHEMA,
-                log_config=LogConfig(),
-                apply=self.apply,
-            )
+        if self._agent_id in self._record.catalog_birth or self._replica_id is not None:
+            await self._open_catalog(self._replica_id)
         self._work.set()
 
+    async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
+        await self._groups.open_group(
+            CATALOG_GROUP,
+            birth=Configuration.birth(self._record.catalog_birth),
+            schema=DEFAULT_SCHEMA,
+            log_config=LogConfig(),
+            apply=self.apply,
+            replica_id=replica_id,
+        )
+
+    async def on_hold(self, peer: str, payload: bytes) -> bytes:
+        """The catalog's leader says that a committed configuration names this agent: open that replica.
+
+        Raises ShoalError when this agent holds another one that may have voted.
+        """
+        replica_id = decode_replica_id(payload)
+        async with self._holding:
+            if self._groups.has(CATALOG_GROUP) and replica_id == self._replica_id:
+                return b""
+            if self._groups.has(CATALOG_GROUP):
+                self._check_replaceable()
+                await self._groups.delete_group(CATALOG_GROUP)
+            logger.info("holding a replica of the catalog, as %s asks", peer[:8])
+            await self._open_catalog(replica_id)
+            self._replica_id = replica_id
+        return b""
+
+    def _check_replaceable(self) -> None:
+        """A configuration names one replica per agent, so the one held here is out of it. What never voted
+        may go.
+        """
+        configuration = self._groups.status(CATALOG_GROUP).configuration
+        held = None
+        if configuration is not None and self._replica_id is not None:
+            held = configuration.find(self._replica_id)
+        if self._replica_id is None or (held is not None and not held.learner):
+            raise ShoalError("bad-request", "this agent holds a replica of the catalog that votes")
+
     async def run(self) -> None:
-        """Follow and carry out, until cancelled."""
+        """Follow and carry out, until cancelled.
+
+        A voter follows by pulling, too: it is quicker where its own log lags, and a state is a state.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._carry_out_for_ever())
-            if not self.is_voter:
-                tasks.create_task(self._follow_for_ever())
+            tasks.create_task(self._follow_for_ever())
 
     # ---- applying -----------------------------------------------------------------------------------------
 
@@ -187,7 +231,7 @@ class CatalogService:
         self._changed.set()
         self._changed = asyncio.Event()
         self._watch.changed()
-        if self.is_voter:
+        if self._groups.has(CATALOG_GROUP):
             hint = encode_version(self.catalog.version)
             for peer in self._peers.live_peers():
                 self._peers.send_control(peer, PeerMessage.CATALOG_HINT, hint)
@@ -268,7 +312,7 @@ class CatalogService:
             await self.propose(ConfirmDeletion(topic_id, peer), CONFIRM_TIMEOUT_MS)
         return b""
 
-    # ---- following (where this agent is no voter) ------------------------------------------------
+    # ---- following ------------------------------------------------
 
     def look(self) -> None:
         """The member list has changed: compare versions now."""

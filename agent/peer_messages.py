@@ -10,8 +10,10 @@ import struct
 from enum import IntEnum
 
 from shoal.agent.peer_wire import PeerWireError
+from shoal.replication.interfaces import MAX_INTEGER, ReplicaId
 
 _VERSION = struct.Struct("<Q")
+_REPLICA_ID = struct.Struct("<QQ")
 TOPIC_ID_BYTES = 16
 
 
@@ -28,6 +30,7 @@ class PeerMessage(IntEnum):
     CATALOG_CONFIRM = 67  # request to the catalog's leader: topic id, sender has deleted its replicas
     ROUTES_PULL = 68  # request: (run, number) -> the delta of the receiver's claims
     ROUTES_HINT = 69  # hint: the newest delta of the sender's claims
+    CATALOG_HOLD = 70  # request: hold this replica of the catalog, which a committed configuration names
 
 
 def encode_version(version: int) -> bytes:
@@ -48,3 +51,18 @@ def decode_topic_id(payload: bytes) -> bytes:
     if len(payload) != TOPIC_ID_BYTES:
         raise PeerMessageError(f"a topic id of {len(payload)} bytes")
     return payload
+
+
+def encode_replica_id(replica_id: ReplicaId) -> bytes:
+    """(term, index)."""
+    return _REPLICA_ID.pack(*replica_id)
+
+
+def decode_replica_id(payload: bytes) -> ReplicaId:
+    """Raises PeerMessageError."""
+    if len(payload) != _REPLICA_ID.size:
+        raise PeerMessageError(f"a replica id of {len(payload)} bytes")
+    term, index = _REPLICA_ID.unpack(payload)
+    if max(term, index) > MAX_INTEGER:
+        raise PeerMessageError("a replica id out of range")
+    return ReplicaId(term, index)

@@ -16,6 +16,7 @@ import pytest
 
 from shoal.agent.agent import Agent, Outcome, StopRequest, run_agent
 from shoal.agent.data_directory import StartError, default_name
+from shoal.agent.identity import CATALOG_GROUP
 from shoal.agent.ports import PortError
 from tests.agent.agents import Agents, Running, agents_in, config, eventually
 
@@ -149,6 +150,35 @@ async def test_a_later_member_follows_the_catalog_and_holds_replicas(agents: Age
     assert late.agent.agent_id in {replica["id"] for replica in document["partitions"][0]["replicas"]}
     assert late.agent.agent_id in await leaders(cluster[0], "new")
     assert (await late.call("POST", "/v1/topics/new/records", b"x"))[0] == 200
+
+
+async def test_the_catalog_outlives_the_agent_that_began_it(agents: Agents) -> None:
+    """Begun by one, joined by two: the catalog gets three voters, and survives its founder and a restart."""
+    founder = await agents.alone("a0")
+    address = await founder.gossip_address()
+    later = [agents.start(name, expect=None, join=[address]) for name in ("a1", "a2")]
+    for running in later:
+        await running.until_ready()
+    await eventually(lambda: _catalog_voters(founder, 3), 20)
+    assert (await later[0].call("PUT", "/v1/topics/before", {"replication_factor": 3}))[0] == 201
+    await founder.crash()
+    status, document = await later[0].call(
+        "PUT", "/v1/topics/after", {"replication_factor": 2}, timeout="10s"
+    )
+    assert status == 201, document
+
+    await later[0].leave()
+    again = await agents.start("a1", expect=None, join=[await later[1].gossip_address()]).until_ready()
+    assert await _catalog_voters(again, 3)
+    topics = (await again.call("GET", "/v1/topics"))[1]["topics"]
+    assert [topic["name"] for topic in topics] == ["after", "before"]
+
+
+async def _catalog_voters(running: Running, voters: int) -> bool:
+    host = running.agent.host
+    assert host is not None
+    configuration = host.status(CATALOG_GROUP).configuration
+    return configuration is not None and len(configuration.voters) == voters
 
 
 async def test_deletion_frees_the_disk_of_every_holder(agents: Agents, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ class Fixture:
         self.service = CatalogService(
             agent_id=SELF,
             record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes()),
+            replica_id=None,
             groups=self.groups,
             peers=self.peers,
             watch=Watch("run"),
