@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shoal.membership.config import GossipConfig
+from shoal.membership.member import SerfMember
 from shoal.membership.ready import (
     Datagram,
     EventKind,
     Exchange,
     Exchanged,
     Input,
+    MemberChange,
     OutgoingPacket,
     StreamProbe,
     StreamProbed,
 )
-from shoal.membership.serf import SerfCore, SerfMember
+from shoal.membership.serf import SerfCore
 from shoal.membership.streams import (
     StreamFault,
     exchange_state,
@@ -72,10 +74,27 @@ class Member:
 
 
 class MemberEvent(NamedTuple):
-    """kind is joined, suspected, failed, left, updated, reaped or conflict."""
+    """What happened, and the member as it was then.
+
+    kind is joined, suspected, failed, left or updated (tags, leaving, or a suspicion taken back); reaped
+    when the list forgets a member gone for long; conflict, at most once a minute, when another address
+    claims a living name.
+    """
 
     kind: str
     member: Member
+
+
+class Traffic(NamedTuple):
+    """UDP since the start. `faults` are packets or parts that were no messages, and sends the kernel
+    refused."""
+
+    sent_packets: int
+    sent_bytes: int
+    received_packets: int
+    received_bytes: int
+    faults: int
+    refused_streams: int
 
 
 class JoinError(OSError):
@@ -110,8 +129,12 @@ class Membership:
         self._unix_offset_ms = 0
         self._left = asyncio.Event()
         self._last_conflict_log_s = float("-inf")
-        self.packet_faults = 0
-        self.refused_streams = 0
+        self._sent_packets = 0
+        self._sent_bytes = 0
+        self._received_packets = 0
+        self._received_bytes = 0
+        self._packet_faults = 0
+        self._refused_streams = 0
         self.port = config.bind_port
 
     # Life
@@ -225,6 +248,16 @@ class Membership:
     def statistics(self) -> SwimStatistics:
         return self._running().statistics()
 
+    def traffic(self) -> Traffic:
+        return Traffic(
+            self._sent_packets,
+            self._sent_bytes,
+            self._received_packets,
+            self._received_bytes,
+            self._packet_faults,
+            self._refused_streams,
+        )
+
     def _member(self, member: SerfMember) -> Member:
         return Member(
             name=member.name,
@@ -282,7 +315,7 @@ class Membership:
             for exchange in ready.exchanges:
                 self._spawn(self._exchange(exchange))
             for event in ready.events:
-                self._tell(event.kind, event.name)
+                self._tell(event)
             if self._on_user_event is not None:
                 for user_event in ready.user_events:
                     self._on_user_event(user_event)
@@ -290,17 +323,15 @@ class Membership:
             self._left.set()
         self._arm(core.deadline())
 
-    def _tell(self, kind: EventKind, name: str) -> None:
-        member = self._running().member(name)
-        if member is None:
-            return  # reaped: nothing is known of it any more
-        if kind is EventKind.CONFLICT:
+    def _tell(self, change: MemberChange) -> None:
+        if change.kind is EventKind.CONFLICT:
             now_s = time.monotonic()
             if now_s - self._last_conflict_log_s < CONFLICT_LOG_INTERVAL_S:
                 return
             self._last_conflict_log_s = now_s
-            logger.warning("another address claims the name %s, known at %s", name, member.endpoint)
-        self._on_event(MemberEvent(kind.value, self._member(member)))
+            known = change.member
+            logger.warning("another address claims the name %s, known at %s", known.name, known.endpoint)
+        self._on_event(MemberEvent(change.kind.value, self._member(change.member)))
 
     def _arm(self, deadline_ms: int) -> None:
         if self._timer is not None:
@@ -334,14 +365,16 @@ class Membership:
             except BlockingIOError:
                 return
             except OSError:
-                self.packet_faults += 1  # an ICMP answer to something we sent; probes find out by themselves
+                self._packet_faults += 1  # an ICMP answer to something we sent; probes find out by themselves
                 continue
+            self._received_packets += 1
+            self._received_bytes += len(data)
             try:
                 packet = decode_packet(data)
             except WireError:
-                self.packet_faults += 1
+                self._packet_faults += 1
                 continue
-            self.packet_faults += len(packet.faults)
+            self._packet_faults += len(packet.faults)
             sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
             core.step(Datagram(sender, packet.messages), self._now_ms())
 
@@ -352,7 +385,10 @@ class Membership:
         try:
             self._udp.sendto(data, (host_text(packet.receiver.address), packet.receiver.port))
         except OSError:
-            self.packet_faults += 1  # buffer full or no route: for the protocol the same as a lost packet
+            self._packet_faults += 1  # buffer full or no route: for the protocol the same as a lost packet
+            return
+        self._sent_packets += 1
+        self._sent_bytes += len(data)
 
     # Streams
 
@@ -361,7 +397,7 @@ class Membership:
 
     def _spawn(self, work: Coroutine[Any, Any, None], on_refused: Input | None = None) -> None:
         if len(self._streams) >= MAX_STREAMS or self._server is None:
-            self.refused_streams += 1
+            self._refused_streams += 1
             work.close()
             if on_refused is not None:
                 self._running().step(on_refused, self._now_ms())
@@ -391,7 +427,7 @@ class Membership:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._streams) >= MAX_STREAMS:
-            self.refused_streams += 1
+            self._refused_streams += 1
             writer.transport.abort()
             return
         self._spawn(self._serve(reader, writer))

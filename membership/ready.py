@@ -7,6 +7,7 @@ script).
 from dataclasses import dataclass
 from enum import Enum
 
+from shoal.membership.member import SerfMember
 from shoal.membership.wire.messages import Endpoint, Message, PushPull, State
 from shoal.membership.wire.serf import UserEvent
 
@@ -113,11 +114,11 @@ class EventKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedEvent:
-    """An event by member name; the shell adds the member as it stands."""
+class MemberChange:
+    """What happened to a member, with a copy of it as it was then."""
 
     kind: EventKind
-    name: str
+    member: SerfMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +129,5 @@ class Ready:
     packets: tuple[OutgoingPacket, ...]
     stream_probes: tuple[StreamProbe, ...]
     exchanges: tuple[Exchange, ...]
-    events: tuple[NamedEvent, ...]
+    events: tuple[MemberChange, ...]
     user_events: tuple[UserEvent, ...]

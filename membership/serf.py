@@ -21,12 +21,13 @@ answer.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from shoal.membership.broadcasts import Broadcast
 from shoal.membership.config import GossipConfig
 from shoal.membership.events import EventLog, LamportClock
+from shoal.membership.member import SerfMember, Status
 from shoal.membership.queries import QueryDesk
 from shoal.membership.ready import (
     Change,
@@ -35,7 +36,7 @@ from shoal.membership.ready import (
     Exchange,
     Exchanged,
     Input,
-    NamedEvent,
+    MemberChange,
     OutgoingPacket,
     Ready,
     StreamProbe,
@@ -65,37 +66,6 @@ MAX_RECENT_INTENTS = 1024
 
 MAX_EVENT_BYTES = 512
 """Name and payload of a user event we send: Serf's default limit."""
-
-
-class Status(IntEnum):
-    """Serf's numbers."""
-
-    ALIVE = 1
-    LEAVING = 2
-    LEFT = 3
-    FAILED = 4
-
-
-@dataclass(slots=True)
-class SerfMember:
-    """One member as the list shows it. `suspected` is SWIM's, and shown only while alive."""
-
-    name: str
-    endpoint: Endpoint
-    tags: Mapping[str, str]
-    vsn: bytes
-    incarnation: int
-    status: Status
-    since_ms: int
-    suspected: bool = False
-    status_ltime: int = 0
-
-    @property
-    def shown_status(self) -> str:
-        """alive, suspect, failed, leaving or left."""
-        if self.suspected and self.status == Status.ALIVE:
-            return "suspect"
-        return self.status.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +99,7 @@ class SerfCore:
         self._packets: list[OutgoingPacket] = []
         self._stream_probes: list[StreamProbe] = []
         self._exchanges: list[Exchange] = []
-        self._events: list[NamedEvent] = []
+        self._events: list[MemberChange] = []
         self._user_events: list[UserEvent] = []
         self._next_reap_ms = now_ms + config.reap_interval_ms
         self._next_reconnect_ms = now_ms + rng.randrange(1, config.reconnect_interval_ms + 1)
@@ -235,7 +205,8 @@ class SerfCore:
             case ChangeKind.LEAVE:
                 self._on_node_leave(change, now_ms)
             case ChangeKind.CONFLICT:
-                self._events.append(NamedEvent(EventKind.CONFLICT, change.name))
+                if (member := self._members.get(change.name)) is not None:
+                    self._events.append(MemberChange(EventKind.CONFLICT, replace(member)))
             case ChangeKind.UPDATE | ChangeKind.SUSPECT | ChangeKind.REFUTED:
                 member = self._members[change.name]
                 self._refresh(member, change)
@@ -291,7 +262,7 @@ class SerfCore:
 
     def _tell(self, kind: EventKind, member: SerfMember) -> None:
         self.version += 1
-        self._events.append(NamedEvent(kind, member.name))
+        self._events.append(MemberChange(kind, replace(member)))
 
     # Intents
 

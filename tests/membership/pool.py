@@ -274,7 +274,7 @@ class Pool:
         for exchange in ready.exchanges:
             self._exchange(process, exchange)
         for event in ready.events:
-            self.heard.append(Heard(self.now_ms, process.name, event.kind, event.name))
+            self.heard.append(Heard(self.now_ms, process.name, event.kind, event.member.name))
 
     # Questions
 

@@ -242,7 +242,7 @@ async def test_streams_are_bounded() -> None:
         finally:
             for open_writer in (*writers, writer):
                 open_writer.close()
-        assert started.members[0].refused_streams == 1
+        assert started.members[0].traffic().refused_streams == 1
         await eventually(lambda: not started.members[0]._streams)
 
 
@@ -256,7 +256,7 @@ async def test_garbage_packets_are_counted_and_survived() -> None:
             for _ in range(300):
                 udp.sendto(rng.randbytes(rng.randrange(1, 200)), address)
             udp.sendto(encode_packet((encode_message(User(b"\x03\xff")),)), address)
-        await eventually(lambda: started.members[0].packet_faults > 200)
+        await eventually(lambda: started.members[0].traffic().faults > 200)
         probes = started.members[0].statistics().probes
         await eventually(lambda: started.members[0].statistics().probes > probes + 2)
         assert statuses(started.members[0]) == {"a": "alive", "b": "alive"}

@@ -83,7 +83,7 @@ class Script:
         self.core.check_invariants()
         while (ready := self.core.ready()) is not None:
             self.core.advance(ready)
-            self.events += [(event.kind.value, event.name) for event in ready.events]
+            self.events += [(event.kind.value, event.member.name) for event in ready.events]
             self.user_events += ready.user_events
             for packet in ready.packets:
                 messages = [decode_message(part) for part in packet.parts]
