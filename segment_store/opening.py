@@ -13,6 +13,7 @@ from shoal.batch import (
     MAX_FRAME_BYTES,
     BatchError,
     Kind,
+    LogIdentity,
     LogIndex,
     Term,
     decode_stream,
@@ -109,6 +110,8 @@ class _Scan:
             if max(known_index, self.beyond.synced_index) < self.chain.next_index:
                 return
             found = await self._find_later() or successor
+            if found is not None and found is successor and await self._ends_cleanly():
+                return  # not damage here: a whole segment is missing behind this one
             if found is None:
                 last = max(known_index, self.beyond.synced_index)
                 first = self.chain.next_index
@@ -116,6 +119,9 @@ class _Scan:
             self._cross(found, reason)
             if found is successor:
                 return
+
+    async def _ends_cleanly(self) -> bool:
+        return await ends_cleanly(self._segment, self._file, self.chain, self.end_position)
 
     async def _follow(self) -> str:
         """Take good frames; why that ended."""
@@ -235,12 +241,13 @@ class _Opening:
         await self._load_index(segment, scan)
         known = max(segment.indexed_index, successor.first_index - 1 if successor else 0)
         if successor is None or known > segment.indexed_index:
-            await scan.run(known, await self._successor_entry(successor, size) if successor else None)
+            found = await self._successor_entry(successor, size) if successor else None
+            await self._scan(segment, scan, known, found, header_problem)
         self.damage += scan.damage
         for entry in scan.entries:
             segment.index.append(entry)
         if not len(segment.index):
-            await self._drop_empty(segment, scan, header_problem)
+            await self._drop_empty(segment, file, scan, header_problem)
             return None
         last = segment.index.entry(segment.last_index)
         segment.planned_end = segment.written_end = last.end_position
@@ -248,9 +255,8 @@ class _Opening:
             await self._mend_header(segment, file, header_problem)
         if successor is None:
             await self._settle_active(segment, file, scan)
-        elif segment.indexed_index < segment.last_index:
-            self.notes.append(f"{name.index_file} completed from entry {segment.indexed_index + 1}")
-            await segment.write_index(segment.last_index)
+        else:
+            await self._complete_index(segment)
         self.chain = scan.chain
         return segment
 
@@ -303,13 +309,26 @@ class _Opening:
             scan.chain = scan.chain.after(last)
             scan.end_position = last.end_position
 
-    async def _drop_empty(self, segment: Segment, scan: _Scan, header_problem: str | None) -> None:
+    async def _scan(
+        self, segment: Segment, scan: _Scan, known: int, found: Found | None, header_problem: str | None
+    ) -> None:
+        try:
+            await scan.run(known, found)
+        except Damaged as damage:
+            if header_problem and not scan.entries and not len(segment.index):
+                detail = f"nothing in the file verifies as this log's: {header_problem}"
+                raise ForeignIdentity(f"{segment.path}: {detail}") from damage
+            raise
+
+    async def _drop_empty(
+        self, segment: Segment, file: File, scan: _Scan, header_problem: str | None
+    ) -> None:
         """A segment whose creation was interrupted before its first frame: nothing in it was ever
         acknowledged."""
         beyond = scan.beyond.dirty_end > len(segment.header) + TRAILER_BYTES
         if header_problem and beyond:
-            detail = f"nothing in the file verifies as this log's: {header_problem}"
-            raise ForeignIdentity(f"{segment.path}: {detail}")
+            owner = await _owner(file, self.files.identity)
+            raise ForeignIdentity(f"{segment.path}: nothing verifies as this log's; it says it is of {owner}")
         self.notes.append(f"{segment.name.segment_file} holds no entry; removed")
         await segment.remove()
         await self.files.disk.sync_directory(self.files.directory)
@@ -323,11 +342,11 @@ class _Opening:
         """Rewrite what may be in the page cache only, clear a torn tail, and sync, before anything is
         answered."""
         last, end = segment.last_index, scan.end_position
-        clean = await _ends_cleanly(segment, file, end)
+        clean = await ends_cleanly(segment, file, scan.chain, end)
         synced = max(segment.indexed_index, min(scan.beyond.synced_index, last))
         dirty_end = max(scan.beyond.dirty_end, end)
         if clean and synced == last and dirty_end <= end + TRAILER_BYTES:
-            await segment.write_index(last)
+            await self._complete_index(segment)
             return
         if synced < last:
             await self._rewrite(file, segment.index.entry(LogIndex(synced + 1)).position, end)
@@ -337,7 +356,12 @@ class _Opening:
         await write_zeros(file, end, dirty_end)
         trailer = segment.trailer(last, segment.index.entry(last).term, end, LogIndex(synced))
         await file.write_and_sync(end, trailer)
-        await segment.write_index(last)
+        await self._complete_index(segment)
+
+    async def _complete_index(self, segment: Segment) -> None:
+        if segment.indexed_index < segment.last_index:
+            self.notes.append(f"{segment.name.index_file} completed from entry {segment.indexed_index + 1}")
+            await segment.write_index(segment.last_index)
 
     async def _rewrite(self, file: File, start: int, end: int) -> None:
         chunk = self.files.config.read_chunk_bytes
@@ -345,21 +369,22 @@ class _Opening:
             await file.write(at, await file.read(at, min(chunk, end - at)))
 
 
-async def _ends_cleanly(segment: Segment, file: File, end: int) -> bool:
+async def ends_cleanly(segment: Segment, file: File, chain: Chain, end: int) -> bool:
+    """Whether the tail record at `end` says that the chain's last entry was the last one."""
     try:
         record = decode_trailer(await file.read(end, TRAILER_BYTES), 0, segment.files.identity)
     except FormatError:
         return False
-    return record.end_position == end and record.last_index == segment.last_index
+    return record.end_position == end and record.last_index == chain.next_index - 1
 
 
 async def _header_problem(segment: Segment, file: File) -> str | None:
     """None when the file opens with this log's header, which may be longer or shorter than the one we would
-    write (another version of Arrow); ForeignIdentity when it names another log."""
+    write (another version of Arrow). Whether one that does not verify is damaged or foreign, the frames
+    decide."""
     data = await file.read(0, max(len(segment.header), MAX_HEADER_BYTES))
     identity = segment.files.identity
     try:
-        _check_owner(segment, parse_frame(data, 0, identity, verify=False).data)
         frame = parse_frame(data, 0, identity)
     except BatchError as error:
         return str(error)
@@ -371,14 +396,12 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
     return None
 
 
-def _check_owner(segment: Segment, header: bytes) -> None:
+async def _owner(file: File, identity: LogIdentity) -> str:
+    """Whose file it says it is, for an error message: nothing of it has been verified."""
     try:
-        schema, _ = decode_stream(header)
+        header = parse_frame(await file.read(0, MAX_HEADER_BYTES), 0, identity, verify=False).data
+        metadata = decode_stream(header)[0].metadata or {}
     except BatchError:
-        return  # damaged: the checksum decides
-    metadata = schema.metadata or {}
-    identity = segment.files.identity
-    named = (metadata.get(b"shoal.topic_id", b""), metadata.get(b"shoal.partition", b""))
-    if named != (identity.topic_id.hex().encode(), str(identity.partition).encode()):
-        topic, partition = (text.decode("ascii", "replace") for text in named)
-        raise ForeignIdentity(f"{segment.path} belongs to topic {topic}, partition {partition}")
+        return "an unknown log"
+    topic, partition = metadata.get(b"shoal.topic_id", b"?"), metadata.get(b"shoal.partition", b"?")
+    return f"topic {topic.decode('ascii', 'replace')}, partition {partition.decode('ascii', 'replace')}"
