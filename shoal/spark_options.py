@@ -7,11 +7,11 @@ line that says what is wrong and what to do, for it appears within a long Java t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
 
 DEFAULT_AGENT: Final = "http://127.0.0.1:7070"
 AGENT_VARIABLE: Final = "SHOAL_AGENT"
@@ -34,6 +34,12 @@ _KNOWN: Final = {
         "failOnDataLoss",
     )
 }
+
+_URL = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<place>(?:[\w.~-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?)/?",
+    re.ASCII | re.IGNORECASE,
+)
+_MAX_PORT: Final = 65_535
 
 OffsetChoice: TypeAlias = "str | Mapping[str, Mapping[int, int]]"
 
@@ -100,15 +106,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 def normal_url(text: str) -> str:
     """http://host:port, from that or from host:port. Raises SourceError."""
-    url = text if "://" in text else f"http://{text}"
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound or parts.path not in ("", "/") or parts.query:
+    match = _URL.fullmatch(text)
+    if match is None or not 0 < int(match["port"] or "80") <= _MAX_PORT:
         raise SourceError(f"agent {text!r} is not a URL like {DEFAULT_AGENT}")
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{match['scheme'] or 'http'}://{match['place']}"
 
 
 def _boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:

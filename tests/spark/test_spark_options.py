@@ -37,9 +37,11 @@ def ranges(**changes: Any) -> list[tuple[int, int, int]]:
 def test_defaults() -> None:
     """All of a topic, from the agent of this machine."""
     assert options() == SourceOptions(("t",), ("http://127.0.0.1:7070",), EARLIEST, LATEST, False, 1, True)
-    assert parse_options({"subscribe": "t"}, {"SHOAL_AGENT": "h:1,https://i:2/"}).agents == (
+    assert parse_options({"subscribe": "t"}, {"SHOAL_AGENT": "h:1,https://i:2/,[::1]:3,http://j"}).agents == (
         "http://h:1",
         "https://i:2",
+        "http://[::1]:3",
+        "http://j",
     )
 
 
@@ -69,6 +71,10 @@ def test_names_in_any_case() -> None:
         ({"path": "x"}, "unknown option 'path'"),
         ({"agent": "ftp://h:1"}, "not a URL"),
         ({"agent": "http://h:port"}, "not a URL"),
+        ({"agent": "http://h:0"}, "not a URL"),
+        ({"agent": "http://h:65536"}, "not a URL"),
+        ({"agent": "http://user@h:1"}, "not a URL"),
+        ({"agent": "http://:7070"}, "not a URL"),
         ({"agent": "http://h:1/console"}, "not a URL"),
         ({"includeHeaders": "yes"}, "includeHeaders must be true or false"),
         ({"minPartitions": "0"}, "minPartitions must be a number"),
