@@ -28,6 +28,9 @@ STREAMED_TYPES = frozenset((NDJSON_TYPE, ARROW_TYPE))
 # Arrow batches of a request are appended together until they reach this: small requests are checked whole
 # before anything is stored, large ones flow.
 ARROW_CHUNK_BYTES = MIB
+# Records of a JSON body that are appended together: with their 8 MiB at most they stay below a batch's 16
+# MiB.
+CHUNK_RECORDS_MAX = 131_072
 _BATCH_ERROR_CODES = {
     "schema": "schema-mismatch",
     "limit": "too-large",
@@ -70,6 +73,18 @@ def decode_whole(call: Call, media: str, body: bytes) -> Chunk:
 def _raw_key(query: Query) -> bytes | None:
     key = query.get("key")
     return None if key is None else key.encode("utf-8")
+
+
+def cut(chunk: Chunk) -> list[Chunk]:
+    """A chunk of columns in parts of at most CHUNK_RECORDS_MAX records."""
+    columns = chunk.columns
+    if columns is None or chunk.records <= CHUNK_RECORDS_MAX:
+        return [chunk]
+    parts = []
+    for start in range(0, chunk.records, CHUNK_RECORDS_MAX):
+        rows = range(start, min(chunk.records, start + CHUNK_RECORDS_MAX))
+        parts.append(Chunk(len(rows), columns.take(rows), []))
+    return parts
 
 
 def empty_body() -> ShoalError:

@@ -16,7 +16,15 @@ from aiohttp import web
 
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
-from shoal.agent.http.decode import STREAMED_TYPES, Chunk, decode_stream, decode_whole, encapsulated
+from shoal.agent.http.decode import (
+    CHUNK_RECORDS_MAX,
+    STREAMED_TYPES,
+    Chunk,
+    cut,
+    decode_stream,
+    decode_whole,
+    encapsulated,
+)
 from shoal.agent.http.deliver import (
     MOVING_CODES,
     PRODUCER_HEADERS,
@@ -45,6 +53,8 @@ ACKS = ("all", "leader", "none")
 PRODUCER_ID_CHARACTERS_MAX = 128
 EPOCH_MAX = 2**31 - 1
 SEQUENCE_MAX = 2**63 - 1
+# A longer body would hold the loop for milliseconds: it is decoded in a thread (safety 26).
+DECODED_AT_ONCE_BYTES = 64 * 1024
 # A stream between others' appends gets many offset ranges; the first this many are listed, the count is
 # always exact.
 REPORTED_RANGES_MAX = 1_024
@@ -102,13 +112,17 @@ class ProduceHandlers:
             body = await read_body(call, self._context.limits.body_bytes)
             gate.hold(len(body))
             held_bytes = len(body)
-            chunk = decode_whole(call, media, body)
-            if topic is not None and (partition is not None or len(topic.ranges) == 1):
+            if len(body) <= DECODED_AT_ONCE_BYTES:
+                chunk = decode_whole(call, media, body)
+            else:
+                chunk = await asyncio.to_thread(decode_whole, call, media, body)
+            one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
+            if topic is not None and one_partition and chunk.records <= CHUNK_RECORDS_MAX:
                 answer = await self._append_at_once(topic, partition or 0, chunk, options)
                 if answer is not None:
                     return answer
             production = Production(call, options, name, topic, partition)
-            await production.append(chunk)
+            await production.append_in_parts(chunk)
             return production.answer()
         finally:
             gate.leave(held_bytes)
@@ -228,6 +242,15 @@ class Production:
             raise self._partial(error, self._count, []) from None
         if held_back is not None:
             await self.append(held_back)
+
+    async def append_in_parts(self, chunk: Chunk) -> None:
+        """Append a whole body, cut where it would make too large a batch."""
+        if chunk.records > CHUNK_RECORDS_MAX and self._options.producer is not None:
+            raise ShoalError(
+                "too-large", f"with Shoal-Producer headers a body has at most {CHUNK_RECORDS_MAX} records"
+            )
+        for part in cut(chunk):
+            await self.append(part)
 
     async def append(self, chunk: Chunk) -> None:
         """Append a chunk, dealt to its partitions; ShoalError that says what was stored if part of it
