@@ -25,6 +25,7 @@ class Leader:
     __slots__ = (
         "_heartbeat_due",
         "_notice_deadline_ms",
+        "_notice_due",
         "_state",
         "active_ms",
         "heartbeat_deadline_ms",
@@ -49,6 +50,7 @@ class Leader:
         self.heartbeat_deadline_ms = now_ms
         self.quorum_deadline_ms = now_ms + state.config.election_timeout_ms
         self._heartbeat_due = False
+        self._notice_due = False
         self._notice_deadline_ms: int | None = None
 
     def begin(self, now_ms: int) -> None:
@@ -84,7 +86,7 @@ class Leader:
             self.transfer = None  # the other one did not take over in time: lead on (thesis 3.10)
         if self._notice_deadline_ms is not None and now_ms >= self._notice_deadline_ms:
             self._notice_deadline_ms = None
-            self._heartbeat_due = True
+            self._notice_due = True
         if now_ms >= self.heartbeat_deadline_ms:
             self._tick(now_ms)
 
@@ -207,11 +209,12 @@ class Leader:
             self._heartbeat_due = True
             self._confirm_reads()
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
+        notice, self._notice_due = self._notice_due, False
         for receiver, progress in self.progress.items():
             if progress.next_index <= self._state.log.last_index:
                 self._send_entries(receiver, progress, now_ms)
             # The heartbeat goes beside the entries, which may be waiting in a slower queue (safety 24).
-            if heartbeat:
+            if heartbeat or (notice and self._could_know_more(progress)):
                 self._send_heartbeat(receiver, progress)
         if heartbeat:
             self._notice_deadline_ms = None
@@ -290,6 +293,8 @@ class Leader:
             progress.refused(message, LogIndex(hint_index + 1), now_ms)
         elif progress.accepted(message, state.config, now_ms):
             self.advance_commit(now_ms)
+            if self._could_know_more(progress):
+                self._notice_commit_soon(now_ms)
         if state.behaviour is not self:
             return  # the commit removed this leader
         self._confirm_reads()
@@ -305,11 +310,19 @@ class Leader:
             return
         assert state.log.term_at(index) == state.term
         self.reads.term_committed(state.commit_index)
-        if self._notice_deadline_ms is None:
-            self._notice_deadline_ms = now_ms + state.config.commit_notice_ms
-            self._heartbeat_due = self._heartbeat_due or state.config.commit_notice_ms == 0
+        self._notice_commit_soon(now_ms)
         if state.replica_id not in {item.id for item in state.configuration.replicas} or not state.is_voter:
             self._leave_when_removed(now_ms)
+
+    def _notice_commit_soon(self, now_ms: int) -> None:
+        """Tell those who do not know the commit yet, if no entry or heartbeat does it before."""
+        if self._state.config.commit_notice_ms == 0:
+            self._notice_due = True
+        elif self._notice_deadline_ms is None:
+            self._notice_deadline_ms = now_ms + self._state.config.commit_notice_ms
+
+    def _could_know_more(self, progress: Progress) -> bool:
+        return min(self._state.commit_index, progress.match_index) > progress.commit_index
 
     def _synced_at(self, voter: ReplicaId) -> int:
         if voter == self._state.replica_id:

@@ -123,7 +123,7 @@ class Progress:
         while self.flight and self.flight[0] <= match_index:
             self.flight.popleft()
             self.flight_limit = min(config.max_inflight_appends, self.flight_limit + 1)
-            self.append_limit = min(config.max_entries_per_append, self.append_limit + 1)
+            self.append_limit = min(config.max_entries_per_append, 2 * self.append_limit)
         return True
 
     def refused(self, reply: AppendReply, next_index: LogIndex, now_ms: int) -> None:

@@ -47,7 +47,7 @@ class Knobs:
         entries_max = rng.choice((1, 2, 5, 256))
         appends_max = rng.choice((1, 2, 64))
         # What one round trip carries must be more than clients bring, or only patience would be tested.
-        proposal_intervals_ms = (10, 30, 80) if entries_max * appends_max > 100 else (100,)
+        proposal_intervals_ms = (10, 30, 80) if entries_max * appends_max > 256 else (100,)
         return cls(
             voters=rng.choice((3, 3, 5)),
             safety_ms=rng.choice((6000, 10000, 15000)),
