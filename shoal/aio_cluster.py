@@ -259,6 +259,10 @@ class Cluster:
         url = self.routes.leader_url(topic, partition)
         if through_any:
             return await self._attempt(self.agents.in_order()[0], call)
+        if self.routes.topic(topic) is None:
+            raise AttemptFailed(
+                Failure("unknown-topic", f"there is no topic {topic!r}", False, definite=True)
+            )
         if url is None:
             raise AttemptFailed(
                 Failure("no-leader", f"{topic}/{partition} has no leader", True, definite=True)

@@ -159,6 +159,13 @@ class Producer:
             )
         self._raise_failure()
 
+    async def failure(self) -> ProduceFailed:
+        """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure is not None)
+        assert self._failure is not None
+        return self._failure
+
     async def abort(self) -> None:
         """Stop at once. What was not acknowledged may or may not be stored."""
         self._aborted = True

@@ -66,7 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
             fail(message.rstrip("."), "`--help` shows how it is used")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         drop_stdout()  # the reader has seen enough (`| head`): nothing failed

@@ -7,6 +7,7 @@ are the client's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from shoal.agent.cli.running import ADVICE, with_client
 if TYPE_CHECKING:
     from shoal.agent.cli.lines import Chunk, LineReader
     from shoal.agent.cli.progress import Progress
-    from shoal.aio import AsyncClient, Producer
+    from shoal.aio import AsyncClient, ProduceFailed, Producer
     from shoal.batching import Pacer
 
 INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, what is in flight may still be answered
@@ -175,14 +176,17 @@ class _Run:
         sending = asyncio.create_task(self._send())
         stopper = asyncio.create_task(interrupted.wait())
         showing = asyncio.create_task(self._show())
+        failing = asyncio.create_task(self._producer.failure())  # standard input may be silent meanwhile
         try:
-            await asyncio.wait((sending, stopper), return_when=asyncio.FIRST_COMPLETED)
-            outcome.interrupted = not sending.done()
-            if outcome.interrupted:
+            await asyncio.wait((sending, stopper, failing), return_when=asyncio.FIRST_COMPLETED)
+            outcome.interrupted = stopper.done() and not sending.done()
+            if not sending.done():
                 sending.cancel()
             outcome.error = await self._finished(sending)
+            if outcome.error is None and failing.done():
+                outcome.error = _explained(failing.result())
         finally:
-            for task in (stopper, showing):
+            for task in (stopper, showing, failing):
                 task.cancel()
             self._progress.close()
         counts = self._producer.statistics
@@ -194,13 +198,18 @@ class _Run:
     async def _finished(self, sending: asyncio.Task[None]) -> CliError | None:
         from shoal.agent.cli.lines import LineTooLong
         from shoal.aio import ProduceFailed
+        from shoal.errors import ShoalError
 
         try:
             await sending
         except asyncio.CancelledError:
             return None
         except ProduceFailed as error:
-            return CliError(str(error), ADVICE.get(error.cause_code, ""))
+            return _explained(error)
+        except ShoalError as error:
+            if not self._producer.statistics.records_sent:
+                raise
+            return CliError(f"{error.detail} ({error.code})", ADVICE.get(error.code, ""))
         except LineTooLong as error:
             return CliError(str(error), ADVICE["too-large"])
         except OSError as error:
@@ -212,6 +221,7 @@ class _Run:
         return None
 
     async def _send(self) -> None:
+        from shoal.aio import ProduceFailed
         from shoal.batching import Pacer
 
         async with self._producer as producer:
@@ -223,8 +233,9 @@ class _Run:
                     await self._send_chunk(producer, chunk)
                     self._read_bytes = done_bytes
             except asyncio.CancelledError:
-                async with asyncio.timeout(INTERRUPTED_GRACE_SECONDS):
-                    await producer.flush()
+                with contextlib.suppress(TimeoutError, ProduceFailed):  # the count says what is missing
+                    async with asyncio.timeout(INTERRUPTED_GRACE_SECONDS):
+                        await producer.flush()
                 raise
             except CliError:
                 await producer.flush()  # the lines before the bad one are whole
@@ -269,6 +280,10 @@ class _Run:
                 else ""
             )
             self._progress.update(self._producer.statistics.records_acknowledged, self._read_bytes, remark)
+
+
+def _explained(error: ProduceFailed) -> CliError:
+    return CliError(str(error), ADVICE.get(error.cause_code, ""))
 
 
 def _report(outcome: Outcome, output: Output) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from command_line import assert_one_line, run
+from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
 
 from shoal.agent.cli import doctor_checks
@@ -79,6 +81,16 @@ async def test_members_wait_for_a_number_of_them(cluster: FakeCluster) -> None:
     await asyncio.sleep(1.0)
     await cluster.agents[2].start()
     assert (await waiting).code == 0
+
+
+async def test_waiting_can_be_interrupted(cluster: FakeCluster) -> None:
+    """Ctrl-C: exit code 130, and nothing to say about it."""
+    process = await start("members", "--wait", "9", agent=cluster.urls[0])
+    while not cluster.requests:
+        await asyncio.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = await finish(process)
+    assert (process.returncode, err) == (130, b"")
 
 
 async def test_another_agent_answers_when_the_first_is_down(cluster: FakeCluster) -> None:
@@ -174,8 +186,6 @@ def test_the_doctor_says_what_to_do_about_each_fault(monkeypatch: pytest.MonkeyP
 
 async def test_the_doctor_sees_a_taken_port() -> None:
     """A note: an agent would step up to the next one."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert doctor_checks.check_port("http port", port, socket.SOCK_STREAM).level == "note"

@@ -158,6 +158,39 @@ async def test_an_interruption_says_how_many_were_acknowledged(cluster: FakeClus
     assert len(err.strip().splitlines()) == 1
 
 
+async def test_an_interruption_counts_what_was_never_acknowledged(cluster: FakeCluster) -> None:
+    """Nobody leads: Ctrl-C ends it within seconds and says that the records may or may not be stored."""
+    cluster.faults.extend([refuse("no-leader")] * 10_000)
+    process = await start("produce", "t", agent=cluster.urls[0])
+    assert process.stdin is not None
+    process.stdin.write(b"a\nb\nc\n")
+    while not any("POST" in request for request in cluster.requests):
+        await asyncio.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    async with asyncio.timeout(COMMAND_SECONDS):
+        err = (await process.stderr.read()).decode()
+        assert await process.wait() == 130
+    assert err.startswith("interrupted: 0 records acknowledged")
+    assert "3 records sent and not acknowledged" in err
+
+
+async def test_a_topic_deleted_in_mid_stream_ends_it_with_the_count(cluster: FakeCluster) -> None:
+    """Although standard input stays open: exit code 1, and how many were acknowledged before."""
+    process = await start("produce", "t", "--partition", "0", agent=cluster.urls[0])
+    assert process.stdin is not None
+    process.stdin.write(b"a\n")
+    while not stored(cluster):
+        await asyncio.sleep(0.02)
+    del cluster.topics["t"]
+    process.stdin.write(b"b\n")
+    _, err = await finish(process)
+    assert process.returncode == 1
+    assert b"1 record acknowledged" in err
+    assert b"unknown-topic" in err
+    assert b"Traceback" not in err
+
+
 async def test_progress_is_shown_where_it_was_asked_for(cluster: FakeCluster) -> None:
     """With --progress a line a second; by default none when stderr is no terminal (the other tests)."""
     stdin = b"x\n" * 2_500
