@@ -131,7 +131,12 @@ class NodeTable:
     def add(self, node: Node, rng: random.Random) -> None:
         assert node.name not in self._nodes
         self._nodes[node.name] = node
-        self._round.insert(rng.randint(0, len(self._round)), node.name)
+        place = rng.randint(0, len(self._round))
+        self._round.insert(place, node.name)
+        if place < self._next:
+            self._next += (
+                1  # nobody is visited twice, and a flood of newcomers does not keep the round from ending
+            )
 
     def probe_target(self, rng: random.Random, forget: Callable[[Node], bool]) -> Node | None:
         """The next node of the round that is not gone; at its end the long dead are forgotten and it is

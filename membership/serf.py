@@ -217,6 +217,7 @@ class SerfCore:
     def _on_node_join(self, change: Change, now_ms: int) -> None:
         member = self._members.get(change.name)
         if member is None:
+            self._make_room()
             member = SerfMember(
                 change.name, change.endpoint, {}, change.vsn, change.incarnation, Status.ALIVE, now_ms
             )
@@ -427,6 +428,16 @@ class SerfCore:
         if node is None or node.gone:
             del self._members[member.name]
             self._tell(EventKind.REAPED, member)
+
+    def _make_room(self) -> None:
+        """A flood of names that come and go must not grow the list: beyond the bound those gone longest are
+        erased."""
+        if len(self._members) < self._config.max_members:
+            return
+        gone = [member for member in self._members.values() if member.status in (Status.FAILED, Status.LEFT)]
+        gone.sort(key=lambda member: member.since_ms)
+        for member in gone[: max(1, self._config.max_members // 8)]:
+            self._erase(member)
 
     def _reconnect(self) -> None:
         """Dial one failed member, with odds failed/alive: the more are gone, the likelier it is a

@@ -24,7 +24,7 @@ to 5 bytes crashes a Serf 0.9.4 agent, and an incompatible one poisons every lat
 MAX_NAME_BYTES = 128
 """Serf's own limit for node names since 0.9.5."""
 
-MAX_META_BYTES = 2048
+MAX_META_BYTES = 1024
 """What we accept; senders keep to 512, old Serf agents enforce nothing on receipt."""
 
 MAX_INCARNATION = (1 << 32) - 1

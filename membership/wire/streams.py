@@ -29,10 +29,10 @@ from shoal.membership.wire.messages import (
 )
 from shoal.membership.wire.packets import decompress_fields, encode_compressed
 
-MAX_STREAM_BYTES = 4 << 20
-"""One stream message, before and after decompression. A record is at most some 2.5 KiB, so this is room for
-thousands of members with full tags; memberlist itself allows 20 MiB of user state alone, which nothing in a
-sane pool comes near."""
+MAX_STREAM_BYTES = 8 << 20
+"""One stream message, before and after decompression: 4096 members with the longest meta we accept, their
+intents and a full ring of events. Memberlist itself allows 20 MiB of user state alone, which no sane pool
+comes near."""
 
 MAX_NODES = 16_384
 """Records of one push/pull."""

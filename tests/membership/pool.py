@@ -62,6 +62,7 @@ class Pool:
         seed: int,
         *,
         loss: float = 0.0,
+        duplication: float = 0.0,
         delay_ms: tuple[int, int] = (1, 20),
         profile: Callable[..., GossipConfig] = GossipConfig.local,
         check_every: int = 1,
@@ -70,6 +71,7 @@ class Pool:
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.loss = loss
+        self.duplication = duplication
         self.heard: list[Heard] = []
         self.processes: dict[str, Process] = {}
         self._profile = profile
@@ -202,7 +204,8 @@ class Pool:
         def arrive() -> None:
             self._step(receiver, Datagram(sender.endpoint, decoded.messages))
 
-        self.at(self._delay(), lambda: self._deliver(receiver, arrive))
+        for _ in range(1 + (self.rng.random() < self.duplication)):
+            self.at(self._delay(), lambda: self._deliver(receiver, arrive))
 
     def _exchange(self, process: Process, exchange: Exchange, *, joined: bool = False) -> None:
         """TCP: no loss, but both directions must pass. The responder answers before it merges."""

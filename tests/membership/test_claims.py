@@ -155,6 +155,26 @@ def test_probe_round_visits_everybody_once() -> None:
     table.check_invariants()
 
 
+def test_newcomers_do_not_disturb_the_round() -> None:
+    """However many enter meanwhile, those of the round are visited once each."""
+    rng = random.Random(2)
+    table = NodeTable(Node("self", HERE, b"", VSN, 1, State.ALIVE, 0))
+    old = [f"old-{number}" for number in range(10)]
+    for name in old:
+        table.add(Node(name, HERE, b"", VSN, 1, State.ALIVE, 0), rng)
+    visited = []
+    for number in range(40):
+        target = table.probe_target(rng, lambda _: False)
+        assert target is not None
+        visited.append(target.name)
+        if number < 20:
+            table.add(Node(f"new-{number}", HERE, b"", VSN, 1, State.ALIVE, 0), rng)
+        table.check_invariants()
+        if set(old) <= set(visited):
+            break
+    assert [visited.count(name) for name in old] == [1] * 10
+
+
 def test_round_skips_the_gone_and_forgets_them_at_its_end() -> None:
     """Forgetting waits for the end of a round, as in memberlist."""
     rng = random.Random(1)

@@ -431,6 +431,18 @@ def test_gone_members_are_reaped_after_their_time() -> None:
     assert script.events[-2:] == [("reaped", "n2"), ("reaped", "n3")]
 
 
+def test_names_that_come_and_go_are_bounded() -> None:
+    """A flood of members that join and fail: the list stays bounded, and who is alive stays in it."""
+    script = Script(max_members=64, gossip_to_dead_ms=1_000)
+    for number in range(500):
+        name = f"ghost-{number}"
+        script.hear(Alive(1, name, at(number % 250 + 4), encode_tags({}), VSN), Dead(1, name, "n2"))
+        script.run(100)
+    names = [member.name for member in script.core.members()]
+    assert len(names) <= 64
+    assert {"me", "n2", "n3", "ghost-499"} <= set(names)
+
+
 def test_version_counts_every_change_of_the_list() -> None:
     """What a blocking query waits for."""
     script = Script()

@@ -73,6 +73,14 @@ def test_no_false_death_under_loss(count: int, loss: float) -> None:
     assert pool.all_show(all_alive(count))
 
 
+def test_duplicated_and_reordered_packets_do_no_harm() -> None:
+    """Every third packet twice, delays up to the probe timeout: suspicions at most."""
+    pool = Pool(6, seed=8, duplication=0.3, delay_ms=(1, 150), check_every=20)
+    pool.run_for(120_000)
+    assert pool.count(EventKind.FAILED) == 0
+    assert pool.all_show(all_alive(6))
+
+
 def test_udp_lost_entirely_is_survived_by_tcp() -> None:
     """The stream probe alone keeps everybody alive."""
     pool = healthy(3, seed=1)

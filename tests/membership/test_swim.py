@@ -315,6 +315,17 @@ def test_refutation_by_the_suspect_stops_the_clock() -> None:
     assert script.changes[-1] == (ChangeKind.REFUTED, "n2")
 
 
+def test_versions_once_known_are_kept() -> None:
+    """An alive claim may come without them; what the node can do has not changed, and we do not pass on
+    their lack."""
+    script = Script()
+    script.know(2)
+    script.hear(Alive(2, "n2", at(2), META, b""))
+    assert script.core.table.get("n2").vsn == VSN
+    script.run(500)
+    assert Alive(2, "n2", at(2), META, VSN) in [message for _, message in script.of(Alive)]
+
+
 def test_we_refute_what_is_said_of_us() -> None:
     """Suspect, dead, and alive with another meta: each is outbid by one, and our health score pays."""
     script = Script()
@@ -330,6 +341,7 @@ def test_we_refute_what_is_said_of_us() -> None:
     script.run(500)
     assert Alive(9, "me", ME, META, VSN) in [message for _, message in script.of(Alive)]
     assert script.core.statistics().refutations == 3
+    assert script.core.statistics().health_score == 3
 
 
 def test_our_own_words_coming_back_are_not_refuted() -> None:
