@@ -38,6 +38,7 @@ RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we 
 MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
 DIRECTORY_THREADS = 4
 _SUBMIT_RETRY_S = 0.001
+_PAIR_FLAGS = uring.IOSQE_IO_LINK | uring.IOSQE_CQE_SKIP_SUCCESS  # one wake-up for a pair, not two
 
 
 class _Kind(Enum):
@@ -61,7 +62,6 @@ class _Operation:
         "kind",
         "length",
         "offset",
-        "outstanding",
         "result",
         "sync_result",
         "vector",
@@ -78,7 +78,6 @@ class _Operation:
         self.length = length  # bytes still to be read, written or allocated
         self.vector: uring.Iovec | None = None
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.outstanding = 0
         self.result = 0
         self.sync_result = 0
         self.interruptions = 0
@@ -104,6 +103,9 @@ class RingDisk(ThreadDisk):
         self._entries = entries
         self._ring = uring.Ring()
         uring.io_uring_queue_init(entries, self._ring, 0)
+        if not self._ring.features & uring.IORING_FEAT_CQE_SKIP:
+            uring.io_uring_queue_exit(self._ring)
+            raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.17")
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         uring.io_uring_register_eventfd(self._ring, self._event)
         self._completion = uring.Cqe()
@@ -181,7 +183,6 @@ class RingDisk(ThreadDisk):
         number = self._next_number
         self._next_number += 1
         self._in_flight[number] = operation
-        operation.outstanding = operation.entries
         self._entries_in_flight += operation.entries
         self._unsubmitted += operation.entries
         entry = self._entry(number * 2)
@@ -198,7 +199,7 @@ class RingDisk(ThreadDisk):
                 uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
         uring.io_uring_sqe_set_data64(entry, number * 2)
         if operation.kind is _Kind.WRITE_AND_SYNC:
-            uring.io_uring_sqe_set_flags(entry, uring.IOSQE_IO_LINK)
+            uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
             second = self._entry(number * 2 + 1)
             uring.io_uring_prep_fsync(second, operation.fd, uring.IORING_FSYNC_DATASYNC)
             uring.io_uring_sqe_set_data64(second, number * 2 + 1)
@@ -222,26 +223,25 @@ class RingDisk(ThreadDisk):
         iterator = uring.io_uring_cqe_iter_init(self._ring)
         while uring.io_uring_cqe_iter_next(iterator, self._completion):
             completion = self._completion[0]
-            completions.append((completion.user_data, completion.res))
+            try:
+                result = completion.res
+            except OSError as error:  # how this binding gives a negative result
+                result = -(error.errno or errno.EIO)
+            completions.append((completion.user_data, result))
         if completions:
             uring.io_uring_cq_advance(self._ring, len(completions))
         return completions
 
     def _reap(self) -> None:
-        """Hand every completion to its operation; settle those that are complete."""
-        finished: list[_Operation] = []
+        """Hand every completion to its operation. Each has exactly one: a pair either that of its sync, or,
+        when the write was short or failed, that of its write alone."""
         for number, result in self._completions():
-            operation = self._in_flight[number >> 1]
-            if number & 1:
-                operation.sync_result = result
+            operation = self._in_flight.pop(number >> 1)
+            self._entries_in_flight -= operation.entries
+            if number & 1:  # the sync of a pair: its write is whole, or this would not have run
+                operation.result, operation.sync_result = operation.length, result
             else:
                 operation.result = result
-            operation.outstanding -= 1
-            self._entries_in_flight -= 1
-            if not operation.outstanding:
-                del self._in_flight[number >> 1]
-                finished.append(operation)
-        for operation in finished:
             self._settle(operation)
         if self._waiting or self._room:
             self._plan_flush()
@@ -297,12 +297,10 @@ def _problem(operation: _Operation) -> int:
         return errno.EIO if transient and operation.kind is _Kind.SYNC else -operation.result
     if operation.result == 0 and operation.kind in (_Kind.WRITE, _Kind.WRITE_AND_SYNC):
         return errno.EIO  # no byte accepted: going on would spin
-    if operation.kind is not _Kind.WRITE_AND_SYNC or operation.sync_result == 0:
-        return 0
-    if operation.result < operation.length:
-        return 0  # the short write broke the link: the rest goes again, with its sync
+    if operation.kind is not _Kind.WRITE_AND_SYNC or operation.result < operation.length:
+        return 0  # a pair whose write was short: the rest goes again, with its sync
     sync_error = -operation.sync_result
-    return errno.EIO if sync_error in TRANSIENT_ERRORS or sync_error == errno.ECANCELED else sync_error
+    return errno.EIO if sync_error in TRANSIENT_ERRORS else sync_error
 
 
 def _advance(operation: _Operation) -> bool:
