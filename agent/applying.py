@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from shoal.agent.replica import Replica
 from shoal.batch import Frame, Kind, LogIndex
-from shoal.segment_store.errors import OffsetOutOfRange, StoreError
+from shoal.segment_store.errors import StoreError
 
 READ_BYTES = 2**20
 RETRY_MS = 10
@@ -54,14 +54,13 @@ class Applier:
     async def _apply_committed(self) -> None:
         replica = self._replica
         while self.applied_index < replica.state.committed.last_index:
-            last = min(replica.state.committed.last_index, replica.log.last_index)
             first = LogIndex(self.applied_index + 1)
-            try:
-                frames = await replica.log.read(first, LogIndex(last), READ_BYTES)
-            except OffsetOutOfRange:
+            last = replica.readable_index
+            if first > last:
                 # Committed by the others before this replica's turn at its own disk.
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
+            frames = await replica.log.read(first, last, READ_BYTES)
             for frame in frames:
                 if frame.stamp.kind == Kind.DATA:
                     self._apply(frame)

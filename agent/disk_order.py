@@ -11,11 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from shoal.agent.doubled import DoubledError
 from shoal.batch import Frame
 from shoal.replication.interfaces import HardState
 from shoal.replication.ready import Ready
-from shoal.segment_store.errors import StoreError
 from shoal.segment_store.log import PartitionLog
 
 
@@ -51,6 +49,12 @@ class DiskOrder:
         """Frames handed in and not yet durable: while there are any, small submissions are better
         gathered."""
 
+    @property
+    def log_is_behind(self) -> bool:
+        """Whether the log has yet to be told of a truncation or of frames: until then it may still hold
+        entries of an abandoned branch under indices that are committed in another."""
+        return bool(self._slow)
+
     def submit(self, ready: Ready, frames: list[Frame]) -> None:
         """Carry out the disk part of `ready`; on_durable(ready) follows, perhaps before this returns."""
         if self._stopped:
@@ -62,23 +66,26 @@ class DiskOrder:
             self._slow.append(item)
             if self._worker is None:
                 self._worker = asyncio.ensure_future(self._work_slowly())
+                self._worker.add_done_callback(self._worker_ended)
         else:
             self._write(item)
 
     async def _work_slowly(self) -> None:
-        try:
-            while self._slow and not self._stopped:
-                item = self._slow.popleft()
-                if item.ready.hard_state is not None:
-                    await self._save_hard_state(item.ready.hard_state)
-                if item.ready.truncate_from is not None:
-                    await self._log.truncate_suffix(item.ready.truncate_from)
-                if not self._stopped:
-                    self._write(item)
-        except (StoreError, DoubledError) as error:
-            self._fail(error)
-        finally:
+        while self._slow and not self._stopped:
+            item = self._slow[0]
+            if item.ready.hard_state is not None:
+                await self._save_hard_state(item.ready.hard_state)
+            if item.ready.truncate_from is not None:
+                await self._log.truncate_suffix(item.ready.truncate_from)
+            self._slow.popleft()
+            if not self._stopped:
+                self._write(item)
+        self._worker = None
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        if not worker.cancelled() and (error := worker.exception()) is not None:
             self._worker = None
+            self._fail(error)
 
     def _write(self, item: _Item) -> None:
         if not item.frames:

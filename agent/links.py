@@ -220,6 +220,9 @@ class Links:
         """True when it was open once; returns when it is closed."""
         assert peer.url is not None
         parts = urlsplit(peer.url)
+        if parts.hostname is None:
+            self._complain(peer, f"no address in {peer.url!r}")
+            return False
         connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
         loop = asyncio.get_running_loop()
         try:

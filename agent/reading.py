@@ -24,6 +24,7 @@ READ_INDEX_TIMEOUT_MS = 2_000
 MAX_WAITING_READERS = 4_096
 """Long polls per replica."""
 MAX_FETCH_BYTES = 64 * 2**20
+WRITTEN_POLL_MS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +179,7 @@ class Reader:
             if offset < replica.log.start_offset:
                 await self._refuse("trimmed", f"offset {offset} has been removed", local)
             if offset < replica.state.high_watermark:
-                fetch = await self._fetch(offset, max_bytes)
-                if fetch is not None:
-                    return fetch
+                return await self._fetch_when_written(offset, max_bytes)
             remaining_ms = deadline_ms - replica.host.clock.now_ms()
             if offset > replica.state.high_watermark and not confirmed:
                 await self.confirm()
@@ -207,22 +206,34 @@ class Reader:
         offsets = await self.offsets(local=local)
         if offsets.high_watermark > offset:
             # It came while the end was confirmed.
-            fetch = await self._fetch(offset, 1)
-            if fetch is not None:
-                return fetch
+            return await self._fetch_when_written(offset, 1)
         return Fetch(
             self._replica.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
         )
 
+    async def _fetch_when_written(self, offset: Offset, max_bytes: int) -> Fetch:
+        """The group may commit an entry before this replica's own log was given it: then wait for the log."""
+        clock = self._replica.host.clock
+        deadline_ms = clock.now_ms() + READ_INDEX_TIMEOUT_MS
+        while True:
+            fetch = await self._fetch(offset, max_bytes)
+            if fetch is not None:
+                return fetch
+            if offset < self._replica.log.start_offset:
+                await self._refuse("trimmed", f"offset {offset} has been removed", local=True)
+            if clock.now_ms() >= deadline_ms or self._replica.failure is not None:
+                raise ShoalError("not-ready", f"offset {offset} is committed, and not written here yet")
+            await asyncio.sleep(WRITTEN_POLL_MS / 1000)
+
     async def _fetch(self, offset: Offset, max_bytes: int) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
         replica = self._replica
-        last = min(replica.state.committed.last_index, replica.log.last_index)
+        last = replica.readable_index
         try:
             first = replica.log.index_for_offset(offset)
             if first > last:
                 return None
-            frames, _ = await replica.log.read_bytes(first, LogIndex(last), min(max_bytes, MAX_FETCH_BYTES))
+            frames, _ = await replica.log.read_bytes(first, last, min(max_bytes, MAX_FETCH_BYTES))
         except OffsetOutOfRange:
             return None
         except Damaged as error:

@@ -151,6 +151,14 @@ class Replica:
         leader = self.core.leader
         return None if leader is None else self._address(leader)
 
+    @property
+    def readable_index(self) -> LogIndex:
+        """The last committed entry that the log serves now. While the log is behind (it may still hold
+        another branch) nothing is served: 0."""
+        if self.disk.log_is_behind:
+            return LogIndex(0)
+        return min(self.state.committed.last_index, self.log.last_index)
+
     # Proposals
 
     def require_leader(self) -> None:

@@ -127,6 +127,7 @@ async def test_several_batches_of_one_sequence_become_one_entry(tmp_path: Path) 
     """A request with a producer is one entry, whatever number of batches it brought."""
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
+        await node.host.offsets(GROUP)  # its own term's first entry is committed
         before = node.host.status(GROUP).commit_index
         batches = [message("a", "b"), message("c"), message("d")]
         producer = ProducerStamp(ALICE, 0, 0)
@@ -140,9 +141,11 @@ async def test_several_batches_of_one_sequence_become_one_entry(tmp_path: Path) 
 
 
 async def test_single_records_are_gathered_into_few_entries(tmp_path: Path) -> None:
-    """What is submitted together becomes one batch; each submission learns its own offsets, duplicates too."""
+    """What is submitted together becomes one batch; each submission learns its own offsets, duplicates
+    too."""
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
+        await node.host.offsets(GROUP)  # its own term's first entry is committed
         before = node.host.status(GROUP).commit_index
         producers = [producer_id_from_text(f"p{number}") for number in range(10)]
 

@@ -1,0 +1,204 @@
+"""Hosts whose disks fail, lose power or forget, and whose leaders are deposed: what was acknowledged
+stays."""
+
+import asyncio
+import errno
+import random
+
+import pytest
+
+from shoal.agent.identity import ReplicaState
+from shoal.agent.waiting import Appended
+from shoal.batch import Offset
+from shoal.errors import ShoalError
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.memory_disk import Fault, MemoryDisk
+from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values, until
+
+SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
+
+
+def memory_cluster(count: int, seed: int = 1) -> tuple[Cluster, dict[str, MemoryDisk]]:
+    """Every node keeps its disk over its lives."""
+    cluster = Cluster("data", count, log_config=SMALL)
+    disks = {}
+    for node in cluster.nodes:
+        disks[node.agent_id] = disk = MemoryDisk(random.Random(seed), pause_max=2)
+        node.make_disk = lambda disk=disk: disk  # type: ignore[misc]
+    return cluster, disks
+
+
+async def test_a_failed_sync_stops_the_replica_and_acknowledges_nothing() -> None:
+    """The leader's disk fails: it says so, its waiting append is indefinite, another agent leads on."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        disks[leader.agent_id].faults.append(Fault("sync", errno.EIO, "topics", times=1_000))
+        outcome = await asyncio.gather(
+            leader.host.append(GROUP, [message("b")], timeout_ms=3_000), return_exceptions=True
+        )
+        # The two others may have made it commit before the leader's own sync failed: then it is a success.
+        if isinstance(outcome[0], ShoalError):
+            assert not outcome[0].definite
+        await until(lambda: leader.host.status(GROUP).state == "failed")
+        with pytest.raises(ShoalError) as refused:
+            await leader.host.append(GROUP, [message("c")], timeout_ms=100)
+        assert refused.value.code == "damaged"
+        successor = await until(lambda: next((n for n in cluster.nodes if n.leads and n is not leader), None))
+        await successor.host.append(GROUP, [message("d")], timeout_ms=3_000)
+        values = await read_values(successor)
+        assert values in (["a", "d"], ["a", "b", "d"])
+        assert isinstance(outcome[0], ShoalError) or "b" in values
+
+
+async def test_one_voter_with_a_failed_sync_never_acknowledges() -> None:
+    """Alone there is no other copy: indefinite for what was written, refused for what comes."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = await cluster.leader()
+        await cluster.append("a")
+        disks[node.agent_id].faults.append(Fault("sync", errno.EIO, "topics", times=1_000))
+        for submit in (
+            node.host.append(GROUP, [message("b")], timeout_ms=2_000),
+            node.host.append_records(GROUP, columns("c"), timeout_ms=2_000),
+        ):
+            with pytest.raises(ShoalError) as refused:
+                await submit
+            assert refused.value.code in ("leadership-lost", "damaged")
+        assert node.host.statistics().failed == 1
+
+
+async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
+    """Below the reserve an append is refused for certain, and taken again when there is room."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = await cluster.leader()
+        await cluster.append("a")
+        disk = disks[node.agent_id]
+        roomy, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() + 2**20
+        await until(lambda: node.host.statistics().free_bytes < 2**26)
+        with pytest.raises(ShoalError, match="disk-full") as refused:
+            await node.host.append(GROUP, [message("b")], timeout_ms=1_000)
+        assert refused.value.definite
+        disk.capacity_bytes = roomy
+        await until(lambda: node.host.statistics().free_bytes > 2**26)
+        assert await node.host.append(GROUP, [message("b")], timeout_ms=1_000) == Appended(Offset(1), 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_power_failures_lose_nothing_acknowledged(seed: int) -> None:
+    """Agents lose power, all of them in turn and sometimes all at once, while a producer appends."""
+    rng = random.Random(seed)
+    cluster, disks = memory_cluster(3, seed)
+    acknowledged: list[tuple[int, str]] = []
+    async with cluster:
+        for round_ in range(5):
+            burst = [
+                asyncio.create_task(_append_once(cluster, f"{round_}.{number}", acknowledged))
+                for number in range(6)
+            ]
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            victims = cluster.nodes if rng.random() < 0.3 else [rng.choice(cluster.nodes)]
+            for node in victims:
+                disks[node.agent_id].crash(rng)
+                await cluster.stop(node)
+            for node in victims:
+                await cluster.start(node)
+                assert node.host.status(GROUP).state == "active", node.host.status(GROUP).reason
+            await asyncio.gather(*burst)
+            await cluster.append(f"{round_}.end")
+        leader = await cluster.leader()
+        values = await read_values(leader)
+        assert len(acknowledged) > 0
+        for offset, value in acknowledged:
+            assert values[offset] == value
+        end = len(values)
+        for node in cluster.nodes:
+            await until(lambda node=node: node.host.status(GROUP).high_watermark == end)
+            assert await read_values(node, local=True) == values
+
+
+async def _append_once(cluster: Cluster, value: str, acknowledged: list[tuple[int, str]]) -> None:
+    """One attempt; what it says is remembered, what it does not know is not repeated."""
+    leader = next((node for node in cluster.alive if node.leads), None)
+    if leader is None:
+        return
+    try:
+        answer = await leader.host.append(GROUP, [message(value)], timeout_ms=1_000)
+    except ShoalError:
+        return
+    acknowledged.append((answer.base_offset, value))
+
+
+async def test_a_deposed_leader_still_answers_success_for_a_committed_entry() -> None:
+    """Its entry reached a majority before it was deposed: the new leader commits it, and the old one may say
+    so (safety 22); what reached nobody is answered leadership-lost."""
+    cluster, _ = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        others = [node for node in cluster.nodes if node is not leader]
+        # Followers hear the leader, but nothing comes back: it cannot learn that its entry is everywhere.
+        unhear(leader)
+        reached = asyncio.create_task(leader.host.append(GROUP, [message("reached")], timeout_ms=8_000))
+        await until(lambda: all(n.host.status(GROUP).log_end_offset == 2 for n in others))
+        mute(leader)
+        lost = asyncio.create_task(leader.host.append(GROUP, [message("lost")], timeout_ms=8_000))
+        successor = await until(lambda: next((n for n in others if n.leads), None))
+        await successor.host.append(GROUP, [message("next")], timeout_ms=5_000)
+        heal(leader)
+        assert await reached == Appended(Offset(1), 1)
+        with pytest.raises(ShoalError) as refused:
+            await lost
+        assert refused.value.code == "leadership-lost"
+        assert not refused.value.definite
+        await until(lambda: leader.host.status(GROUP).high_watermark == 3)
+        assert await read_values(leader, local=True) == ["a", "reached", "next"]
+
+
+def unhear(node: Node) -> None:
+    """Frames of its peers are lost on the way to it."""
+    node.links._handlers = {frame_type: lambda *_: None for frame_type in node.links._handlers}
+
+
+def mute(node: Node) -> None:
+    """Its own frames are lost too."""
+    node.links._send = lambda *_: False  # type: ignore[method-assign,assignment]
+
+
+def heal(node: Node) -> None:
+    """Both directions work again."""
+    del node.links._send  # type: ignore[method-assign]
+    node.links._handlers = {4: node.host._on_group_messages, 5: node.host._on_append_frame}
+
+
+async def test_a_crash_while_a_replica_is_born_is_no_loss() -> None:
+    """Registered as creating, nothing said: the birth is simply carried out again."""
+    cluster, disks = memory_cluster(1)
+    node = cluster.nodes[0]
+    disk = disks[node.agent_id]
+    disk.faults.append(Fault("sync", errno.EIO, "hard-state"))
+    await node.start()
+    with pytest.raises(Exception, match="hard-state"):
+        await node.open(cluster.birth)
+    record = node.registry.get(GROUP)
+    assert record is not None
+    assert record.state is ReplicaState.CREATING
+    await node.stop()
+    async with cluster:
+        assert await cluster.append("a") == Appended(Offset(0), 1)
+
+
+async def test_a_forgotten_vote_makes_a_replica_lost() -> None:
+    """Both copies of its hard state damaged: it may have voted, so it never votes again (safety 3)."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        victim = cluster.nodes[1]
+        await cluster.stop(victim)
+        for copy in "ab":
+            disks[victim.agent_id].damage(f"{victim.directory}/hard-state.{copy}", 60)
+        await cluster.start(victim)
+        assert victim.host.status(GROUP).state == "lost"
+        await cluster.append("b")
