@@ -250,6 +250,7 @@ class Leader:
             )
         )
         progress.sent(last, now_ms)
+        progress.told_index = min(state.commit_index, last)
 
     def _send_heartbeat(self, receiver: ReplicaId, progress: Progress) -> None:
         """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way."""
@@ -258,6 +259,7 @@ class Leader:
         previous_term = state.log.term_at(previous_index)
         if previous_term is None:
             previous_index, previous_term = LogIndex(0), Term(0)
+        progress.told_index = min(state.commit_index, previous_index)
         state.send(
             AppendRequest(
                 sender=state.replica_id,
@@ -322,7 +324,9 @@ class Leader:
             self._notice_deadline_ms = now_ms + self._state.config.commit_notice_ms
 
     def _could_know_more(self, progress: Progress) -> bool:
-        return min(self._state.commit_index, progress.match_index) > progress.commit_index
+        """Whether it holds committed entries of which it has not been told; a lost notice waits for a heartbeat."""
+        knows = max(progress.commit_index, progress.told_index)
+        return min(self._state.commit_index, progress.match_index) > knows
 
     def _synced_at(self, voter: ReplicaId) -> int:
         if voter == self._state.replica_id:

@@ -49,6 +49,7 @@ class Progress:
         "read_token",
         "silent",
         "state",
+        "told_index",
     )
 
     def __init__(self, next_index: LogIndex, append_limit: int, now_ms: int) -> None:
@@ -56,6 +57,7 @@ class Progress:
         self.match_index = LogIndex(0)
         self.next_index = next_index
         self.commit_index = LogIndex(0)  # what the follower says it knows as committed
+        self.told_index = LogIndex(0)  # the commit that requests on their way to it speak of
         self.flight: deque[LogIndex] = deque()  # last index of each request in flight, REPLICATE only
         self.flight_limit = 1  # requests in flight: grows with each answer, falls to 1 when one was lost
         self.probe_sent = False

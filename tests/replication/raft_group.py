@@ -77,6 +77,7 @@ class Group:
         *,
         learners: int = 0,
         logs: dict[int, list[int]] | None = None,
+        term: int | None = None,
         config: RaftConfig | None = None,
     ) -> None:
         logs = logs or {}
@@ -84,7 +85,12 @@ class Group:
         self.now_ms = 0
         self.cores = {
             ordinal: make_core(
-                ordinal, voters=voters, learners=learners, log=logs.get(ordinal, ()), config=self.config
+                ordinal,
+                voters=voters,
+                learners=learners,
+                log=logs.get(ordinal, ()),
+                term=term,
+                config=self.config,
             )
             for ordinal in range(voters + learners)
         }
@@ -133,6 +139,27 @@ class Group:
         ordinal = message.receiver.index
         self.cores[ordinal].step(message, self.now_ms)
         self.drain(ordinal)
+
+    def restart(self, ordinal: int) -> RaftCore:
+        """A crash: what was not synced is lost, and the core begins anew from the disk."""
+        old = self.cores[ordinal]
+        stored = old._state.outbox.synced
+        stable = old.statistics().stable_index
+        self._waiting[ordinal].clear()
+        self.held.discard(ordinal)
+        self.cores[ordinal] = RaftCore(
+            replica_id=old.replica_id,
+            configuration=old.configuration,
+            hard_state=stored,
+            term_runs=term_runs([old.term_at(LogIndex(index)) or 0 for index in range(1, stable + 1)]),
+            first_index=LogIndex(1),
+            last_index=stable,
+            commit_index=stored.commit_index,
+            config=self.config,
+            rng=random.Random(ordinal + 100),
+            now_ms=self.now_ms,
+        )
+        return self.cores[ordinal]
 
     # Many steps
 
