@@ -105,17 +105,8 @@ def decode_stream(data: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         raise BatchError("invalid", str(error)) from error
 
 
-def check_schema(offered: pa.Schema, wanted: pa.Schema) -> None:
-    """Refuse a client's schema that is not the topic's. Names, types, nullability count; metadata do not.
-
-    Raises BatchError: unsupported for dictionaries and extension types, else schema.
-    """
-    for field in offered:
-        _refuse_encoded(field)
-    _require_equal(offered, wanted)
-
-
 def _require_equal(offered: pa.Schema, wanted: pa.Schema) -> None:
+    """Names, order, types and nullability count; metadata do not."""
     if not offered.equals(wanted, check_metadata=False):
         raise BatchError("schema", f"the stream's schema is not the topic's: {_difference(offered, wanted)}")
 
@@ -136,11 +127,10 @@ def _refuse_encoded(field: pa.Field) -> None:
 def _difference(offered: pa.Schema, wanted: pa.Schema) -> str:
     if offered.names != wanted.names:
         return f"columns {offered.names}, expected {wanted.names}"
-    for mine, theirs in zip(offered, wanted, strict=True):
-        if not mine.equals(theirs, check_metadata=False):
-            nullable = "" if mine.nullable else " not null"
-            return f"column {mine.name!r} is {mine.type}{nullable}, expected {theirs.type}"
-    return "byte order"
+    pairs = zip(offered, wanted, strict=True)
+    mine, theirs = next(pair for pair in pairs if not pair[0].equals(pair[1], check_metadata=False))
+    nullable = "" if mine.nullable else " not null"
+    return f"column {mine.name!r} is {mine.type}{nullable}, expected {theirs.type}"
 
 
 class StreamDecoder:

@@ -33,7 +33,6 @@ from shoal.arrow_stream import (
     VALUE_COLUMN,
     Message,
     StreamDecoder,
-    check_schema,
     decode_stream,
     message_from_batch,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "Stamp",
     "StreamDecoder",
     "Term",
-    "check_schema",
     "control_frame",
     "control_payload",
     "decode_producer_table",
@@ -437,8 +435,7 @@ def control_payload(data: bytes) -> bytes:
     stamp_position, _, fields = _read_stamp(data, 0)
     length = fields[15]
     start = stamp_position - length - (-length % 8)
-    if start < 8:
-        raise BatchError("length", "the control payload does not fit the metadata")
+    assert start >= 8, "_read_stamp bounds the length"
     return bytes(data[start : start + length])
 
 

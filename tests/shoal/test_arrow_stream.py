@@ -304,6 +304,52 @@ def test_order_of_messages_is_checked(make_batch: MakeBatch, make_stream: MakeSt
     assert refusal(head + dictionary_batch) == "unsupported"
 
 
+def test_metadata_of_other_kinds_are_refused(make_batch: MakeBatch) -> None:
+    """Big-endian data, messages without header, versions before V4, bodies that are not padded."""
+    head = bytearray(schema_message(DEFAULT_SCHEMA))
+    header = read_message_header(bytes(head[8:]))
+    vtable = header.table - struct.unpack_from("<i", head, 8 + header.table)[0]
+    assert struct.unpack_from("<H", head, 8 + vtable + 4) == (0,)  # endianness is left at its default, little
+    fields_position = header.table + struct.unpack_from("<H", head, 8 + vtable + 6)[0]
+    big_endian = bytearray(head)
+    struct.pack_into("<H", big_endian, 8 + vtable + 4, fields_position - header.table)
+    assert refusal(bytes(big_endian)) == "unsupported"
+
+    batch = make_batch(3)
+    plain = message_from_batch(batch)
+    canonical = encode_record_batch_header(header_of(batch))
+    headless = bytearray(canonical)
+    struct.pack_into("<H", headless, 12, 0)
+    assert refusal(bytes(head) + framed(bytes(headless), bytes(plain.body))) == "invalid"
+    old = bytearray(canonical)
+    struct.pack_into("<h", old, 20, 2)
+    assert refusal(bytes(head) + framed(bytes(old), bytes(plain.body))) == "version"
+
+    header_said = header_of(batch)
+    last_offset, last_length = header_said.buffers[-1]
+    shorter = bytes(plain.body)[: last_offset + last_length]
+    assert len(shorter) % 8
+    assert refusal(with_header(batch, body=shorter, body_length=len(shorter))) == "length"
+    assert refusal(with_header(batch, codec=0, buffers=((0, 4), *header_said.buffers[1:]))) == "length"
+    assert refusal(with_header(batch, codec=2)) == "unsupported"
+
+
+def test_a_wide_schema_is_read_too(make_stream: MakeStream) -> None:
+    """Schemas that are too long to be kept between requests."""
+    wide = pa.record_batch({f"column {number:04}": pa.array([number]) for number in range(200)})
+    stream = make_stream(wide)
+    assert len(schema_message(wide.schema)) > 4096
+    (message,) = decode(stream, wide.schema)
+    assert records(message, wide.schema).equals(wide)
+
+
+def test_our_own_batches_are_bounded_too() -> None:
+    """A million rows of nothing take no bytes, but they are records all the same."""
+    many = pa.record_batch({"nothing": pa.nulls(1_000_001)})
+    with pytest.raises(BatchError, match="more than 1000000 records"):
+        message_from_batch(many)
+
+
 def test_invalid_values_are_refused(make_batch: MakeBatch) -> None:
     """Offsets that run backwards, text that is not UTF-8: pyarrow's full validation."""
     batch = make_batch(3)

@@ -84,6 +84,8 @@ class Cluster:
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, Log]] = {}
         self.schema = DEFAULT_SCHEMA
+        self.routes_answer: Any = None  # instead of the true ones
+        self.offsets_answer: Any = None
         self.document_faults: list[ShoalError] = []  # one is raised by each request for routes or offsets
         self.faults: list[Fault] = []  # one is taken by each record request, and may answer it
         self.reads: list[tuple[int, int, bool]] = []  # agent, offset, forwarding allowed
@@ -137,9 +139,9 @@ class Handler(BaseHTTPRequestHandler):
             if steps[-1] != "records" and self.cluster.document_faults:
                 raise self.cluster.document_faults.pop(0)
             if steps == ["v1", "routes"]:
-                self.document(self.routes(query["topic"]))
+                self.document(self.cluster.routes_answer, self.routes, query["topic"])
             elif steps[-1] == "offsets":
-                self.document(self.offsets(steps[2]))
+                self.document(self.cluster.offsets_answer, self.offsets, steps[2])
             else:
                 self.records(steps[2], int(steps[4]), int(query["offset"]), query)
         except ShoalError as error:
@@ -222,18 +224,22 @@ class Handler(BaseHTTPRequestHandler):
         if send_bytes is not None:
             self.close_connection = True
 
-    def document(self, body: dict[str, Any], status: int = 200, kind: str = "application/json") -> None:
-        """A JSON answer."""
-        encoded = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(encoded)))
-        self.end_headers()
-        self.wfile.write(encoded)
+    def document(self, instead: Any, make: Callable[[str], Any], topic: str) -> None:
+        """A JSON answer, or what a test wants said instead of it."""
+        made = make(topic) if instead is None else instead
+        self.answer(200, "application/json", made if isinstance(made, bytes) else json.dumps(made).encode())
 
     def problem(self, error: ShoalError) -> None:
         """A problem document."""
-        self.document(error.to_problem(), error.status, "application/problem+json")
+        self.answer(error.status, "application/problem+json", json.dumps(error.to_problem()).encode())
+
+    def answer(self, status: int, media_type: str, body: bytes) -> None:
+        """A whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 @pytest.fixture

@@ -80,6 +80,16 @@ def test_a_runtime_without_release_file_is_asked(tmp_path: pathlib.Path, make_ru
         find(tmp_path, JAVA_HOME=str(make_runtime("old", "11.0.2", None)))
 
 
+def test_a_runtime_that_does_not_run_is_passed_over(tmp_path: pathlib.Path) -> None:
+    """Built for another machine, or broken."""
+    (tmp_path / "broken" / "bin").mkdir(parents=True)
+    program = tmp_path / "broken" / "bin" / "java"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(java.JavaNotFoundError, match="no working bin/java"):
+        find(tmp_path, JAVA_HOME=str(tmp_path / "broken"))
+
+
 def test_a_runtime_without_the_vector_module_gets_a_launcher(
     tmp_path: pathlib.Path, make_runtime: MakeRuntime
 ) -> None:

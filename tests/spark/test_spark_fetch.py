@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
+from shoal.batch import DEFAULT_SCHEMA, schema_message
 from shoal.errors import ShoalError
 from shoal.spark_fetch import FetchPolicy, RangeReader, Scan, fetch_states
 from shoal.spark_options import OffsetRange, SourceError
@@ -187,7 +188,13 @@ def garble(handler: Handler) -> bool:
 
 def misplace(handler: Handler) -> bool:
     """A fault: records of somewhere else."""
-    handler.arrow(700, 710, b"")
+    handler.arrow(700, 710, schema_message(DEFAULT_SCHEMA))
+    return True
+
+
+def flood(handler: Handler) -> bool:
+    """A fault: far more than was asked for."""
+    handler.arrow(0, 10, bytes(36 * 2**20))
     return True
 
 
@@ -199,7 +206,7 @@ def go_on(handler: Handler) -> bool:
 def test_faults_between_and_within_answers_lose_and_repeat_nothing(cluster: Cluster) -> None:
     """Each kind of failure, between two good answers: resumed after the last record that was yielded."""
     moving = ("no-leader", "overloaded", "stopping", "timeout", "beyond-end", "not-ready", "leadership-lost")
-    for fault in [*(fail(code) for code in moving), cut, reset, garble, misplace]:
+    for fault in [*(fail(code) for code in moving), cut, reset, garble, misplace, flood]:
         cluster.faults = [fault, go_on, fault, fault]
         task = scan(cluster, 1, 5, 25, policy=FetchPolicy(fetch_bytes=1))
         assert values(read(task)) == expected(1, 5, 25)
@@ -227,6 +234,33 @@ def test_other_refusals_are_reported_at_once(cluster: Cluster) -> None:
         with pytest.raises(SourceError, match=code):
             read(scan(cluster, 0, 0, 10))
         assert len(cluster.reads) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"topics": 5}, {"topics": {"flights": {"partitions": [{}]}}}, b"<html>"]
+)
+def test_documents_that_are_not_understood_get_one_line(cluster: Cluster, answer: Any) -> None:
+    """Something else listens at the agent's address."""
+    cluster.routes_answer = answer
+    with pytest.raises(SourceError, match=r"answer to /v1/routes is not understood|unknown topic"):
+        fetch_states("flights", (cluster.url(0),))
+    cluster.routes_answer, cluster.offsets_answer = None, answer
+    with pytest.raises(SourceError, match="offsets is not understood"):
+        fetch_states("flights", (cluster.url(0),))
+
+
+def test_a_topic_deleted_while_a_query_is_planned_is_unknown(cluster: Cluster) -> None:
+    """Routes still name it, its offsets are gone."""
+    cluster.routes_answer = {"topics": {"gone": {"partitions": []}}}
+    with pytest.raises(SourceError, match="^unknown topic 'gone'"):
+        fetch_states("gone", (cluster.url(0),))
+
+
+def test_agents_that_vanish_while_a_task_reads_are_waited_for(cluster: Cluster) -> None:
+    """No address answers for a while, not even with routes: bounded, then one line."""
+    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), (UNUSED_URL,), False, True)
+    with pytest.raises(SourceError, match=r"in 30 attempts; last: .*127\.0\.0\.1:9"):
+        read(task)
 
 
 def test_trimmed_records_fail_the_query_unless_told(cluster: Cluster) -> None:
