@@ -252,7 +252,7 @@ def test_documents_that_are_not_understood_get_one_line(cluster: Cluster, answer
 def test_a_topic_deleted_while_a_query_is_planned_is_unknown(cluster: Cluster) -> None:
     """Routes still name it, its offsets are gone."""
     cluster.routes_answer = {"topics": {"gone": {"partitions": []}}}
-    with pytest.raises(SourceError, match="^unknown topic 'gone'"):
+    with pytest.raises(SourceError, match=r"^unknown topic 'gone'"):
         fetch_states("gone", (cluster.url(0),))
 
 
