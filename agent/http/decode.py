@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from shoal.agent.http.body import prepare_body, stream_body
 from shoal.agent.http.context import Call
-from shoal.agent.http.limits import MIB
+from shoal.agent.http.limits import MIB, Holding
 from shoal.agent.http.parameters import Query
 from shoal.agent.http.problems import JSON_TYPE
 from shoal.arrow_stream import CONTINUATION
-from shoal.batch import MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
+from shoal.batch import MAX_BODY_BYTES, MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, parse_json, parse_ndjson, parse_raw
 
@@ -47,9 +47,14 @@ class Chunk(NamedTuple):
     body: bytes | None = None  # the request's whole body, if the chunk is all of it
 
 
-def decode_stream(call: Call, media: str, schema: pa.Schema) -> AsyncIterator[Chunk]:
-    """The body of a type that streams."""
-    return decode_ndjson(call) if media == NDJSON_TYPE else decode_arrow(call, schema)
+def decode_stream(
+    call: Call, media: str, schema: pa.Schema, holding: Holding, *, at_once: bool
+) -> AsyncIterator[Chunk]:
+    """The body of a type that streams. `at_once`: as one chunk, as long as it may be one batch."""
+    if media == NDJSON_TYPE:
+        limits = call.context.limits
+        return decode_ndjson(call, holding, limits.body_bytes if at_once else limits.chunk_bytes)
+    return decode_arrow(call, schema, holding, MAX_BODY_BYTES if at_once else ARROW_CHUNK_BYTES)
 
 
 def decode_whole(call: Call, media: str, body: bytes) -> Chunk:
@@ -100,13 +105,12 @@ def _key_not_here(why: str) -> ShoalError:
     )
 
 
-async def decode_ndjson(call: Call) -> AsyncIterator[Chunk]:
+async def decode_ndjson(call: Call, holding: Holding, chunk_bytes: int) -> AsyncIterator[Chunk]:
     """Lines in chunks of about `chunk_bytes`, each ending at a line's end."""
     if "key" in call.query:
         raise _key_not_here("?key_field=NAME takes the key of a line from its JSON")
     prepare_body(call)
     key_field = call.query.get("key_field")
-    chunk_bytes = call.context.limits.chunk_bytes
     pieces: list[bytes] = []
     size = 0
     first_record = 0
@@ -114,6 +118,7 @@ async def decode_ndjson(call: Call) -> AsyncIterator[Chunk]:
     async for piece in stream_body(call):
         anything = True
         size += len(piece)
+        holding.set(size)
         end = piece.rfind(b"\n") + 1
         if not end or size < chunk_bytes:
             if size > MAX_RECORD_BYTES + chunk_bytes:
@@ -140,8 +145,10 @@ def _line_too_long(first_record: int) -> ShoalError:
     )
 
 
-async def decode_arrow(call: Call, schema: pa.Schema) -> AsyncIterator[Chunk]:
-    """Record batches in chunks of about ARROW_CHUNK_BYTES, stored as they come."""
+async def decode_arrow(
+    call: Call, schema: pa.Schema, holding: Holding, chunk_bytes: int
+) -> AsyncIterator[Chunk]:
+    """Record batches in chunks of about `chunk_bytes`, stored as they come."""
     for name in ("key", "key_field"):
         if name in call.query:
             raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
@@ -153,8 +160,9 @@ async def decode_arrow(call: Call, schema: pa.Schema) -> AsyncIterator[Chunk]:
     async for piece in stream_body(call):
         anything = True
         size += len(piece)
+        holding.set(size)
         messages += feed(decoder, piece)
-        if messages and size >= ARROW_CHUNK_BYTES:
+        if messages and size >= chunk_bytes:
             yield arrow_chunk(messages)
             messages = []
             size = 0

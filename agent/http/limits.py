@@ -83,14 +83,13 @@ class Gate:
         assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
 
     def hold(self, size_bytes: int) -> None:
-        """Account for bytes of a request that has a place; ShoalError overloaded when they are too many."""
-        if self.bytes_in_flight + size_bytes > self._limits.bytes_in_flight:
+        """Account for bytes of a request that has a place; ShoalError overloaded when they are too many.
+
+        Negative: bytes that the request no longer needs.
+        """
+        if size_bytes > 0 and self.bytes_in_flight + size_bytes > self._limits.bytes_in_flight:
             self._refuse(f"{self.bytes_in_flight} bytes are in flight and {size_bytes} more do not fit")
         self.bytes_in_flight += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        """Give bytes back while the request goes on (a chunk of a stream was appended)."""
-        self.bytes_in_flight -= size_bytes
         assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
 
     def enter_wait(self) -> None:
@@ -107,3 +106,18 @@ class Gate:
     def _refuse(self, detail: str) -> None:
         self.refused_total += 1
         raise ShoalError("overloaded", detail + "; try again in a moment")
+
+
+class Holding:
+    """What one request holds of the gate's bytes, as it grows and shrinks with the chunks of a stream."""
+
+    __slots__ = ("_gate", "size_bytes")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.size_bytes = 0
+
+    def set(self, size_bytes: int) -> None:
+        """Hold so many bytes from now on; ShoalError overloaded, and as before, when there is no room."""
+        self._gate.hold(size_bytes - self.size_bytes)
+        self.size_bytes = size_bytes

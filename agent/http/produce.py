@@ -35,6 +35,7 @@ from shoal.agent.http.deliver import (
 )
 from shoal.agent.http.dispatch import Hint, Route
 from shoal.agent.http.interface import Topic
+from shoal.agent.http.limits import Holding
 from shoal.agent.http.parameters import choice, is_number, shown
 from shoal.agent.http.problems import JSON_TYPE, json_response
 from shoal.agent.http.topics import create_topic_anywhere
@@ -101,17 +102,14 @@ class ProduceHandlers:
         media = media_type(call.headers.get("Content-Type"))
         gate = self._context.gate
         gate.enter()
-        held_bytes = 0
+        holding = Holding(gate)
         try:
             if media in STREAMED_TYPES:
-                held_bytes = 2 * self._context.limits.chunk_bytes  # in the decoder, and the chunk under way
-                gate.hold(held_bytes)
-                production = Production(call, options, name, topic, partition)
-                await production.stream(decode_stream(call, media, production.schema()))
-                return production.answer()
+                return await self._stream(
+                    call, media, Production(call, options, name, topic, partition), holding
+                )
             body = await read_body(call, self._context.limits.body_bytes)
-            gate.hold(len(body))
-            held_bytes = len(body)
+            holding.set(len(body))
             if len(body) <= DECODED_AT_ONCE_BYTES:
                 chunk = decode_whole(call, media, body)
             else:
@@ -125,7 +123,12 @@ class ProduceHandlers:
             await production.append_in_parts(chunk)
             return production.answer()
         finally:
-            gate.leave(held_bytes)
+            gate.leave(holding.size_bytes)
+
+    async def _stream(self, call: Call, media: str, production: Production, holding: Holding) -> web.Response:
+        schema, at_once = production.schema(), production.is_one_sequence
+        await production.stream(decode_stream(call, media, schema, holding, at_once=at_once))
+        return production.answer()
 
     async def _append_at_once(
         self, topic: Topic, partition: int, chunk: Chunk, options: Options
@@ -218,6 +221,11 @@ class Production:
                 f"there is no topic {shown(name)}; one made by producing has partition 0 only",
             )
 
+    @property
+    def is_one_sequence(self) -> bool:
+        """Whether the request is one sequence of a producer, and so has to be one append a partition."""
+        return self._options.producer is not None
+
     def schema(self) -> pa.Schema:
         """What Arrow records have to look like; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
@@ -258,10 +266,6 @@ class Production:
         """
         if not chunk.records:
             return
-        if self._options.producer is not None and len(chunk.messages) > 1:
-            raise ShoalError(
-                "bad-request", "with Shoal-Producer headers an Arrow stream has to be one record batch"
-            )
         topic = self._topic or await self._create()
         if self._partition is not None:
             await self._append_part(topic, self._partition, chunk)

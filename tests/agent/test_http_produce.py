@@ -130,7 +130,7 @@ async def test_repeated_sequence_is_a_duplicate(agent: Agent) -> None:
 
 
 async def test_a_producers_batch_is_one_sequence(agent: Agent) -> None:
-    """With producer headers an NDJSON body is one append and two Arrow batches are refused."""
+    """With producer headers a body is one append, whatever its type; what cannot be one is refused."""
     headers = {"Shoal_Producer_Id": "p", "Shoal_Producer_Epoch": "3", "Shoal_Producer_Sequence": "0"}
     path = "/v1/topics/t/partitions/0/records"
     assert (await agent.post(path, b"1\n2\n3\n", media=NDJSON, **headers)).json["count"] == 3
@@ -140,12 +140,23 @@ async def test_a_producers_batch_is_one_sequence(agent: Agent) -> None:
     ).status == 200
     headers["Shoal_Producer_Sequence"] = "2"
     two = arrow_stream(arrow_batch([b"x"]), arrow_batch([b"y"]))
-    (await agent.post(path, two, media=ARROW, **headers)).problem("bad-request")
+    assert (await agent.post(path, two, media=ARROW, **headers)).json["count"] == 2
     headers["Shoal_Producer_Sequence"] = "7"
     (await agent.post(path, b"v", **headers)).problem("sequence-gap")
     headers["Shoal_Producer_Epoch"] = "2"
     (await agent.post(path, b"v", **headers)).problem("producer-fenced")
-    assert agent.broker.cluster.stored() == 5
+    assert agent.broker.cluster.stored() == 7
+    headers |= {"Shoal_Producer_Epoch": "4", "Shoal_Producer_Sequence": "0"}
+    lines = b'"%s"\n' % (b"x" * 1_000) * 9_000
+    (await agent.post(path, lines, media=NDJSON, **headers)).problem("too-large")
+    many = b'{"records":[' + b'{"value":1},' * 140_000 + b'{"value":1}]}'
+    (await agent.post(path, many, media="application/json", **headers)).problem("too-large")
+    assert agent.broker.cluster.stored() == 7
+    answer = await agent.post("/v1/topics/t/records", many, media="application/json")
+    assert answer.json == {
+        "count": 140_001,
+        "appended": [{"partition": 0, "base_offset": 7, "count": 140_001}],
+    }
 
 
 @pytest.mark.parametrize(
