@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from shoal.agent.http.context import Call, Context, Deadline
-from shoal.agent.http.decode import ARROW_TYPE, Chunk, encapsulated
+from shoal.agent.http.decode import ARROW_TYPE, Chunk, batch_problem, encapsulated
 from shoal.agent.http.forward import Reply, forward_target
 from shoal.agent.http.interface import Appended, Leader, Topic
-from shoal.batch import END_OF_STREAM, Message, ProducerStamp, message_from_batch, schema_message
+from shoal.batch import END_OF_STREAM, BatchError, Message, ProducerStamp, message_from_batch, schema_message
 from shoal.errors import ShoalError
 from shoal.records import columns_to_batch
 
@@ -22,6 +22,8 @@ PRODUCER_HEADERS = ("Shoal-Producer-Id", "Shoal-Producer-Epoch", "Shoal-Producer
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.
 RETRY_PAUSE_SECONDS = 0.05
 MOVING_CODES = frozenset(("not-leader", "no-leader"))
+# What an agent says that is leaving, or has just come: its leadership is about to be elsewhere.
+PASSING_CODES = MOVING_CODES | {"stopping", "not-ready"}
 
 
 class Options(NamedTuple):
@@ -44,6 +46,15 @@ async def append_here(
     context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
 ) -> Appended:
     """The broker's append for either form of a chunk; not-leader where the leader is elsewhere."""
+    try:
+        return await _append(context, topic, partition, chunk, options, timeout_ms)
+    except BatchError as error:
+        raise batch_problem(error) from None
+
+
+async def _append(
+    context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
+) -> Appended:
     if chunk.columns is not None:
         return await context.broker.append_records(
             topic,
@@ -74,7 +85,7 @@ async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, option
         try:
             return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)
         except ShoalError as error:
-            if error.code not in MOVING_CODES:
+            if error.code not in (MOVING_CODES if leader.local else PASSING_CODES):
                 raise
             if not await deadline.pause(RETRY_PAUSE_SECONDS):
                 raise ShoalError(

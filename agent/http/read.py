@@ -7,7 +7,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
-from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
+from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import forward_target
 from shoal.agent.http.interface import Fetch, Topic
@@ -55,7 +55,8 @@ class ReadHandlers:
                     return await request.answer_here()
                 return await self._relay(call, leader.url, topic, partition, deadline)
             except ShoalError as error:
-                if error.code not in MOVING_CODES or not await deadline.pause(RETRY_PAUSE_SECONDS):
+                codes = MOVING_CODES if leader.local else PASSING_CODES
+                if error.code not in codes or not await deadline.pause(RETRY_PAUSE_SECONDS):
                     raise
 
     async def _relay(

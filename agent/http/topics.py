@@ -16,7 +16,7 @@ from aiohttp import web
 
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline
-from shoal.agent.http.deliver import MOVING_CODES, RETRY_PAUSE_SECONDS
+from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import FORWARDED_BY, Reply, forward_target
 from shoal.agent.http.interface import Json, Topic
@@ -173,7 +173,7 @@ async def at_catalog(
             try:
                 return await there(url, deadline.remaining_ms())
             except ShoalError as error:
-                if error.code not in MOVING_CODES:
+                if error.code not in PASSING_CODES:
                     raise
                 refusal = error
         if not await deadline.pause(RETRY_PAUSE_SECONDS):
@@ -256,7 +256,7 @@ class OffsetsGatherer:
                 timeout_ms=timeout_ms,
             )
         except ShoalError as error:
-            if error.code in ("timeout", "leadership-lost", *MOVING_CODES):
+            if error.code in ("timeout", "leadership-lost", *PASSING_CODES):
                 return []  # asked again until the deadline
             raise
         return _entries(reply.document(), len(self._topic.ranges))

@@ -230,13 +230,20 @@ async def test_waiting_for_a_leader(pair: Pair) -> None:
 
 
 async def test_leadership_that_moves_here(pair: Pair) -> None:
-    """The old leader says 421; the next attempt finds this agent itself leading."""
+    """The old leader says 421, then that it is stopping; the next attempt finds this agent itself leading."""
     first, second = pair
     cluster = first.broker.cluster
-    waiting = asyncio.create_task(first.post(PARTITION, b"v"))
-    second.broker.fail_next = [ShoalError("not-leader", "just lost it")]
-    cluster.leaders["t", 0] = first.broker.agent_id
-    assert (await waiting).status == 200
+    refusals = ["not-leader", "stopping"]
+
+    async def losing(*arguments: object, **options: object) -> None:
+        code = refusals.pop(0)
+        if not refusals:
+            cluster.leaders["t", 0] = first.broker.agent_id
+        raise ShoalError(code, "just lost it")
+
+    second.broker.append_records = losing  # type: ignore[assignment]
+    assert (await first.post(PARTITION, b"v")).status == 200
+    assert refusals == []
     assert cluster.values("t") == [b"v"]
 
 
