@@ -231,7 +231,7 @@ def test_intents_about_strangers_are_bounded() -> None:
     for number in range(5_000):
         script.hear_serf(JoinIntent(number + 1, f"ghost-{number}"))
     script.core.check_invariants()
-    assert len(script.core._recent_intents) == 1024
+    assert len(script.core._list._recent_intents) == 1024
 
 
 def test_leave_goes_in_serfs_order() -> None:
