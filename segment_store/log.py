@@ -253,7 +253,7 @@ class PartitionLog:
         self._submit(frames[start:], done)
         self._chain = end
         self._frames_appended += len(frames)
-        self._cache.shrink(self._writer.written_index)
+        self._cache.shrink(self._writer.stored_index)
         return done
 
     def _starts_segment(self, frame: Frame) -> bool:
@@ -324,6 +324,7 @@ class PartitionLog:
         when the first frame does not verify; before a damaged one the answer ends.
         """
         entries = self._select(first_index, last_index, max_bytes)
+        generation = self._writer.generation
         frames: list[Frame] = []
         place = 0
         while place < len(entries):
@@ -334,11 +335,15 @@ class PartitionLog:
                 continue
             run = self._stored_run(entries, place)
             try:
-                frames += await self._read_run(run)
-            except Damaged:
-                if not frames:
+                got = await self._read_run(run)
+            except (Damaged, OffsetOutOfRange):
+                if generation == self._writer.generation and not frames:
                     raise
-                break
+                got = []
+            if generation != self._writer.generation:
+                # Truncated meanwhile: the places that were looked up may hold another branch by now.
+                return await self.read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
+            frames += got
             place += len(run)
             if len(frames) < place:
                 break  # damage inside the run: the next read meets it first
@@ -400,7 +405,6 @@ class PartitionLog:
     async def _read_run(self, run: list[Entry]) -> list[Frame]:
         """Frames of adjoining entries, each verified and found to be the one the index names."""
         segment = self._segment_of(run[0].index)
-        generation = self._writer.generation
         start = run[0].position
         buffer = bytearray(run[-1].end_position - start)
         problem = "the file ends before the entry does"
@@ -423,10 +427,8 @@ class PartitionLog:
                 problem = f"entry {frame.stamp.index} of {len(frame.data)} bytes lies there"
                 break
             frames.append(frame)
-        if frames or not run:
+        if frames:
             return frames
-        if generation != self._writer.generation and run[0].index > self._writer.written_index:
-            raise OffsetOutOfRange(run[0].index, self.first_index, self.last_index + 1)  # truncated meanwhile
         raise Damaged(segment.path, start, problem, run[0].index, run[0].index)
 
     async def verify(self, first_index: LogIndex | None = None) -> list[Damaged]:
@@ -434,7 +436,7 @@ class PartitionLog:
         await self._writer.drain()
         found: list[Damaged] = []
         index = first_index or self.first_index
-        last = LogIndex(min(self.last_index, self._writer.written_index))
+        last = LogIndex(min(self.last_index, self._writer.stored_index))
         while index <= last:
             entries = self._select(index, last, self._files.config.read_chunk_bytes)
             run = [entry for entry in entries if self._segment_of(entry.index) is self._segment_of(index)]

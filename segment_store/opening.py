@@ -382,7 +382,9 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
     """None when the file opens with this log's header, which may be longer or shorter than the one we would
     write (another version of Arrow). Whether one that does not verify is damaged or foreign, the frames
     decide."""
-    data = await file.read(0, max(len(segment.header), MAX_HEADER_BYTES))
+    if await file.read(0, len(segment.header)) == segment.header:
+        return None
+    data = await file.read(0, MAX_HEADER_BYTES)
     identity = segment.files.identity
     try:
         frame = parse_frame(data, 0, identity)

@@ -1,9 +1,9 @@
 """The writer of one log: works off its queue on the disk, one thing at a time, and keeps the index behind it.
 
-`written_index` is what the files hold; `synced_index` what is known to survive a power failure, in the log
-as planned (a truncation lowers it when it is asked for, not when it is done). Faults are sorted here: no
-space refuses what was queued and heals; a failed sync, or a write that failed for any other reason, ends
-this log's writing for good.
+`written_index` is what the files hold. `stored_index` is how much of the log as planned they hold, and
+`synced_index` how much of that is known to survive a power failure: a truncation lowers both when it is
+asked for, not when it is done. Faults are sorted here: no space refuses what was queued and heals; a failed
+sync, or a write that failed for any other reason, ends this log's writing for good.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ class Writer:
         roll_back: Callable[[LogIndex], None],
     ) -> None:
         self.written_index = last_index
+        self.stored_index = last_index
         self.synced_index = last_index
         self.generation = 0  # counts truncations asked for
         self.failure: DiskFailed | None = None
@@ -80,6 +81,7 @@ class Writer:
         elif isinstance(work, Truncate):
             self.generation += 1
             self.synced_index = LogIndex(min(self.synced_index, work.from_index - 1))
+            self.stored_index = LogIndex(min(self.stored_index, work.from_index - 1))
         self._queue.append(work)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work_off())
@@ -87,6 +89,9 @@ class Writer:
     async def _work_off(self) -> None:
         try:
             while self._queue:
+                if self.failure is not None:  # the index's task met it
+                    self._fail(self.failure)
+                    return
                 try:
                     await self._next()
                 except OSError as error:
@@ -166,11 +171,12 @@ class Writer:
         last = group[-1]
         self.queued_bytes -= length
         self.written_index = last.last_index
+        # A truncation that is queued behind takes back what it removes, and others may be planned there
+        # already.
+        kept = last.last_index if last.generation == self.generation else self._kept_of(last.last_index)
+        self.stored_index = LogIndex(max(self.stored_index, kept))
         if self._files.config.fsync:
-            if last.generation == self.generation:
-                self.synced_index = last.last_index
-            else:  # a truncation is queued behind: only what it keeps counts
-                self.synced_index = LogIndex(max(self.synced_index, self._kept_of(last.last_index)))
+            self.synced_index = self.stored_index
         for work in group:
             if work.done is not None and not work.done.done():
                 work.done.set_result(None)
@@ -189,14 +195,14 @@ class Writer:
 
     async def _sync_active(self) -> None:
         """Without fsync per append, what was written becomes known synced here."""
-        if self._files.config.fsync or self._active is None or self.synced_index >= self.written_index:
+        if self._files.config.fsync or self._active is None or self.synced_index >= self.stored_index:
             return
-        written, generation = self.written_index, self.generation
+        written = self.written_index
         async with self._files.open_files.pin(self._active.path) as file:
             await file.sync()
         self.syncs += 1
-        kept = written if generation == self.generation else self._kept_of(written)
-        self.synced_index = LogIndex(max(self.synced_index, min(kept, self.written_index)))
+        # What was written meanwhile is not covered, what was truncated meanwhile does not count.
+        self.synced_index = LogIndex(max(self.synced_index, min(written, self.stored_index)))
 
     async def _roll(self, work: Roll) -> None:
         """Seal and sync the old segment with its index, then the new one's header and directory entry."""
@@ -265,6 +271,7 @@ class Writer:
             self._fail(DiskFailed(f"{self._files.directory}: {second}, while the disk was full ({error})"))
         else:
             self._roll_back(self.written_index)
+            self.stored_index = self.written_index
         finally:
             self._refusing = None
         for work in refused:  # only now: who hears of it may offer the same frames again at once
@@ -329,7 +336,8 @@ class Writer:
                 # again.
                 logger.warning("%s: index not written: %s", self._files.directory, error)
             else:
-                self._fail(DiskFailed(f"{self._files.directory}: index: {error}"))
+                self.failure = self.failure or DiskFailed(f"{self._files.directory}: index: {error}")
+                logger.error("%s: this log accepts no append until it is opened again", self.failure)
         finally:
             self._index_task = None
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import sys
 
-from frames import SMALL, next_frame, open_log
+from store_frames import SMALL, next_frame, open_log
 
 from shoal.segment_store import open_disk
 

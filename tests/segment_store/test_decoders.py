@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from frames import IDENTITY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_frames import IDENTITY
 
 from shoal.batch import END_OF_STREAM, LogIdentity, LogIndex, Offset, Term
 from shoal.segment_store import DirectoryLock, FormatError, LogConfig, NotOwner

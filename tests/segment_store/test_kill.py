@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from frames import SMALL, open_log
+from store_frames import SMALL, open_log
 
 from shoal.segment_store import open_disk
 

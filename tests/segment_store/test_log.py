@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from frames import IDENTITY, SMALL, contents, next_frame, open_log
+from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
 from shoal.batch import LogIdentity
 from shoal.segment_store import (
@@ -120,7 +120,7 @@ async def test_rolling_by_flag() -> None:
 
 def next_frame_after(log, rows):
     """The frame behind the one next_frame gives (which has 2 rows and term 1)."""
-    from frames import message
+    from store_frames import message
 
     from shoal.batch import stamp_message
 
@@ -205,6 +205,62 @@ async def test_truncation_is_ordered_behind_queued_appends() -> None:
     log = await open_log(disk)
     assert await contents(log) == before
     assert log.term_runs() == [(1, 1), (3, 5)]
+    await log.close()
+
+
+async def test_a_new_branch_is_readable_before_it_is_written() -> None:
+    """Frames planned where written ones are about to be truncated come from memory, never from the old
+    branch."""
+    disk = MemoryDisk(random.Random(9), pause_max=3)
+    log = await open_log(disk)
+    for _ in range(10):
+        await log.append([next_frame(log, fill=1)])
+    pending = [log.truncate_suffix(8)]
+    branch = []
+    for _ in range(3):
+        branch.append(next_frame(log, term=2, fill=2))
+        pending.append(log.append(branch[-1:]))
+    assert await log.read(8, 10, 2**20) == branch
+    tasks = [asyncio.ensure_future(step) for step in pending]
+    while not all(task.done() for task in tasks):
+        assert (await log.read(7, 10, 2**20))[1:] == branch
+    await asyncio.gather(*tasks)
+    assert await log.read(8, 10, 2**20) == branch
+    await log.close()
+
+
+async def test_reads_during_truncations_see_one_branch_or_the_other() -> None:
+    """Readers that run all the time never see damage, whatever is cut and written under them."""
+    disk = MemoryDisk(random.Random(4), pause_max=4)
+    log = await open_log(disk)
+    for _ in range(12):
+        await log.append([next_frame(log, 2)])
+    running = True
+
+    async def reader(rng: random.Random) -> int:
+        reads = 0
+        while running:
+            first = rng.randrange(1, 12)
+            try:
+                frames = await log.read(first, min(first + 4, log.last_index), 2**20)
+            except OffsetOutOfRange:
+                continue
+            finally:
+                await asyncio.sleep(0)
+            assert [frame.stamp.index for frame in frames] == list(range(first, first + len(frames)))
+            reads += 1
+        return reads
+
+    readers = [asyncio.ensure_future(reader(random.Random(seed))) for seed in range(3)]
+    for term in range(2, 30):
+        cut = log.truncate_suffix(5 + term % 6)
+        appends = []
+        while log.last_index < 12:
+            appends.append(log.append([next_frame(log, term % 3, term=term, first_of_segment=term % 4 == 0)]))
+        await asyncio.gather(cut, *appends)
+    running = False
+    assert min(await asyncio.gather(*readers)) > 20
+    assert await log.verify() == []
     await log.close()
 
 

@@ -5,9 +5,9 @@ import asyncio
 import random
 
 import pytest
-from frames import contents, next_frame, open_log
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_frames import contents, next_frame, open_log
 
 from shoal.batch import Frame
 from shoal.segment_store import OffsetOutOfRange, PartitionLog

@@ -10,7 +10,7 @@ import errno
 import random
 
 import pytest
-from frames import SMALL, next_frame, open_log
+from store_frames import SMALL, next_frame, open_log
 
 from shoal.batch import Frame
 from shoal.segment_store import PartitionLog, StoreError

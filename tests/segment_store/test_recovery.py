@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from frames import IDENTITY, SMALL, contents, next_frame, open_log
+from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
 from shoal.batch import LogIndex, Offset, Term
 from shoal.segment_store import Damaged, PartitionLog
