@@ -6,6 +6,7 @@ Law of this file: plain values in milliseconds and counts; every cross-field rul
 from dataclasses import dataclass
 
 from shoal.replication.errors import ConfigError
+from shoal.replication.messages import MAX_RUNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class RaftConfig:
                 self.max_inflight_entries >= self.max_entries_per_append,
                 "the flight is smaller than one append",
             ),
+            (self.max_entries_per_append <= MAX_RUNS, "a request could not name that many entries"),
             (self.retry_after_ms >= self.heartbeat_interval_ms, "retries are looked for at heartbeats only"),
             (
                 0 <= self.commit_notice_ms <= self.heartbeat_interval_ms,

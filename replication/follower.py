@@ -39,9 +39,10 @@ class Follower:
 
     def doubt_leader(self, within_ms: int, now_ms: int) -> None:
         """Stop being quiet and campaign after a random part of within_ms, unless the leader speaks first."""
+        due_ms = now_ms + self._state.rng.randrange(max(1, within_ms))
+        self.election_deadline_ms = due_ms if self.quiet else min(due_ms, self.election_deadline_ms)
         self.quiet = False
         self.heard_ms = None
-        self.election_deadline_ms = now_ms + self._state.rng.randrange(max(1, within_ms))
 
     def restart_timer(self, now_ms: int) -> None:
         """A leader, or a candidate that has this replica's vote, deserves a full timeout."""
@@ -63,7 +64,10 @@ class Follower:
         if not self._take_entries(message):
             return
         state.commit_to(min(message.commit_index, message.last_index))
-        self.quiet = message.quiet and state.commit_index == state.log.last_index == message.commit_index
+        holds_all = (
+            state.commit_index == state.log.last_index == state.log.stable_index == message.commit_index
+        )
+        self.quiet = message.quiet and holds_all
         self._accept(message)
 
     def _take_entries(self, message: AppendRequest) -> bool:

@@ -4,13 +4,15 @@ Law of this file: everything here exists only while leading; losing the role dro
 transfer.py, confirmed reads in reads.py; both are fields of this role.
 """
 
-from shoal.batch import LogIndex, Term
+from shoal.batch import LogIndex
 from shoal.replication.errors import ChangePending, InvalidChange, Overloaded, TransferInProgress
 from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replica, ReplicaId
-from shoal.replication.messages import MAX_CONFIGURATIONS, AppendReply, AppendRequest
-from shoal.replication.progress import Progress, ProgressState
+from shoal.replication.membership_change import check_change
+from shoal.replication.messages import AppendReply
+from shoal.replication.progress import Progress
 from shoal.replication.quorum import has_majority, majority_value
 from shoal.replication.reads import ReadQueue
+from shoal.replication.requests import entries_request, heartbeat_request
 from shoal.replication.transfer import Transfer
 from shoal.replication.transitions import RaftState
 
@@ -153,33 +155,11 @@ class Leader:
             Replica(new_id, item.agent_id, item.learner) if item.id == UNBORN else item for item in replicas
         )
         configuration = Configuration(index, named)
-        self._check_change(configuration, new_id)
+        check_change(state.configuration, configuration, new_id, self._is_caught_up)
         proposal = self.propose(1, now_ms)
         state.adopt(configuration)
         self._follow_configuration(now_ms)
         return proposal
-
-    def _check_change(self, new: Configuration, new_id: ReplicaId) -> None:
-        """One voter more or less (thesis 4.1: their majorities meet), by way of a learner that has caught
-        up."""
-        if problem := new.problem():
-            raise InvalidChange(problem)
-        old = self._state.configuration
-        if len(set(old.voters) ^ set(new.voters)) > 1:
-            raise InvalidChange("more than one voter changes")
-        for replica in new.replicas:
-            before = old.find(replica.id)
-            if before is None and (replica.id != new_id or not replica.learner):
-                raise InvalidChange(f"{replica.agent_id} must begin as a new learner")
-            if before is not None and before.agent_id != replica.agent_id:
-                raise InvalidChange(f"{replica.id} lives on {before.agent_id}, not on {replica.agent_id}")
-            if (
-                before is not None
-                and before.learner
-                and not replica.learner
-                and not self._is_caught_up(replica.id)
-            ):
-                raise InvalidChange(f"{replica.agent_id} has not caught up yet")
 
     def _is_caught_up(self, learner: ReplicaId) -> bool:
         behind = self._state.commit_index - self.progress[learner].match_index
@@ -220,59 +200,20 @@ class Leader:
             self._notice_deadline_ms = None
 
     def _send_entries(self, receiver: ReplicaId, progress: Progress, now_ms: int) -> None:
-        state = self._state
-        if not progress.may_send(state.config):
+        if not progress.may_send(self._state.config):
             return
-        previous_index = LogIndex(progress.next_index - 1)
-        previous_term = state.log.term_at(previous_index)
-        if previous_term is None or progress.next_index < state.log.first_index:
+        request = entries_request(self._state, receiver, progress, self.reads.round)
+        if request is None:
             progress.need_segments()
             return
-        room = state.config.max_inflight_entries - (previous_index - progress.match_index)
-        limit = progress.append_limit
-        if progress.state is ProgressState.REPLICATE:
-            limit = min(limit, room)
-        last = LogIndex(min(state.log.last_index, previous_index + limit))
-        inside = [item for item in state.configurations if previous_index < item.index <= last]
-        if len(inside) > MAX_CONFIGURATIONS:
-            last = LogIndex(inside[MAX_CONFIGURATIONS].index - 1)
-        state.send(
-            AppendRequest(
-                sender=state.replica_id,
-                receiver=receiver,
-                term=state.term,
-                previous_index=previous_index,
-                previous_term=previous_term,
-                runs=state.log.runs(progress.next_index, last),
-                commit_index=state.commit_index,
-                configurations=tuple(inside[:MAX_CONFIGURATIONS]),
-                read_token=self.reads.round,
-            )
-        )
-        progress.sent(last, now_ms)
-        progress.told_index = min(state.commit_index, last)
+        self._state.send(request)
+        progress.sent(request.last_index, now_ms)
+        progress.told_index = min(request.commit_index, request.last_index)
 
     def _send_heartbeat(self, receiver: ReplicaId, progress: Progress) -> None:
-        """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way."""
-        state = self._state
-        previous_index = progress.match_index
-        previous_term = state.log.term_at(previous_index)
-        if previous_term is None:
-            previous_index, previous_term = LogIndex(0), Term(0)
-        progress.told_index = min(state.commit_index, previous_index)
-        state.send(
-            AppendRequest(
-                sender=state.replica_id,
-                receiver=receiver,
-                term=state.term,
-                previous_index=previous_index,
-                previous_term=previous_term,
-                runs=(),
-                commit_index=state.commit_index,
-                quiet=self.quieting,
-                read_token=self.reads.round,
-            )
-        )
+        request = heartbeat_request(self._state, receiver, progress, self.reads.round, quiet=self.quieting)
+        self._state.send(request)
+        progress.told_index = min(request.commit_index, request.last_index)
 
     # Answers
 
@@ -313,7 +254,7 @@ class Leader:
         assert state.log.term_at(index) == state.term
         self.reads.term_committed(state.commit_index)
         self._notice_commit_soon(now_ms)
-        if state.replica_id not in {item.id for item in state.configuration.replicas} or not state.is_voter:
+        if not state.is_voter:
             self._leave_when_removed(now_ms)
 
     def _notice_commit_soon(self, now_ms: int) -> None:
@@ -324,7 +265,8 @@ class Leader:
             self._notice_deadline_ms = now_ms + self._state.config.commit_notice_ms
 
     def _could_know_more(self, progress: Progress) -> bool:
-        """Whether it holds committed entries of which it has not been told; a lost notice waits for a heartbeat."""
+        """Whether it holds committed entries of which it has not been told; a lost notice waits for a
+        heartbeat."""
         knows = max(progress.commit_index, progress.told_index)
         return min(self._state.commit_index, progress.match_index) > knows
 

@@ -334,7 +334,7 @@ class RaftCore:
             match state.behaviour:
                 case Leader() as leader:
                     leader.agent_silent(replica.id, now_ms)
-                case Follower() as follower if follower.quiet and state.leader == replica.id:
+                case Follower() as follower if state.leader == replica.id and follower.heard_ms is not None:
                     follower.doubt_leader(state.config.election_timeout_ms, now_ms)
 
     def wake_quiet(self, now_ms: int) -> None:

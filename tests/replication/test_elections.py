@@ -344,6 +344,7 @@ def test_the_table_of_transitions_is_the_one_documented() -> None:
         {"quiet_after_ms": 100},
         {"sync_stall_ms": 100},
         {"max_uncommitted_entries": 0},
+        {"max_entries_per_append": 5000, "max_inflight_entries": 5000},
     ],
 )
 def test_contradicting_knobs_are_refused(change: dict[str, int]) -> None:

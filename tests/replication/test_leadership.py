@@ -285,6 +285,19 @@ def test_the_silence_of_another_agent_does_not() -> None:
     assert group.cores[1].is_quiet
 
 
+def test_silence_ends_the_lease_of_a_busy_leader_too() -> None:
+    """The links notice a dead process sooner than a timer does: its followers need not wait the timer out."""
+    group = Group(config=QUIET)
+    group.elect(0)
+    core = group.cores[1]
+    core.peer_silent("a", group.now_ms)
+    assert core.deadline() is not None
+    assert (core.deadline() or 0) < group.now_ms + 600
+    group.pass_time(100)
+    assert core.leader == A, "it lives: the next heartbeat restores it"
+    assert (core.deadline() or 0) >= group.now_ms + 500
+
+
 def test_silence_said_again_restarts_no_timer() -> None:
     """peer_silent is called in every interval: it must not put the election off for ever."""
     group = quiet_group()

@@ -1,0 +1,60 @@
+"""The two kinds of AppendRequest a leader sends.
+
+Law of this file: from the log and one follower's progress to a message. Nothing is changed or counted here.
+"""
+
+from shoal.batch import LogIndex, Term
+from shoal.replication.interfaces import ReplicaId
+from shoal.replication.messages import MAX_CONFIGURATIONS, AppendRequest
+from shoal.replication.progress import Progress, ProgressState
+from shoal.replication.transitions import RaftState
+
+
+def entries_request(
+    state: RaftState, receiver: ReplicaId, progress: Progress, read_token: int
+) -> AppendRequest | None:
+    """The next entries for a follower, as many as fit; None if they, or the one before them, are trimmed
+    here."""
+    previous_index = LogIndex(progress.next_index - 1)
+    previous_term = state.log.term_at(previous_index)
+    if previous_term is None or progress.next_index < state.log.first_index:
+        return None
+    limit = progress.append_limit
+    if progress.state is ProgressState.REPLICATE:
+        limit = min(limit, state.config.max_inflight_entries - (previous_index - progress.match_index))
+    last = LogIndex(min(state.log.last_index, previous_index + limit))
+    inside = [item for item in state.configurations if previous_index < item.index <= last]
+    if len(inside) > MAX_CONFIGURATIONS:
+        last = LogIndex(inside[MAX_CONFIGURATIONS].index - 1)
+    return AppendRequest(
+        sender=state.replica_id,
+        receiver=receiver,
+        term=state.term,
+        previous_index=previous_index,
+        previous_term=previous_term,
+        runs=state.log.runs(progress.next_index, last),
+        commit_index=state.commit_index,
+        configurations=tuple(inside[:MAX_CONFIGURATIONS]),
+        read_token=read_token,
+    )
+
+
+def heartbeat_request(
+    state: RaftState, receiver: ReplicaId, progress: Progress, read_token: int, *, quiet: bool
+) -> AppendRequest:
+    """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way."""
+    previous_index = progress.match_index
+    previous_term = state.log.term_at(previous_index)
+    if previous_term is None:
+        previous_index, previous_term = LogIndex(0), Term(0)
+    return AppendRequest(
+        sender=state.replica_id,
+        receiver=receiver,
+        term=state.term,
+        previous_index=previous_index,
+        previous_term=previous_term,
+        runs=(),
+        commit_index=state.commit_index,
+        quiet=quiet,
+        read_token=read_token,
+    )
