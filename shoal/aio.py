@@ -127,17 +127,27 @@ class AsyncClient:
         return answer.status == 201, answer.document()
 
     async def delete_topic(self, name: str) -> None:
-        """DELETE /v1/topics/{topic}: its records are gone for good."""
-        await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry_ms=self._retry_ms)
+        """DELETE /v1/topics/{topic}: its records are gone for good. Raises unknown-topic if it was not there.
+
+        It is looked up first: then, that it is unknown to the deletion can only mean that an earlier
+        attempt was carried out and its answer lost (aiohttp repeats a DELETE by itself when a connection
+        breaks).
+        """
+        await self.topic(name)
+        try:
+            await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry_ms=self._retry_ms)
+        except ShoalError as error:
+            if error.code != "unknown-topic":
+                raise
 
     async def join(self, addresses: Sequence[str]) -> dict[str, Any]:
-        """POST /v1/agent/join: the asked agent contacts the gossip addresses ("host:port")."""
+        """POST /v1/agent/join: the first bootstrap agent contacts the gossip addresses ("host:port")."""
         call = _json_call("POST", "/v1/agent/join", {"addresses": list(addresses)})
-        return (await self._cluster.anywhere(call)).document()
+        return (await self._cluster.at_agent(call)).document()
 
     async def leave(self) -> None:
-        """POST /v1/agent/leave: the asked agent hands over and stops."""
-        await self._cluster.anywhere(Call("POST", "/v1/agent/leave"))
+        """POST /v1/agent/leave: the first bootstrap agent hands over and stops. No other is asked instead."""
+        await self._cluster.at_agent(Call("POST", "/v1/agent/leave"))
 
     async def force_leave(self, member: str) -> None:
         """POST /v1/members/{member}/force-leave: a failed member counts as left."""

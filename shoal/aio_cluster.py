@@ -132,10 +132,11 @@ class Cluster:
         started_ms, attempt, definite = now_ms(), 0, True
         policy = RetryPolicy(total_ms=retry_ms or 0)
         while True:
-            failure = await self._every_agent_once(call)
-            if isinstance(failure, Answer):
-                return failure
-            definite = definite and failure.definite
+            answer, failures = await self._every_agent_once(call)
+            if answer is not None:
+                return answer
+            failure = failures[-1]
+            definite = definite and all(one.definite for one in failures)
             verdict = routing.after_failure(
                 failure, attempt, now_ms() - started_ms, policy, self._rng, settle_ms=0
             )
@@ -146,6 +147,15 @@ class Cluster:
             attempt += 1
             self.retries += 1
             await asyncio.sleep(verdict.delay_ms / 1_000)
+
+    async def at_agent(self, call: Call) -> Answer:
+        """Ask the first bootstrap agent, once: for requests that concern that very agent, or may not be
+        repeated.
+        """
+        try:
+            return await self._attempt(self.agents.urls[0], call)
+        except AttemptFailed as error:
+            raise _error(error.failure, 0, error.failure.definite) from error
 
     async def at_leader(
         self,
@@ -243,17 +253,18 @@ class Cluster:
         except (ShoalError, Unreachable):
             return
 
-    async def _every_agent_once(self, call: Call) -> Answer | Failure:
-        failure: Failure | None = None
+    async def _every_agent_once(self, call: Call) -> tuple[Answer | None, list[Failure]]:
+        """The first answer, or why there was none; a refusal that every agent would repeat ends the round."""
+        failures: list[Failure] = []
         for url in self.agents.in_order():
             try:
-                return await self._attempt(url, call)
+                return await self._attempt(url, call), failures
             except AttemptFailed as error:
-                failure = error.failure
-                if failure.definite and not failure.retriable and failure.code != routing.UNREACHABLE:
-                    return failure
-        assert failure is not None
-        return failure
+                failures.append(error.failure)
+            last = failures[-1]
+            if last.definite and not last.retriable and last.code != routing.UNREACHABLE:
+                break
+        return None, failures
 
     async def _leader_attempt(self, topic: str, partition: int, call: Call, through_any: bool) -> Answer:
         url = self.routes.leader_url(topic, partition)

@@ -21,7 +21,9 @@ from shoal.errors import ShoalError
 # Fetches that were decoded and not yet taken, over all partitions of one consumer: with fetches of 1 to 64
 # MiB this bounds memory, and it is enough to fetch while the user works.
 CHUNKS_AHEAD_MAX = 4
-FOLLOW_WAIT_MS = 20_000  # how long a fetch at the end of the log may be held
+# How long a fetch at the end of the log may be held. It also bounds how long a follower waits at a leader
+# that has been replaced without its connection breaking.
+FOLLOW_WAIT_MS = 5_000
 
 
 class PartitionOffsets(NamedTuple):
@@ -186,7 +188,7 @@ async def read_together(
         try:
             async for found in read_span(cluster, topic, span, max_bytes):
                 await queue.put(found)
-        except (ShoalError, ConnectionError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             await queue.put(error)
 
     tasks = [asyncio.create_task(pull(span)) for span in spans]

@@ -99,7 +99,7 @@ class Producer:
         self._identities: dict[int, str] = {}
         self._deliveries: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
-        self._failure: ProduceFailed | None = None
+        self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._spread = 0
@@ -138,6 +138,10 @@ class Producer:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._batcher.full or self._failure is not None)
         self._raise_failure()
+        if not batch.schema.equals(DEFAULT_SCHEMA):
+            raise ShoalError(
+                "schema-mismatch", f"{self.topic} takes batches of DEFAULT_SCHEMA; batch_of() makes them"
+            )
         if batch.num_rows == 0:
             return
         self.statistics.records_sent += batch.num_rows
@@ -159,7 +163,7 @@ class Producer:
             )
         self._raise_failure()
 
-    async def failure(self) -> ProduceFailed:
+    async def failure(self) -> Exception:
         """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._failure is not None)
@@ -258,8 +262,11 @@ class Producer:
         try:
             await self._post(request)
         except (ShoalError, Unreachable) as error:
-            await self._fail(request, error)
+            await self._fail(self._explained(request, error))
             return
+        except Exception as error:
+            await self._fail(error)  # a bug: those who wait for this request must hear of it
+            raise
         self._batcher.settle(request.partition)
         self.statistics.records_acknowledged += request.rows
         self._pump()
@@ -305,13 +312,16 @@ class Producer:
         if answer.status == 200 and answer.document().get("duplicate"):
             self.statistics.duplicates += 1
 
-    async def _fail(self, request: Request[pa.RecordBatch], error: ShoalError | Unreachable) -> None:
+    def _explained(self, request: Request[pa.RecordBatch], error: ShoalError | Unreachable) -> ProduceFailed:
         code = error.code if isinstance(error, ShoalError) else "unreachable"
         fate = "is not stored" if error.definite else "may or may not be stored"
         what = f"{self.topic}/{request.partition}: a batch of {request.rows} records"
-        detail = f"{what} {fate}: {code}: {error.detail}"
-        if self._failure is None:
-            self._failure = ProduceFailed(detail, cause_code=code, definite=error.definite)
+        return ProduceFailed(
+            f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=error.definite
+        )
+
+    async def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
         async with self._changed:
             self._changed.notify_all()
 

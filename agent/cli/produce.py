@@ -32,7 +32,7 @@ from shoal.agent.cli.running import ADVICE, with_client
 if TYPE_CHECKING:
     from shoal.agent.cli.lines import Chunk, LineReader
     from shoal.agent.cli.progress import Progress
-    from shoal.aio import AsyncClient, ProduceFailed, Producer
+    from shoal.aio import AsyncClient, Producer
     from shoal.batching import Pacer
 
 INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, what is in flight may still be answered
@@ -282,7 +282,11 @@ class _Run:
             self._progress.update(self._producer.statistics.records_acknowledged, self._read_bytes, remark)
 
 
-def _explained(error: ProduceFailed) -> CliError:
+def _explained(error: Exception) -> CliError:
+    from shoal.aio import ProduceFailed
+
+    if not isinstance(error, ProduceFailed):
+        raise error  # a bug, and no fault of the cluster: it is not to be explained away
     return CliError(str(error), ADVICE.get(error.cause_code, ""))
 
 

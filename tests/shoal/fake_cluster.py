@@ -112,6 +112,7 @@ class FakeCluster:
         self.read_faults: deque[Fault] = deque()
         self.auto_create_topics = True
         self.ready = True
+        self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
         self.produce_delay_s = 0.0
         self.version = 1
@@ -371,6 +372,10 @@ class FakeAgent:
 
     async def _delete(self, request: web.Request) -> web.Response:
         del self.cluster.topics[self._topic(request).name]
+        if self.cluster.lose_next_deletion:
+            self.cluster.lose_next_deletion = False
+            assert request.transport is not None
+            request.transport.abort()
         return web.Response(status=204)
 
     async def _offsets(self, request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import pyarrow as pa
 import pytest
 from fake_cluster import FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
 
@@ -376,6 +377,52 @@ async def test_topics_are_created_listed_and_deleted(cluster: FakeCluster) -> No
         assert [topic["name"] for topic in await client.topics()] == ["t"]
         await client.delete_topic("t")
         assert await client.topics() == []
+
+
+async def test_a_deletion_whose_answer_was_lost_is_done(cluster: FakeCluster) -> None:
+    """The repeated request finds no topic: that is success; a topic that never was is not."""
+    cluster.create("t", 1)
+    cluster.lose_next_deletion = True
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        await client.delete_topic("t")
+        assert "t" not in cluster.topics
+        with pytest.raises(ShoalError, match="there is no topic 't'"):
+            await client.delete_topic("t")
+
+
+async def test_leaving_is_asked_of_one_agent_only(cluster: FakeCluster) -> None:
+    """If the first cannot be reached, the second must not leave in its place."""
+    await cluster.kill(0)
+    cluster.requests.clear()
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        with pytest.raises(Unreachable):
+            await client.leave()
+    assert cluster.requests == []
+
+
+async def test_a_bug_on_the_way_is_raised_and_not_waited_for(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected exception while a batch is encoded reaches the one who flushes."""
+
+    def broken(batches: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("shoal.aio_producer.encode_stream", broken)
+    cluster.create("t", 1)
+    async with asyncio.timeout(5), AsyncClient(cluster.urls, QUICK) as client:
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with client.producer("t") as producer:
+                await producer.send(b"a")
+
+
+async def test_a_batch_of_another_schema_is_refused_at_once(cluster: FakeCluster) -> None:
+    """Nothing of it is buffered."""
+    cluster.create("t", 1)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
+        with pytest.raises(ShoalError, match="schema-mismatch"):
+            await producer.send_batch(pa.RecordBatch.from_pydict({"value": [b"a"]}))
+        assert producer.statistics.records_sent == 0
 
 
 def test_importing_the_client_is_left_to_those_who_use_it() -> None:
