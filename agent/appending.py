@@ -16,6 +16,7 @@ from shoal.agent.producers import KeptSequence
 from shoal.agent.replica import Replica
 from shoal.agent.waiting import Answer, Appended, Waiter
 from shoal.batch import (
+    BatchError,
     Flag,
     Frame,
     LogIndex,
@@ -43,6 +44,7 @@ class Appender:
         self._replica = replica
         self._gathering = GatherQueue()
         replica.turn_hooks.append(self._flush)
+        replica.deadline_hooks.append(lambda: self._gathering.deadline_ms)
         replica.on_role_change.append(self._refuse_if_not_leading)
 
     @property
@@ -121,10 +123,13 @@ class Appender:
 
     def _flush(self, now_ms: int) -> None:
         queue = self._gathering
+        for item in queue.expired(now_ms):
+            if not item.answer.done():
+                item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
         while len(queue) and (not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES):
             submissions = queue.take()
             try:
-                fresh = [item for item in submissions if self._is_fresh(item, now_ms)]
+                fresh = [item for item in submissions if self._is_fresh(item)]
                 if fresh:
                     self._propose_gathered(fresh)
             except ShoalError as error:
@@ -135,12 +140,9 @@ class Appender:
             ):
                 return  # the batch just proposed goes to the disk in this turn; the rest shares the next sync
 
-    def _is_fresh(self, item: Submission, now_ms: int) -> bool:
+    def _is_fresh(self, item: Submission) -> bool:
         if item.answer.done():
             return False  # its client has gone
-        if item.deadline_ms <= now_ms:
-            item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
-            return False
         if item.producer is None:
             return True
         try:
@@ -154,21 +156,33 @@ class Appender:
 
     def _propose_gathered(self, fresh: list[Submission]) -> None:
         gathered = merge(fresh)
-        frame = self._propose_batch(gathered, fresh)
+        try:
+            batch = columns_to_batch(gathered.columns, self._replica.host.clock.now_us())
+            message = message_from_batch(batch)
+        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+            self._propose_one_by_one(fresh, error)
+            return
+        frame = self._propose_batch(message, gathered, len(fresh))
         base = frame.stamp.base_offset
         index = frame.stamp.index
         for item, first_row in zip(fresh, gathered.first_rows, strict=True):
             result = Appended(Offset(base + first_row), len(item.columns))
             self._wait(index, result, item.acks, item.deadline_ms, item.answer)
 
-    def _propose_batch(self, gathered: GatheredBatch, fresh: list[Submission]) -> Frame:
-        replica = self._replica
-        replica.require_leader()
-        message = message_from_batch(columns_to_batch(gathered.columns, replica.host.clock.now_us()))
+    def _propose_one_by_one(self, fresh: list[Submission], error: Exception) -> None:
+        """Somebody's records fit no batch: find whose, so that nobody else is refused for them."""
         if len(fresh) == 1:
-            return replica.propose_message(message, fresh[0].producer)
+            _refuse(fresh, ShoalError("bad-request", f"the records cannot be stored: {error}"))
+            return
+        for item in fresh:
+            self._propose_gathered([item])
+
+    def _propose_batch(self, message: Message, gathered: GatheredBatch, submissions: int) -> Frame:
+        replica = self._replica
         if not gathered.ranges:
             return replica.propose_message(message, None)
+        if submissions == 1:
+            return replica.propose_message(message, gathered.ranges[0].producer)
         return replica.propose_message(message, None, encode_producer_table(gathered.ranges), Flag.GATHERED)
 
     def _refuse_if_not_leading(self) -> None:
@@ -201,7 +215,12 @@ def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
         return messages[0]
     batches = [to_record_batch(_framed(message), schema) for message in messages]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return message_from_batch(table.to_batches()[0])
+    try:
+        return message_from_batch(table.to_batches()[0])
+    except BatchError as error:
+        raise ShoalError(
+            "too-large", f"one sequence is one batch, and this one is too large: {error}"
+        ) from error
 
 
 def _framed(message: Message) -> bytes:

@@ -43,6 +43,8 @@ class GatherQueue:
     def __init__(self) -> None:
         self._queue: deque[Submission] = deque()
         self.size_bytes = 0
+        self.deadline_ms: int | None = None
+        """When `expired` may find something; None while nothing waits."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -54,6 +56,19 @@ class GatherQueue:
             raise ShoalError("overloaded", f"{self.size_bytes} bytes wait for the disk already")
         self._queue.append(submission)
         self.size_bytes += submission.size_bytes
+        if self.deadline_ms is None or submission.deadline_ms < self.deadline_ms:
+            self.deadline_ms = submission.deadline_ms
+
+    def expired(self, now_ms: int) -> list[Submission]:
+        """Take out whatever has run out of time while the disk took nothing."""
+        if self.deadline_ms is None or now_ms < self.deadline_ms:
+            return []
+        gone = [item for item in self._queue if item.deadline_ms <= now_ms]
+        kept = [item for item in self._queue if item.deadline_ms > now_ms]
+        self._queue = deque(kept)
+        self.size_bytes -= sum(item.size_bytes for item in gone)
+        self.deadline_ms = min((item.deadline_ms for item in kept), default=None)
+        return gone
 
     def take(self) -> list[Submission]:
         """The submissions of the next batch: at least one if any waits."""
@@ -82,6 +97,8 @@ class GatherQueue:
             size += submission.size_bytes
         queue.extendleft(reversed(held_back))
         self.size_bytes -= size
+        if not queue:
+            self.deadline_ms = None
         return taken
 
     def drain(self) -> list[Submission]:
@@ -89,6 +106,7 @@ class GatherQueue:
         drained = list(self._queue)
         self._queue.clear()
         self.size_bytes = 0
+        self.deadline_ms = None
         return drained
 
 

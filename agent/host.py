@@ -1,14 +1,12 @@
-"""The host: every replica of this agent, driven by one loop.
+"""The host: every replica of this agent, and what clients and peers want of them.
 
-Law of this file: input first, then deadlines (safety 26). Messages step their core as they arrive and put
-the replica on the list of the next turn; a turn gives each listed replica one ready(), then sends one
-control frame per peer. One heap holds the nearest deadline of every group; it is looked at only when the
-input that had already arrived has been stepped. What a replica does in its turn stands in replica.py, how it
-is opened in opening.py.
+Law of this file: it finds the replica and passes on. When a replica gets its turn stands in turns.py, what
+it does then in replica.py, how it is opened in opening.py, how appends and reads are answered in
+appending.py and reading.py. A replica that is lost, damaged or failed is a status here and never an obstacle
+to the others.
 """
 
 import asyncio
-import heapq
 import logging
 import os
 import random
@@ -35,8 +33,10 @@ from shoal.agent.peer_wire import (
 )
 from shoal.agent.reading import Fetch, Offsets, Reader
 from shoal.agent.replica import Replica
+from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
+from shoal.agent.turns import Turns
 from shoal.agent.waiting import Appended, Waiter
-from shoal.batch import Frame, Kind, LogIndex, Message, Offset, ProducerStamp, Term
+from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns
 from shoal.replication.config import RaftConfig
@@ -46,10 +46,8 @@ from shoal.replication.messages import decode
 from shoal.replication.transitions import Role
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
+from shoal.segment_store.errors import StoreError
 
-INPUT_ROUNDS_MAX = 8
-"""Turns of the event loop that deadlines wait for input still arriving; a flood must not stop time."""
-IDLE_WAKE_MS = 1_000
 FREE_SPACE_INTERVAL_MS = 1_000
 MIN_FREE_BYTES = 64 * 2**20
 """Below it appends are refused as disk-full, while the log can still write what is under way and its
@@ -59,47 +57,12 @@ MAX_APPEND_TIMEOUT_MS = 300_000
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active."""
-
-    group: GroupId
-    state: str
-    reason: str
-    role: Role
-    term: Term
-    leader_agent_id: str | None
-    log_start_offset: Offset
-    high_watermark: Offset
-    log_end_offset: Offset
-    commit_index: LogIndex
-    configuration: Configuration | None
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatistics:
-    """For /metrics. Lag: how late the last timer was served, and the worst since the last call."""
-
-    groups: int
-    leading: int
-    lost: int
-    failed: int
-    turns: int
-    loop_lag_ms: float
-    loop_lag_max_ms: float
-    dropped_messages: int
-    appends: int
-    free_bytes: int
-
-
 @dataclass(slots=True)
 class _Group:
     replica: Replica
     appender: Appender
     reader: Reader
     applier: Applier | None
-    deadline_ms: int | None = None
 
 
 class Host:
@@ -136,18 +99,12 @@ class Host:
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
         self._opening: set[GroupId] = set()
-        self._dirty: dict[Replica, None] = {}
+        self._turns = Turns(clock, self._flush_outbox)
         self._outbox: dict[str, list[tuple[GroupId, bytes]]] = {}
-        self._deadlines: list[tuple[int, int, GroupId]] = []
-        self._deadline_count = 0
-        self._turn_scheduled = False
-        self._wake_up = asyncio.Event()
-        self._inputs = 0
         self._silent: set[str] = set()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._turns = self._appends = self._dropped = 0
-        self._lag_ms = self._lag_max_ms = 0.0
+        self._appends = self._dropped = 0
         self._free_bytes = 2**63
         links.handle(FrameType.GROUPS, self._on_group_messages)
         links.handle(FrameType.APPEND, self._on_append_frame)
@@ -170,7 +127,8 @@ class Host:
         only.
 
         With `apply`, every committed DATA frame from the log's start on is handed to it, in order, and
-        appends are answered once applied. Raises UnknownReplica, or StoreError when the disk cannot hold it.
+        appends are answered once applied. Raises UnknownReplica, or DoubledError when the disk cannot
+        register it.
         """
         assert group not in self._groups
         assert group not in self._opening
@@ -190,13 +148,20 @@ class Host:
         try:
             replica = await open_replica(self._stores, self, plan, self._rng)
         except ReplicaLost as error:
-            logger.error("replica %s is lost: %s", group, error)
-            self._unserved[group] = ("lost", str(error))
-            self._on_change(group)
+            self._give_up(group, "lost", str(error))
+            return
+        except StoreError as error:
+            self._give_up(group, "failed", f"its log cannot be opened: {error}")
             return
         finally:
             self._opening.discard(group)
         self._adopt(group, replica, apply)
+
+    def _give_up(self, group: GroupId, state: str, reason: str) -> None:
+        """The other groups are served all the same."""
+        logger.error("replica %s is %s: %s", group, state, reason)
+        self._unserved[group] = (state, reason)
+        self._on_change(group)
 
     def _adopt(self, group: GroupId, replica: Replica, apply: Apply | None) -> None:
         self._unserved.pop(group, None)
@@ -220,7 +185,7 @@ class Host:
         if entry.applier is not None:
             await entry.applier.stop()
         await entry.replica.close()
-        self._dirty.pop(entry.replica, None)
+        self._turns.forget(entry.replica)
 
     async def delete_group(self, group: GroupId) -> None:
         """Remove the replica for good. The caller holds a committed topic deletion, or a committed
@@ -257,7 +222,7 @@ class Host:
         if self._stopping:
             raise ShoalError("stopping", "the agent stops")
         if group in self._unserved:
-            raise ShoalError("damaged", f"the replica here is lost: {self._unserved[group][1]}")
+            raise ShoalError("damaged", "the replica here is {}: {}".format(*self._unserved[group]))
         if group in self._opening:
             raise ShoalError("not-ready", "the replica is being opened")
         raise ShoalError("not-leader", f"{group} has no replica on agent {self.agent_id}", leader=None)
@@ -266,23 +231,8 @@ class Host:
         """Raises ShoalError when the group is not here."""
         unserved = self._unserved.get(group)
         if unserved is not None:
-            return _absent_status(group, *unserved)
-        replica = self.replica(group)
-        failure = replica.failure
-        return ReplicaStatus(
-            group,
-            "active" if failure is None else "failed",
-            "" if failure is None else failure[1],
-            replica.core.role if failure is None else Role.FOLLOWER,
-            replica.core.term,
-            replica.leader_agent_id if failure is None else None,
-            replica.log.start_offset,
-            replica.state.high_watermark,
-            replica.state.tail.end_offset,
-            replica.state.committed.last_index,
-            replica.core.configuration,
-            replica.log.size_bytes,
-        )
+            return status_without_replica(group, *unserved)
+        return status_of(self.replica(group))
 
     def statuses(self) -> Iterator[ReplicaStatus]:
         """All groups here."""
@@ -401,67 +351,14 @@ class Host:
         replica.core.transfer_leadership(to, self.clock.now_ms())
         self.schedule(replica)
 
-    # The loop
-
-    def schedule(self, replica: Replica) -> None:
-        """Give the replica a turn once the input of this round of the event loop has been stepped."""
-        self._dirty[replica] = None
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """One ready for each replica that has something to do, then one control frame per peer."""
-        self._turn_scheduled = False
-        self._turns += 1
-        dirty, self._dirty = self._dirty, {}
-        now_ms = self.clock.now_ms()
-        for replica in dirty:
-            if replica.failure is None:
-                self._give_turn(replica, now_ms)
-        self._flush_outbox()
-
-    def _give_turn(self, replica: Replica, now_ms: int) -> None:
-        try:
-            replica.turn(now_ms)
-        except Exception:
-            # A bug in one group must not take the others along; this replica says nothing more.
-            logger.exception("replica %s failed in its turn", replica.group)
-            replica.fail("damaged", "an internal error; see the agent's log")
-            return
-        self._set_deadline(replica)
-
-    def _set_deadline(self, replica: Replica) -> None:
-        entry = self._groups.get(replica.group)
-        if entry is None:
-            return
-        deadlines = [
-            item for item in (replica.core.deadline(), replica.waiting.deadline_ms) if item is not None
-        ]
-        nearest = min(deadlines, default=None)
-        if nearest is None or (entry.deadline_ms is not None and entry.deadline_ms <= nearest):
-            return  # an earlier look is harmless: it finds nothing due and asks again
-        entry.deadline_ms = nearest
-        self._deadline_count += 1
-        heapq.heappush(self._deadlines, (nearest, self._deadline_count, replica.group))
-        if self._deadlines[0][0] == nearest:
-            self._wake_up.set()
-
-    def _flush_outbox(self) -> None:
-        outbox, self._outbox = self._outbox, {}
-        for agent_id, messages in outbox.items():
-            for payload in encode_group_messages(messages):
-                self._links.send_control(agent_id, FrameType.GROUPS, payload)
+    # Tasks beside the turns
 
     async def run(self) -> None:
         """Serve deadlines until cancelled or stopped."""
         self._side(self._watch_peers())
         self._side(self._watch_free_space())
         try:
-            while not self._stopping:
-                await self._sleep_until_deadline()
-                await self._let_input_in()
-                self._serve_deadlines()
+            await self._turns.run()
         finally:
             for task in list(self._side_tasks):
                 task.cancel()
@@ -476,51 +373,10 @@ class Host:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a task of the host failed", exc_info=task.exception())
 
-    async def _sleep_until_deadline(self) -> None:
-        now_ms = self.clock.now_ms()
-        nearest = self._deadlines[0][0] if self._deadlines else now_ms + IDLE_WAKE_MS
-        if nearest > now_ms:
-            self._wake_up.clear()
-            try:
-                async with asyncio.timeout((nearest - now_ms) / 1000):
-                    await self._wake_up.wait()
-            except TimeoutError:
-                self._note_lag(self.clock.now_ms() - nearest)
-
-    def _note_lag(self, lag_ms: float) -> None:
-        self._lag_ms = max(0.0, lag_ms)
-        self._lag_max_ms = max(self._lag_max_ms, self._lag_ms)
-
-    async def _let_input_in(self) -> None:
-        """Give sockets their turn before time is looked at: after a stall, heartbeats wait in their
-        buffers."""
-        for _ in range(INPUT_ROUNDS_MAX):
-            seen = self._inputs
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            if seen == self._inputs:
-                return
-
-    def _serve_deadlines(self) -> None:
-        now_ms = self.clock.now_ms()
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            deadline_ms, _, group = heapq.heappop(self._deadlines)
-            entry = self._groups.get(group)
-            if entry is None or entry.deadline_ms != deadline_ms:
-                continue
-            entry.deadline_ms = None
-            replica = entry.replica
-            if replica.failure is not None:
-                continue
-            core_deadline_ms = replica.core.deadline()
-            if core_deadline_ms is not None and core_deadline_ms <= now_ms:
-                replica.core.wake(now_ms)
-            self.schedule(replica)
-
     # Peers
 
     def _on_group_messages(self, agent_id: str, payload: bytes) -> None:
-        self._inputs += 1
+        self._turns.note_input()
         for group, data in decode_group_messages(payload):
             entry = self._groups.get(group)
             if entry is None:
@@ -533,7 +389,7 @@ class Host:
             entry.replica.receive(agent_id, message)
 
     def _on_append_frame(self, agent_id: str, payload: bytes) -> None:
-        self._inputs += 1
+        self._turns.note_input()
         group, data, position = decode_append(payload)
         entry = self._groups.get(group)
         if entry is None:
@@ -579,12 +435,21 @@ class Host:
 
     # What replicas ask (ReplicaHost)
 
+    def schedule(self, replica: Replica) -> None:
+        """Give it a turn soon."""
+        self._turns.schedule(replica)
+
     def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
         """Goes out at the end of this turn, with everything else for that agent."""
         self._outbox.setdefault(agent_id, []).append((group, message))
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        self._turns.schedule_flush()
+
+    def _flush_outbox(self) -> None:
+        """Heartbeats of all groups between two agents are one frame."""
+        outbox, self._outbox = self._outbox, {}
+        for agent_id, messages in outbox.items():
+            for payload in encode_group_messages(messages):
+                self._links.send_control(agent_id, FrameType.GROUPS, payload)
 
     def send_append(self, agent_id: str, pieces: list[bytes]) -> None:
         """Dropped when the outbox is full: Raft sends it again."""
@@ -601,12 +466,13 @@ class Host:
         await self._stores.hard_states.save(replica.group, replica.replica_id, kept)
 
     def save_hint(self, replica: Replica) -> None:
-        """In passing: term and vote are the newest known, so that this never undoes a save under way."""
+        """In passing."""
+        self._side(self._save_hint(replica))
+
+    async def _save_hint(self, replica: Replica) -> None:
+        """Term and vote are the newest known, so that this never undoes a save under way."""
         statistics = replica.core.statistics()
         state = HardState(statistics.term, statistics.vote, statistics.commit_index)
-        self._side(self._save_hint(replica, state))
-
-    async def _save_hint(self, replica: Replica, state: HardState) -> None:
         try:
             await self.save_hard_state(replica, state)
         except DoubledError as error:
@@ -616,15 +482,16 @@ class Host:
 
     def statistics(self) -> HostStatistics:
         """One snapshot; resets the worst lag."""
-        worst, self._lag_max_ms = self._lag_max_ms, 0.0
+        worst, self._turns.lag_max_ms = self._turns.lag_max_ms, 0
         replicas = [entry.replica for entry in self._groups.values()]
         return HostStatistics(
             len(replicas),
             sum(replica.is_leader for replica in replicas),
-            len(self._unserved),
-            sum(replica.failure is not None for replica in replicas),
-            self._turns,
-            self._lag_ms,
+            sum(state == "lost" for state, _ in self._unserved.values()),
+            sum(replica.failure is not None for replica in replicas)
+            + sum(state == "failed" for state, _ in self._unserved.values()),
+            self._turns.count,
+            self._turns.lag_ms,
             worst,
             self._dropped,
             self._appends,
@@ -635,20 +502,16 @@ class Host:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
         self._stopping = True
-        self._wake_up.set()
+        self._turns.stop()
         tasks = list(self._side_tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # The next start then folds little. All of them are one group commit.
+        active = [entry.replica for entry in self._groups.values() if entry.replica.failure is None]
+        await asyncio.gather(*(self._save_hint(replica) for replica in active))
         for group in list(self._groups):
             await self.close_group(group)
 
 
-def _absent_status(group: GroupId, state: str, reason: str) -> ReplicaStatus:
-    zero = Offset(0)
-    return ReplicaStatus(
-        group, state, reason, Role.FOLLOWER, Term(0), None, zero, zero, zero, LogIndex(0), None, 0
-    )
-
-
-__all__ = ["Appended", "Fetch", "Frame", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]
+__all__ = ["Appended", "Fetch", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]

@@ -90,10 +90,9 @@ class PeerConnection(asyncio.Protocol):
         try:
             if self._upgrade is not None:
                 data = self._take_upgrade(data)
-            for frame in self._reader.feed(data) if data else ():
-                self._take_frame(frame)
-                if self.closing:
-                    return
+            frames = self._reader.feed(data) if data else []
+            while frames and not self.closing:
+                self._take_frame(frames.pop(0))
         except PeerWireError as error:
             logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
             self.refuse(str(error))

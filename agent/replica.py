@@ -126,6 +126,7 @@ class Replica:
         """Error code and reason once this replica has stopped for good."""
         self.turn_hooks: list[Callable[[int], None]] = []
         """Called at the head of each turn with now_ms: small submissions become a batch there."""
+        self.deadline_hooks: list[Callable[[], int | None]] = []
         self.on_commit: list[Callable[[], None]] = []
         """Called when the committed end has moved."""
         self.on_read_states: Callable[[Sequence[tuple[int, LogIndex]]], None] = lambda _: None
@@ -375,6 +376,12 @@ class Replica:
                 changed()
             self.host.changed(self.group)
 
+    def deadline(self) -> int | None:
+        """When the host must give it a turn, at the latest: the core's, or a client's time is up."""
+        deadlines = [self.core.deadline(), self.waiting.deadline_ms]
+        deadlines += [hook() for hook in self.deadline_hooks]
+        return min((item for item in deadlines if item is not None), default=None)
+
     def turn(self, now_ms: int) -> None:
         """What the host gives each scheduled replica: input has been stepped, deadlines have not."""
         for hook in self.turn_hooks:
@@ -415,6 +422,8 @@ class Replica:
                 frame = self._opening_frame(index, run.term)
             else:
                 frame = self._staged[index, run.term]
+                if frame.stamp.flags & Flag.FIRST_OF_SEGMENT:
+                    self._roll_index = index
             state.append(frame)
             self.cache.append(frame)
             frames.append(frame)

@@ -336,3 +336,53 @@ async def test_deleting_a_group_frees_its_disk(tmp_path: Path) -> None:
         assert not (tmp_path / "1" / "topics" / GROUP.topic_id.hex() / "0").exists()
         assert node.registry.get(GROUP) is None
         assert node.hard_states.get(GROUP) is None
+
+
+async def test_records_that_fit_no_batch_are_refused_alone(tmp_path: Path) -> None:
+    """One client's impossible timestamp harms nobody gathered with it, and not the replica."""
+    async with Cluster(str(tmp_path), 1) as cluster:
+        node = await cluster.leader()
+        impossible = columns("x")
+        impossible.timestamps_us[0] = 2**80
+        submissions = [columns("a"), impossible, columns("b")]
+        answers = await asyncio.gather(
+            *(node.host.append_records(GROUP, item, timeout_ms=2_000) for item in submissions),
+            return_exceptions=True,
+        )
+        assert answers[0] == Appended(Offset(0), 1)
+        assert answers[2] == Appended(Offset(1), 1)
+        assert isinstance(answers[1], ShoalError)
+        assert (answers[1].code, answers[1].definite) == ("bad-request", True)
+        assert await read_values(node) == ["a", "b"]
+
+
+async def test_questions_about_the_end_share_a_round(tmp_path: Path) -> None:
+    """A hundred readers at the end cost two read indexes, not a hundred (safety 23)."""
+    async with Cluster(str(tmp_path), 3) as cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        core = leader.host.replica(GROUP).core
+        asked: list[int] = []
+        read_index = core.read_index
+        core.read_index = lambda token, now_ms: (asked.append(token), read_index(token, now_ms))
+        results = await asyncio.gather(*(leader.host.offsets(GROUP) for _ in range(100)))
+        assert {item.high_watermark for item in results} == {1}
+        assert len(asked) <= 2
+
+
+async def test_a_restart_folds_little(tmp_path: Path) -> None:
+    """The stored commit index leads the fold to the newest segments; the state is that of a whole fold."""
+    async with Cluster(str(tmp_path), 1, log_config=TINY) as cluster:
+        node = cluster.nodes[0]
+        for number in range(60):
+            await cluster.append(f"{number}" * 20, producer=ProducerStamp(ALICE, 0, number))
+        log = node.host.replica(GROUP).log
+        before = node.host.replica(GROUP).state.producers.to_bytes()
+        assert log.segment_count > 3
+        await cluster.stop(node)
+        await cluster.start(node)
+        replica = node.host.replica(GROUP)
+        assert replica.state.producers.to_bytes() == before
+        stored = node.hard_states.get(GROUP)
+        assert stored is not None
+        assert stored[1].commit_index > replica.log.first_index_of_segment(replica.log.last_index)

@@ -1,0 +1,143 @@
+"""The loop that gives every replica its turns.
+
+Law of this file: input first, then deadlines (safety 26). Whoever steps a replica's core schedules it; a
+turn gives each scheduled replica one ready() and then lets the outbox out. One heap holds the nearest
+deadline of every replica; it is looked at only when the input that had already arrived has been stepped. It
+knows neither groups nor peers.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+
+from shoal.agent.clock import Clock
+from shoal.agent.replica import Replica
+
+INPUT_ROUNDS_MAX = 8
+"""Turns of the event loop that deadlines wait for input still arriving; a flood must not stop time."""
+IDLE_WAKE_MS = 1_000
+
+logger = logging.getLogger(__name__)
+
+
+class Turns:
+    """`flush_outbox()` is called at the end of every turn. Milliseconds are the clock's monotonic ones."""
+
+    def __init__(self, clock: Clock, flush_outbox: Callable[[], None]) -> None:
+        self._clock = clock
+        self._flush_outbox = flush_outbox
+        self._dirty: dict[Replica, None] = {}
+        self._scheduled = False
+        self._deadlines: list[tuple[int, int, Replica]] = []
+        self._deadline_of: dict[Replica, int] = {}
+        self._pushes = 0
+        self._wake_up = asyncio.Event()
+        self._inputs = 0
+        self._stopping = False
+        self.count = 0
+        self.lag_ms = 0
+        """How late the last timer was served."""
+        self.lag_max_ms = 0
+        """The worst since it was last set to 0."""
+
+    def schedule(self, replica: Replica) -> None:
+        """Give the replica a turn once the input of this round of the event loop has been stepped."""
+        self._dirty[replica] = None
+        self.schedule_flush()
+
+    def schedule_flush(self) -> None:
+        """There is something in the outbox."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def note_input(self) -> None:
+        """Something arrived: deadlines wait until no more does."""
+        self._inputs += 1
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is closed."""
+        self._dirty.pop(replica, None)
+        self._deadline_of.pop(replica, None)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self.count += 1
+        dirty, self._dirty = self._dirty, {}
+        now_ms = self._clock.now_ms()
+        for replica in dirty:
+            if replica.failure is None:
+                self._give_turn(replica, now_ms)
+        self._flush_outbox()
+
+    def _give_turn(self, replica: Replica, now_ms: int) -> None:
+        try:
+            replica.turn(now_ms)
+        except Exception:
+            # A bug in one group must not take the others along; this replica says nothing more.
+            logger.exception("replica %s failed in its turn", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")
+            return
+        self._set_deadline(replica)
+
+    def _set_deadline(self, replica: Replica) -> None:
+        nearest = replica.deadline()
+        known = self._deadline_of.get(replica)
+        if nearest is None or (known is not None and known <= nearest):
+            return  # an earlier look is harmless: it finds nothing due and asks again
+        self._deadline_of[replica] = nearest
+        self._pushes += 1
+        heapq.heappush(self._deadlines, (nearest, self._pushes, replica))
+        if self._deadlines[0][0] == nearest:
+            self._wake_up.set()
+
+    async def run(self) -> None:
+        """Serve deadlines until stopped or cancelled."""
+        while not self._stopping:
+            await self._sleep_until_deadline()
+            await self._let_input_in()
+            self._serve_deadlines()
+
+    def stop(self) -> None:
+        """`run` ends soon."""
+        self._stopping = True
+        self._wake_up.set()
+
+    async def _sleep_until_deadline(self) -> None:
+        now_ms = self._clock.now_ms()
+        nearest = self._deadlines[0][0] if self._deadlines else now_ms + IDLE_WAKE_MS
+        if nearest <= now_ms:
+            return
+        self._wake_up.clear()
+        try:
+            async with asyncio.timeout((nearest - now_ms) / 1000):
+                await self._wake_up.wait()
+        except TimeoutError:
+            self.lag_ms = max(0, self._clock.now_ms() - nearest)
+            self.lag_max_ms = max(self.lag_max_ms, self.lag_ms)
+
+    async def _let_input_in(self) -> None:
+        """Give sockets their turn before time is looked at: after a stall, heartbeats wait in their
+        buffers."""
+        for _ in range(INPUT_ROUNDS_MAX):
+            seen = self._inputs
+            # Twice: the first round of the event loop polls the sockets, the second runs what they delivered.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if seen == self._inputs:
+                return
+
+    def _serve_deadlines(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline_ms, _, replica = heapq.heappop(self._deadlines)
+            if self._deadline_of.get(replica) != deadline_ms:
+                continue  # an earlier one took its place, or the replica is closed
+            del self._deadline_of[replica]
+            if replica.failure is not None:
+                continue
+            core_deadline_ms = replica.core.deadline()
+            if core_deadline_ms is not None and core_deadline_ms <= now_ms:
+                replica.core.wake(now_ms)
+            self.schedule(replica)

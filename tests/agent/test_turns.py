@@ -1,0 +1,156 @@
+"""The loop: one turn for everything that arrived, deadlines after input."""
+
+import asyncio
+from typing import Any
+
+from shoal.agent.turns import Turns
+
+
+class VirtualClock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def now_us(self) -> int:
+        return self.ms * 1_000
+
+
+class FakeCore:
+    """Only a deadline, and what happened to it."""
+
+    def __init__(self) -> None:
+        self.deadline_ms: int | None = None
+        self.woken: list[int] = []
+
+    def deadline(self) -> int | None:
+        return self.deadline_ms
+
+    def wake(self, now_ms: int) -> None:
+        self.woken.append(now_ms)
+        self.deadline_ms = None
+
+
+class FakeReplica:
+    """What Turns knows of a replica."""
+
+    group = "g"
+
+    def __init__(self) -> None:
+        self.failure: tuple[str, str] | None = None
+        self.core = FakeCore()
+        self.turns: list[int] = []
+        self.broken = False
+
+    def deadline(self) -> int | None:
+        return self.core.deadline()
+
+    def turn(self, now_ms: int) -> None:
+        self.turns.append(now_ms)
+        if self.broken:
+            raise RuntimeError("a bug")
+
+    def fail(self, code: str, reason: str) -> None:
+        self.failure = (code, reason)
+
+
+def make() -> tuple[Turns, VirtualClock, list[int], Any]:
+    """Turns, their clock, the flushes, and a replica."""
+    clock = VirtualClock()
+    flushes: list[int] = []
+    return Turns(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
+
+
+async def test_one_turn_for_all_that_was_scheduled() -> None:
+    """However often it is scheduled in one round, a replica gets one ready, and the outbox goes out once."""
+    turns, _, flushes, replica = make()
+    other: Any = FakeReplica()
+    for _ in range(5):
+        turns.schedule(replica)
+        turns.schedule(other)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(other.turns), len(flushes)) == (1, 1, 1)
+
+
+async def test_a_bug_in_one_replica_stops_only_that_one() -> None:
+    """It fails; the others keep their turns."""
+    turns, _, _, replica = make()
+    other: Any = FakeReplica()
+    replica.broken = True
+    turns.schedule(replica)
+    turns.schedule(other)
+    await asyncio.sleep(0)
+    assert replica.failure is not None
+    assert other.failure is None
+    assert len(other.turns) == 1
+
+
+async def test_input_that_has_arrived_is_stepped_before_a_deadline() -> None:
+    """After a stall the heartbeat in the socket moves the deadline: nobody campaigns (safety 26)."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    clock.ms = 5_000  # the process was stopped for four seconds
+
+    def heartbeat_arrives() -> None:
+        turns.note_input()
+        replica.core.deadline_ms = 6_000
+        turns.schedule(replica)
+
+    async def socket() -> None:
+        await asyncio.sleep(0)
+        heartbeat_arrives()
+
+    reading = asyncio.create_task(socket())
+    running = asyncio.create_task(turns.run())
+    await reading
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert replica.core.woken == []
+    clock.ms = 6_000
+    turns.schedule(replica)
+    async with asyncio.timeout(5):
+        while not replica.core.woken:
+            await asyncio.sleep(0.001)
+    assert replica.core.woken == [6_000]
+    turns.stop()
+    await running
+
+
+async def test_a_flood_of_input_does_not_stop_time() -> None:
+    """Deadlines wait for input a bounded number of rounds only."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    clock.ms = 2_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(100):
+        turns.note_input()
+        await asyncio.sleep(0)
+    assert replica.core.woken == [2_000]
+    turns.stop()
+    await running
+
+
+async def test_a_closed_replica_is_forgotten() -> None:
+    """Its deadline may come; nothing happens."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    turns.schedule(replica)
+    turns.forget(replica)
+    clock.ms = 9_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert replica.core.woken == []
+    assert len(replica.turns) == 1
+    turns.stop()
+    await running
