@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import aiohttp
 from aiohttp import web
 
 from shoal.agent.http.context import Call
@@ -86,7 +87,7 @@ async def read_body(call: Call, limit_bytes: int) -> bytes:
     content = call.request.content
     if content.is_eof():  # everything came with the head: the common case, without a timer
         refuse_coding(call)
-        body = content.read_nowait(-1)
+        body = what_is_here(content)
         if len(body) > limit_bytes:
             raise too_large(limit_bytes)
         return body
@@ -108,7 +109,7 @@ async def stream_body(call: Call) -> AsyncIterator[bytes]:
     """
     content = call.request.content
     stall_seconds = call.context.limits.body_stall_ms / 1000
-    while True:
+    while not content.is_eof():  # afterwards all that is left is here, and needs no timer
         try:
             async with asyncio.timeout(stall_seconds):
                 piece = await content.readany()
@@ -117,7 +118,22 @@ async def stream_body(call: Call) -> AsyncIterator[bytes]:
                 "bad-request", f"the body brought nothing for {stall_seconds:g} s and is not complete"
             ) from None
         except web.RequestPayloadError as error:
-            raise ShoalError("bad-request", f"the body is broken: {error}") from None
-        if not piece:
-            return
-        yield piece
+            raise broken_body(error) from None
+        if piece:
+            yield piece
+    rest = what_is_here(content)
+    if rest:
+        yield rest
+
+
+def what_is_here(content: aiohttp.StreamReader) -> bytes:
+    """The rest of a body that has ended."""
+    try:
+        return content.read_nowait(-1)
+    except web.RequestPayloadError as error:
+        raise broken_body(error) from None
+
+
+def broken_body(error: web.RequestPayloadError) -> ShoalError:
+    """400 for wrong chunks and the like."""
+    return ShoalError("bad-request", f"the body is broken: {error}")
