@@ -73,6 +73,7 @@ class Fault:
     path_part: str = ""
     skip: int = 0
     times: int = 1
+    partial_bytes: int = 0  # of a failing write: so many reach the file all the same
 
 
 @dataclass(slots=True)
@@ -144,18 +145,25 @@ class MemoryDisk:
         for _ in range(self._rng.randint(1, self._pause_max)):
             await asyncio.sleep(0)
         self.check_power(epoch)
-        self._meet_fault(operation, path)
+        fault = self._next_fault(operation, path)
+        if fault is not None:
+            kind = SyncFailed if operation == "sync" else OSError
+            raise kind(fault.error, os.strerror(fault.error), path)
 
-    def _meet_fault(self, operation: str, path: str) -> None:
+    def _next_fault(self, operation: str, path: str) -> Fault | None:
         for fault in self.faults:
             if fault.operation != operation or fault.path_part not in path or not fault.times:
                 continue
-            if fault.skip:
-                fault.skip -= 1
-                continue
-            fault.times -= 1
-            kind = SyncFailed if operation == "sync" else OSError
-            raise kind(fault.error, os.strerror(fault.error), path)
+            if not fault.skip:
+                fault.times -= 1
+                return fault
+            fault.skip -= 1
+        return None
+
+    def partial_bytes(self, path: str) -> int:
+        """How much of a write that is about to fail reaches the file."""
+        matching = (fault for fault in self.faults if fault.operation == "write" and fault.path_part in path)
+        return next((fault.partial_bytes for fault in matching if fault.times and not fault.skip), 0)
 
     def check_power(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -295,6 +303,8 @@ class MemoryFile:
         if not joined:
             return
         self._disk.check_room(self._inode, offset + len(joined))
+        if partial := self._disk.partial_bytes(self.path):
+            self._inode.write(offset, joined[:partial])
         await self._begin("write")
         self._inode.write(offset, joined)
         epoch = self._disk.epoch

@@ -21,6 +21,7 @@ from shoal.segment_store import (
     open_disk,
 )
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
+from shoal.segment_store.tail import TRAILER_BYTES
 
 
 async def test_an_empty_log() -> None:
@@ -349,6 +350,23 @@ async def test_a_full_disk_refuses_then_heals(operation: str) -> None:
     await log.close()
     log = await open_log(disk)
     assert await contents(log) == [first.data, *(frame.data for frame in frames)]
+    await log.close()
+
+
+async def test_a_refused_write_leaves_nothing_behind() -> None:
+    """A write that ran out of space halfway left whole frames: the next, shorter write clears them, or the
+    second of them might one day be taken for its successor."""
+    disk = MemoryDisk()
+    log = await open_log(disk)
+    await log.append([next_frame(log)])
+    disk.faults.append(Fault("write", errno.ENOSPC, ".arrows", partial_bytes=3000))
+    refused = [log.append([next_frame(log, fill=9)]) for _ in range(6)]
+    results = await asyncio.gather(*refused, return_exceptions=True)
+    assert {type(result) for result in results} == {DiskFull}
+    await log.append([next_frame(log, fill=3)])
+    name = f"log/{1:020d}-{0:020d}.arrows"
+    assert b"\x09" * 10 not in disk.content(name)
+    assert disk.content(name)[log.size_bytes + TRAILER_BYTES :].strip(b"\0") == b""
     await log.close()
 
 
