@@ -231,6 +231,7 @@ class RangeReader:
         self._connection = _Connection()
         # A partition without leader at planning time may have no address: then any agent forwards.
         self._leader: str | None = next(iter(scan.range.urls), None)
+        self._hinted = False  # the leader's address comes from the last refusal
         self._agents = tuple(dict.fromkeys((*scan.range.urls, *scan.agents)))
         self._place = f"partition {scan.range.partition} of topic {scan.range.topic!r}"
 
@@ -266,9 +267,10 @@ class RangeReader:
         raise SourceError(f"{self._place}: no answer for offset {offset} {tries}; last: {failure}")
 
     def _attempt(self, offset: int, attempt: int) -> tuple[int, pa.RecordBatch]:
-        """The leader as known; then by turns the leader as agents name it, or any agent to forward."""
-        if attempt % 2 == 1:
+        """The leader as known; then by turns the leader as agents name it, and any agent to forward."""
+        if attempt % 2 == 1 and not self._hinted:
             self._leader = self._find_leader() or self._leader
+        self._hinted = False
         query: dict[str, str | int] = {"offset": offset, "max_bytes": self._scan.policy.fetch_bytes}
         base = self._leader
         if base is None or (attempt > 0 and attempt % 2 == 0):
@@ -296,7 +298,7 @@ class RangeReader:
             leader_url = problem.get("leader_url")
             if answer.status == 421 and isinstance(leader_url, str):
                 with contextlib.suppress(SourceError):  # an address that is none: routes are asked next
-                    self._leader = normal_url(leader_url)
+                    self._leader, self._hinted = normal_url(leader_url), True
             return _MovedError(said)
         if answer.status != 410:
             return SourceError(said)

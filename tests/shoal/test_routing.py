@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.records import RecordColumns, columns_to_batch
@@ -72,13 +72,17 @@ def test_ranges_that_do_not_cover_are_a_bug(ranges: tuple[HashRange, ...]) -> No
         partition_for(0, ranges)
 
 
-@given(st.lists(keys, max_size=60), st.integers(1, 9), st.integers(0, HASH_SPACE - 1))
+@given(
+    st.lists(keys, max_size=60),
+    st.integers(1, 9).flatmap(lambda count: st.permutations(hash_ranges(count))),
+    st.integers(0, 7).map(lambda eighth: eighth * HASH_SPACE // 8 + 12_345),
+)
+@example([None, b"a", b"b", None, b"a"], list(hash_ranges(4)[::-1]), HASH_SPACE - 1)
 def test_columns_and_batches_are_split_alike(
-    column: list[bytes | None], partitions: int, null_key_hash: int
+    column: list[bytes | None], ranges: list[HashRange], null_key_hash: int
 ) -> None:
     """Every row goes once to its key's partition, in order; rows without key go together."""
     columns = columns_with(column)
-    ranges = hash_ranges(partitions)
     by_rows = partition_columns(columns, ranges, null_key_hash)
     by_batch = partition_batch(columns_to_batch(columns, 0), ranges, null_key_hash)
     assert sorted(row for rows in by_rows.values() for row in rows) == list(range(len(column)))

@@ -84,6 +84,7 @@ class Cluster:
     def __init__(self) -> None:
         self.topics: dict[str, dict[int, Log]] = {}
         self.schema = DEFAULT_SCHEMA
+        self.documents = 0  # requests for routes or offsets
         self.routes_answer: Any = None  # instead of the true ones
         self.offsets_answer: Any = None
         self.document_faults: list[ShoalError] = []  # one is raised by each request for routes or offsets
@@ -136,6 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         steps = parts.path.strip("/").split("/")
         try:
+            self.cluster.documents += steps[-1] != "records"
             if steps[-1] != "records" and self.cluster.document_faults:
                 raise self.cluster.document_faults.pop(0)
             if steps == ["v1", "routes"]:

@@ -139,8 +139,10 @@ def test_a_new_leader_is_followed(cluster: Cluster) -> None:
     batches = RangeReader(task, pause=lambda seconds: None).batches()
     first = next(batches)
     cluster.topics["flights"][1].leader = 0
+    cluster.documents = 0
     assert values([first, *batches]) == expected(1, 0, 30)
-    assert cluster.reads[-1] == (0, 10, False)
+    assert cluster.reads[-2:] == [(1, 10, False), (0, 10, False)]
+    assert cluster.documents == 0  # the refusal said where
 
 
 def test_a_dead_leader_is_left(cluster: Cluster) -> None:
@@ -188,7 +190,16 @@ def garble(handler: Handler) -> bool:
 
 def misplace(handler: Handler) -> bool:
     """A fault: records of somewhere else."""
-    handler.arrow(700, 710, schema_message(DEFAULT_SCHEMA))
+    frames = handler.cluster.topics["flights"][0].frames
+    handler.arrow(700, 710, schema_message(DEFAULT_SCHEMA) + b"".join(data for _, _, data in frames))
+    return True
+
+
+def miscount(handler: Handler) -> bool:
+    """A fault: more offsets than records, which would leave a gap."""
+    frames = handler.cluster.topics["flights"][1].frames
+    body = schema_message(DEFAULT_SCHEMA) + b"".join(data for _, _, data in frames)
+    handler.arrow(0, 31, body)
     return True
 
 
@@ -206,7 +217,7 @@ def go_on(handler: Handler) -> bool:
 def test_faults_between_and_within_answers_lose_and_repeat_nothing(cluster: Cluster) -> None:
     """Each kind of failure, between two good answers: resumed after the last record that was yielded."""
     moving = ("no-leader", "overloaded", "stopping", "timeout", "beyond-end", "not-ready", "leadership-lost")
-    for fault in [*(fail(code) for code in moving), cut, reset, garble, misplace, flood]:
+    for fault in [*(fail(code) for code in moving), cut, reset, garble, misplace, miscount, flood]:
         cluster.faults = [fault, go_on, fault, fault]
         task = scan(cluster, 1, 5, 25, policy=FetchPolicy(fetch_bytes=1))
         assert values(read(task)) == expected(1, 5, 25)
@@ -215,6 +226,10 @@ def test_faults_between_and_within_answers_lose_and_repeat_nothing(cluster: Clus
 
 def test_patience_is_bounded(cluster: Cluster) -> None:
     """A partition that stays without leader fails the task; pauses grow, but not for ever."""
+    cluster.faults = [cut]
+    with pytest.raises(SourceError, match=r"in 1 attempts; last: .* broke off within an answer"):
+        read(scan(cluster, 0, 0, 10, policy=FetchPolicy(attempts=1)))
+    cluster.reads.clear()
     cluster.faults = [fail("no-leader")] * 100
     pauses: list[float] = []
     task = scan(cluster, 0, 0, 10, policy=FetchPolicy(attempts=9))
