@@ -150,6 +150,8 @@ def test_join_intent_newer_than_the_leave_undoes_it() -> None:
     assert script.status("n2") == "leaving"
     script.hear_serf(JoinIntent(6, "n2"))
     assert script.status("n2") == "alive"
+    script.hear_serf(LeaveIntent(6, "n2"))
+    assert script.status("n2") == "alive"
 
 
 def test_intents_are_told_on_once() -> None:
@@ -291,7 +293,7 @@ def test_old_events_are_no_news() -> None:
     """512 Lamport times back, or from before our own join."""
     script = Script()
     script.hear_serf(UserEvent(1_000, "new", b""))
-    script.hear_serf(UserEvent(1_001 - 513, "old", b""))
+    script.hear_serf(UserEvent(1_001 - 514, "old", b""))
     assert [event.name for event in script.user_events] == ["new"]
     joined = Script()
     joined.merge(SerfState(1, {}, (), 7, 1, (UserEvent(6, "before", b""),)), joined=True)
@@ -468,7 +470,9 @@ def test_seen_ring_is_bounded_per_slot() -> None:
     ring = SeenRing()
     assert sum(ring.is_news(5, 6, number) for number in range(100)) == 16
     assert ring.is_news(5 + 512, 518, "lap")
-    assert not ring.is_news(5, 518, "old lap")
+    assert not ring.is_news(6, 518 + 1, "too old")
+    assert ring.is_news(6, 518, "just young enough")
+    assert not ring.is_news(5, 517, "its slot holds a newer lap")
 
 
 def test_status_events_name_their_kind() -> None:

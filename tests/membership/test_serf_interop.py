@@ -172,9 +172,11 @@ if SERF is not None:
 
     async def test_force_leave_of_a_living_member_is_undone(tmp_path: Path) -> None:
         """We answer with a newer join intent. With us as its only peer the agent tells nobody: a push/pull
-        brings it."""
+        brings it. (A force-leave before our join intent has arrived would carry its Lamport time: a tie,
+        which nobody can undo.)"""
         async with mixed_pool(tmp_path, push_pull_interval_ms=1_000) as (agent, _, _):
             await agent.shows(NAME, "alive")
+            await asyncio.sleep(1)
             await agent.ask("force-leave", NAME)
             await agent.shows(NAME, "alive")
         async with mixed_pool(tmp_path) as (agent, _, _):
@@ -185,6 +187,7 @@ if SERF is not None:
             try:
                 await third.join([("127.0.0.1", agent.port)])
                 await agent.shows("third", "alive")
+                await asyncio.sleep(1)
                 await agent.ask("force-leave", NAME)
                 await agent.shows(NAME, "alive")
             finally:
