@@ -186,6 +186,10 @@ class HttpRunner(web.ServerRunner):
         super().__init__(server, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
         self.context = context
 
+    async def shutdown(self) -> None:
+        """Called when nothing new is accepted any more, before handlers are waited for."""
+        self.context.waits.stop()
+
     async def cleanup(self) -> None:
         """Stop listening, let handlers finish, close connections to other agents."""
         await super().cleanup()

@@ -84,12 +84,7 @@ class MemberHandlers:
         if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
             raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
         wait_ms = call.wait_ms()
-        gate = self._context.gate
-        gate.enter_wait()
-        try:
-            return await ask(after_version, wait_ms)
-        finally:
-            gate.leave_wait()
+        return await self._context.waits.run(ask(after_version, wait_ms))
 
     async def agent(self, call: Call) -> web.Response:
         """This agent."""

@@ -56,7 +56,9 @@ class ReadHandlers:
                 return await self._relay(call, leader.url, topic, partition, deadline)
             except ShoalError as error:
                 codes = MOVING_CODES if leader.local else PASSING_CODES
-                if error.code not in codes or not await deadline.pause(RETRY_PAUSE_SECONDS):
+                if error.code not in codes or self._context.waits.stopped:
+                    raise
+                if not await deadline.pause(RETRY_PAUSE_SECONDS):
                     raise
 
     async def _relay(
@@ -64,18 +66,15 @@ class ReadHandlers:
     ) -> web.StreamResponse:
         path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
         remaining_ms = deadline.remaining_ms()
-        gate = self._context.gate
-        gate.enter_wait()
-        try:
-            return await self._context.forwarder.relay(
+        return await self._context.waits.run(
+            self._context.forwarder.relay(
                 call.request,
                 url,
                 forward_target(path, call.query, remaining_ms),
                 headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
                 timeout_ms=remaining_ms + call.wait_ms(),
             )
-        finally:
-            gate.leave_wait()
+        )
 
 
 class ReadRequest:
@@ -137,10 +136,9 @@ class ReadRequest:
         )
 
     async def _fetch_once(self, offset: int) -> Fetch:
-        gate = self._call.context.gate
-        gate.enter_wait()
-        try:
-            return await self._call.context.broker.read(
+        context = self._call.context
+        return await context.waits.run(
+            context.broker.read(
                 self._topic,
                 self._partition,
                 offset,
@@ -148,8 +146,7 @@ class ReadRequest:
                 wait_ms=self._wait_ms,
                 local=self._local,
             )
-        finally:
-            gate.leave_wait()
+        )
 
     async def _offset(self) -> int:
         """Where to begin, as a number."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_broker import FakeAppended, FakeCluster
-from http_fixtures import Agent, one_agent, running
+from http_fixtures import Agent, one_agent, running, two_agents
 from test_http_produce import ARROW, NDJSON, arrow_batch, arrow_stream
 
 from shoal.agent.http.limits import Gate, HttpLimits
@@ -98,6 +99,23 @@ async def test_long_polls_are_bounded() -> None:
         assert (await agent.post(PARTITION, b"v")).status == 200
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
         assert gate.waits == 0
+
+
+async def test_stopping_ends_long_polls() -> None:
+    """A server that stops does not wait for its long polls: they are answered 503 stopping, at once."""
+    async with two_agents() as (first, second):
+        first.broker.cluster.create("t", leader=second.broker.agent_id)
+        paths = (PARTITION + "?wait=50s", PARTITION + "?wait=50s&offset=0&consistency=local")
+        version = (await first.get("/v1/members")).json["version"]
+        watched = f"/v1/members?wait=50s&after_version={version}"
+        waiting = [asyncio.create_task(first.get(path)) for path in (*paths, watched)]
+        await until(lambda: first.runner.context.gate.waits == 3 and second.runner.context.gate.waits == 1)
+        started = time.monotonic()
+        await first.runner.cleanup()
+        for answer in await asyncio.gather(*waiting):
+            assert answer.problem("stopping")["definite"] is True
+        assert time.monotonic() - started < 2
+        assert first.runner.context.gate.waits == 0
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
