@@ -246,7 +246,7 @@ def test_other_refusals_are_reported_at_once(cluster: Cluster) -> None:
     for code in ("unknown-topic", "internal", "bad-request"):
         cluster.reads.clear()
         cluster.faults = [fail(code)]
-        with pytest.raises(SourceError, match=code):
+        with pytest.raises(SourceError, match=f"{code}: on purpose$"):
             read(scan(cluster, 0, 0, 10))
         assert len(cluster.reads) == 1
 
