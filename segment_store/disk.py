@@ -156,9 +156,22 @@ def read_fully_into(fd: int, offset: int, buffer: memoryview) -> int:
 
 def read_fully(fd: int, offset: int, length: int) -> bytes:
     """`length` bytes, or fewer at the end of the file."""
-    buffer = bytearray(length)
-    filled = read_fully_into(fd, offset, memoryview(buffer))
-    return bytes(memoryview(buffer)[:filled])
+    pieces: list[bytes] = []
+    interruptions = 0
+    while length:
+        try:
+            piece = os.pread(fd, length, offset)
+        except OSError as error:
+            interruptions += 1
+            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
+                raise
+            continue
+        if not piece:
+            break
+        pieces.append(piece)
+        offset += len(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def allocate_blocks(fd: int, length: int) -> None:

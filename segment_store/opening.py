@@ -59,17 +59,21 @@ class _Window:
         self._size = size
         self._chunk_bytes = chunk_bytes
         self.base = start
-        self.buffer = b""
+        self.buffer = bytearray()
 
     async def extend(self) -> bool:
         """More bytes behind the buffer, as many again as it holds; False at the end of the file."""
-        at = self.base + len(self.buffer)
-        length = min(max(self._chunk_bytes, len(self.buffer)), self._size - at)
+        held = len(self.buffer)
+        length = min(max(self._chunk_bytes, held), self._size - self.base - held)
         if length <= 0:
             return False
-        piece = await self._file.read(at, length)
-        self.buffer += piece
-        return bool(piece)
+        extended = bytearray(held + length)
+        extended[:held] = self.buffer
+        filled = await self._file.read_into(self.base + held, memoryview(extended)[held:])
+        if filled < length:
+            del extended[held + filled :]
+        self.buffer = extended
+        return filled > 0
 
     def advance(self, position: int) -> None:
         self.buffer = self.buffer[position - self.base :]

@@ -265,6 +265,26 @@ async def test_reads_during_truncations_see_one_branch_or_the_other() -> None:
     await log.close()
 
 
+async def test_truncations_queued_behind_each_other() -> None:
+    """Each shortens the index to what all of them keep: the places behind already belong to the new
+    branch."""
+    disk = MemoryDisk(random.Random(3), pause_max=2)
+    log = await open_log(disk)
+    for _ in range(10):
+        await log.append([next_frame(log, 3)])
+    await log._writer.write_index()
+    steps = [log.truncate_suffix(9), log.truncate_suffix(5)]
+    steps += [log.append([next_frame(log, 1, term=2, value_bytes=100, fill=4)]) for _ in range(1)]
+    await asyncio.gather(*steps)
+    before = await contents(log)
+    disk.crash(random.Random(2))
+    await log.close()
+    log = await open_log(disk)
+    assert await contents(log) == before
+    assert log.term_runs() == [(1, 1), (5, 2)]
+    await log.close()
+
+
 async def test_reads_are_bounded_and_give_at_least_one() -> None:
     """max_bytes ends an answer, never empties it; ranges cross segments, cache and disk."""
     for cache_bytes in (0, 2500, 2**20):
