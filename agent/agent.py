@@ -34,6 +34,7 @@ from shoal.agent.cluster_file import (
     save_peers,
 )
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig, ConfigError
+from shoal.agent.cores import run_cores
 from shoal.agent.data_directory import (
     StartError,
     claim_directory,
@@ -549,6 +550,8 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
 
     The first signal hands leadership over and leaves, the second stops at once. What goes wrong is one line.
     """
+    if config.cores > 1:
+        return await run_cores(config)
     stop = StopRequest()
     with _signals(stop):
         try:

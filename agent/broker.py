@@ -30,7 +30,12 @@ from shoal.agent.roster import Roster, natural
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import GroupKey, Leadership, RouteTable
 from shoal.agent.time_search import offset_at_time
-from shoal.agent.topic_settings import TopicSettings, check_topic_name, settings_from_body
+from shoal.agent.topic_settings import (
+    MAX_REPLICATION_FACTOR,
+    TopicSettings,
+    check_topic_name,
+    settings_from_body,
+)
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
@@ -41,6 +46,7 @@ from shoal.replication.placement import Candidate, birth_voters
 from shoal.routing import HashRange, hash_ranges
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
+NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 EMPTY_CATALOG = Catalog()
 EMPTY_ROUTES = RouteTable()
@@ -393,6 +399,7 @@ class Broker:
         existing = service.catalog.topics.get(name)
         if existing is not None:
             return False, self._equal_or_differs(existing, settings)
+        await self._let_newcomers_in(settings)
         entry = self._new_entry(name, settings, explicit_factor=explicit_factor)
         await service.propose(CreateTopic(entry), timeout_ms)
         committed = service.catalog.topics.get(name)
@@ -406,6 +413,15 @@ class Broker:
             return False, self._equal_or_differs(committed, settings)
         await asyncio.gather(service.tell_peers(), self._wait_for_leaders(committed))
         return True, self._topic_document(committed)
+
+    async def _let_newcomers_in(self, settings: TopicSettings) -> None:
+        """Agents that have just been introduced count as members a moment later than they see themselves."""
+        end_ms = self._clock.now_ms() + NEWCOMERS_WAIT_MS
+        wanted = settings.wanted_replicas(MAX_REPLICATION_FACTOR)
+        while len(self._roster.placeable()) < wanted and self._roster.newcomers():
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                return
 
     async def _wait_for_leaders(self, entry: TopicEntry) -> None:
         """For a bounded time: whoever has just created a topic will produce to it next."""

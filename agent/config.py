@@ -208,6 +208,18 @@ class AgentConfig:
             name=None if self.name is None else f"{self.name}-{core}",
         )
 
+    def as_environment(self) -> dict[str, str]:
+        """SHOAL_ variables from which from_sources() makes an equal value."""
+        variables = {}
+        for setting in READERS:
+            name = setting if setting in AgentConfig.__dataclass_fields__ else f"{setting}_ms"
+            value = getattr(self, name)
+            if value in (None, ()) or (setting == "cluster" and not self.cluster_is_explicit):
+                continue
+            text = " ".join(value) if isinstance(value, tuple) else str(value)
+            variables[f"SHOAL_{setting.upper()}"] = text
+        return variables
+
     def as_document(self) -> dict[str, Any]:
         """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -224,11 +236,11 @@ def is_unspecified(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and the name localhost."""
+    """True for 127.0.0.0/8 and ::1."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return address == "localhost"
+        return False
 
 
 def parse_host_port(text: str, flag: str) -> tuple[str, int]:
@@ -252,9 +264,8 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
     try:
         ipaddress.ip_address(value)
     except ValueError:
-        if value == "localhost" or (flag == "--advertise" and re.fullmatch(r"[A-Za-z0-9.-]{1,253}", value)):
-            return
-        raise ConfigError(f"{flag} {value!r} is not an IP address") from None
+        hint = "127.0.0.1" if value == "localhost" else "a number such as 10.0.0.5"
+        raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}") from None
 
 
 # ---- the sources ---------------------------------------------------------------------------------

@@ -70,9 +70,13 @@ def settle_identity(config: AgentConfig, known: AgentIdentity | None) -> AgentId
 
 def default_name(host: str, agent_id: str) -> str:
     """HOST-xxxxxxxx, the host's name without its domain and in the alphabet of names."""
+    return f"{host_name(host)}-{agent_id[:NAME_ID_CHARACTERS]}"
+
+
+def host_name(host: str) -> str:
+    """The host's name without its domain, in the alphabet of names, short enough to be part of one."""
     short = re.sub(r"[^A-Za-z0-9_-]+", "-", host.split(".")[0]).strip("-_") or "agent"
-    room = MAX_NAME_CHARACTERS - NAME_ID_CHARACTERS - 1
-    return f"{short[:room]}-{agent_id[:NAME_ID_CHARACTERS]}"
+    return short[: MAX_NAME_CHARACTERS - NAME_ID_CHARACTERS - 1]
 
 
 def settle_cluster(config: AgentConfig, record: ClusterRecord | None) -> AgentConfig:

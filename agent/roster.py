@@ -181,6 +181,16 @@ class Roster:
         """Where new replicas may be placed: alive by gossip, and of this cluster."""
         return [member for member in self.ours() if member.status == "alive"]
 
+    def newcomers(self) -> bool:
+        """Whether somebody alive is on the way into this cluster: of our name, and of no cluster yet."""
+        return any(
+            member.status == "alive"
+            and is_shoal(member)
+            and member.tags[TAG_CLUSTER] == self.cluster
+            and not member.tags.get(TAG_CLUSTER_ID)
+            for member in self._members
+        )
+
     def catalog_versions(self) -> dict[str, int]:
         """What live peers gossip; a tag that is no number counts as zero."""
         live = set(self.live_peers())

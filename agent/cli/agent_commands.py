@@ -68,6 +68,13 @@ def agent(
         str | None,
         typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
     ] = None,
+    gossip: Annotated[
+        str | None, typer.Option(metavar="KIND", help="embedded, the default: Serf's wire format.")
+    ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Run N agents on this host, each with a directory of its own."),
+    ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="TOML with the same names as the flags.")
     ] = None,
@@ -87,6 +94,8 @@ def agent(
         "join": join,
         "expect": expect,
         "failure_domain": failure_domain,
+        "gossip": gossip,
+        "cores": cores,
     }
     raise typer.Exit(_run(_configuration(flags, dict(os.environ), _read_file(config))))
 

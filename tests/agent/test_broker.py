@@ -52,7 +52,10 @@ class FakeRoster:
         return {item.name: item.tags["url"] for item in self.list}
 
     def placeable(self) -> list[Member]:
-        return [item for item in self.list if item.status == "alive"]
+        return [item for item in self.list if item.status == "alive" and item.tags["cid"]]
+
+    def newcomers(self) -> bool:
+        return any(not item.tags["cid"] for item in self.list)
 
     def find(self, name_or_id: str) -> Member | None:
         return next((item for item in self.list if name_or_id in (item.name, item.tags["name"])), None)
@@ -195,6 +198,21 @@ async def test_creation_places_on_live_members_only() -> None:
     refused = await code(fixture.broker.create_topic("u", {"replication_factor": 3}, 100))
     assert refused.code == "not-enough-members"
     assert await fixture.broker.create_topic("t", {"partitions": 4}, 100) == (False, document)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_creation_waits_for_members_on_their_way() -> None:
+    """Three agents that have just started and a script that creates at once: the third counts a moment
+    later.
+    """
+    fixture = Fixture()
+    fixture.roster.list[2] = member(GONE, cid="")
+    creating = asyncio.create_task(fixture.broker.create_topic("t", {"replication_factor": 3}, 100))
+    await asyncio.sleep(0.01)
+    assert not creating.done()
+    fixture.roster.list[2] = member(GONE)
+    fixture.watch.changed()
+    assert (await creating)[1]["effective_replication_factor"] == 3
 
 
 @pytest.mark.usefixtures("quick")

@@ -30,7 +30,9 @@ REFUSED = [
     ({"data": None}, "--data DIR"),
     ({"bind": "0.0.0.0"}, "--advertise ADDR"),
     ({"bind": "here"}, "not an IP address"),
-    ({"bind": "127.0.0.1", "advertise": "10.0.0.1"}, "loopback only"),
+    ({"bind": "localhost"}, "give 127.0.0.1"),
+    ({"bind": "0.0.0.0", "advertise": "host.example"}, "not an IP address"),
+    ({"bind": "127.0.0.1", "advertise": "10.0.0.1"}, "(loopback)"),
     ({"bind": "10.0.0.1", "advertise": "0.0.0.0"}, "no address a peer could reach"),
     ({"http_port": 65_536}, "not a port"),
     ({"gossip_port": -1}, "not a port"),
@@ -126,3 +128,21 @@ def test_mdns_is_for_loopback_and_named_clusters() -> None:
     assert not AgentConfig(data="d", bind="10.0.0.1").uses_mdns
     assert AgentConfig(data="d", bind="10.0.0.1", cluster_is_explicit=True).uses_mdns
     assert not AgentConfig(data="d", mdns=False).uses_mdns
+
+
+CONFIGURATIONS = st.builds(
+    lambda **settings: AgentConfig.from_sources(settings),
+    data=st.just("a directory"),
+    http_port=st.none() | st.integers(0, 65_535),
+    cluster=st.none() | st.just("blue"),
+    join=st.lists(st.sampled_from(["a:1", "[::1]:2"]), max_size=2),
+    expect=st.none() | st.integers(1, 9),
+    mdns=st.none() | st.booleans(),
+    election_timeout=st.integers(300, 9_000),
+)
+
+
+@given(CONFIGURATIONS)
+def test_a_configuration_travels_through_the_environment(config: AgentConfig) -> None:
+    """As it does to the agents of --cores."""
+    assert AgentConfig.from_sources({}, config.as_environment()) == config

@@ -1,0 +1,87 @@
+"""`--cores N`: N agents on this host, one process each, started and ended together.
+
+Law of this file: it starts processes of the same command and passes signals on; it knows nothing of what an
+agent does. One agent owns one core (architecture, decision 11); those of one host share one failure domain,
+so that the replicas of a partition prefer other hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+
+from shoal.agent.config import AgentConfig
+from shoal.agent.data_directory import host_name
+
+logger = logging.getLogger("shoal.agent")
+
+
+async def run_cores(config: AgentConfig) -> int:
+    """Run one agent per core until they end; 0 if all ended well.
+
+    SIGTERM and SIGINT are passed on, each time. When one agent ends unasked the others are asked to leave:
+    a host that runs on with fewer agents than it was told to would go unnoticed.
+    """
+    assert config.cores > 1
+    shared = replace(config, failure_domain=config.failure_domain or host_name(socket.gethostname()))
+    agents: list[asyncio.subprocess.Process] = []
+    loop = asyncio.get_running_loop()
+
+    def pass_on(number: int) -> None:
+        for agent in agents:
+            if agent.returncode is None:
+                agent.send_signal(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, pass_on, signal.SIGTERM)
+    try:
+        for core in range(config.cores):
+            agents.append(await _start(shared.for_core(core)))  # noqa: PERF401 -- each must be known at once
+        return await _until_all_ended(agents)
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        for agent in agents:
+            if agent.returncode is None:
+                agent.kill()
+                await agent.wait()
+
+
+async def _start(config: AgentConfig) -> asyncio.subprocess.Process:
+    """The whole configuration travels as SHOAL_ variables: above a file, and no flag is given here."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "shoal.agent",
+        "agent",
+        env=inherited | config.as_environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C reaches them once, through here
+    )
+
+
+async def _until_all_ended(agents: list[asyncio.subprocess.Process]) -> int:
+    waits = {asyncio.create_task(agent.wait()): agent for agent in agents}
+    pending = set(waits)
+    worst = 0
+    while pending:
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            code = task.result()
+            if code != 0:
+                logger.error("agent process %d ended with code %d; the others leave", waits[task].pid, code)
+                worst = worst or (code if code > 0 else 1)
+        if worst:
+            for task in pending:
+                waits[task].terminate()
+            break
+    if pending:
+        await asyncio.wait(pending)
+    return worst
