@@ -308,8 +308,7 @@ class Production:
     async def _create(self) -> Topic:
         """The topic, made by producing to it (http-api.md, Topics)."""
         deadline = Deadline(self._options.timeout_ms)
-        await create_topic_anywhere(self._call, self._name, None, deadline)
-        self._created = True
+        self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
         self._topic = await wait_topic(self._call.context, self._name, deadline)
         return self._topic
 
