@@ -408,7 +408,7 @@ class Leader:
         others = {item.id for item in state.configuration.replicas} - {state.replica_id}
         assert self.progress.keys() == others
         assert self.term_start <= state.log.last_index
-        assert state.log.term_at(self.term_start) == state.term
+        assert self.term_start < state.log.first_index or state.log.term_at(self.term_start) == state.term
         # One at a time: every configuration but the newest is committed, or this leader could not have
         # changed it.
         if state.configuration.index >= self.term_start:

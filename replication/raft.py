@@ -369,7 +369,7 @@ class RaftCore:
         state = self._state
         assert first_index <= state.commit_index + 1
         state.log.trim(first_index)
-        in_force = max(item.index for item in state.configurations if item.index <= first_index)
+        in_force = max((item.index for item in state.configurations if item.index <= first_index), default=0)
         state.configurations = [item for item in state.configurations if item.index >= in_force]
 
     # Output

@@ -42,8 +42,15 @@ def entries_request(
 def heartbeat_request(
     state: RaftState, receiver: ReplicaId, progress: Progress, read_token: int, *, quiet: bool
 ) -> AppendRequest:
-    """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way."""
-    previous_index = progress.match_index
+    """At match_index, which the follower cannot refuse: entries sent ahead may still be on their way.
+
+    When a probe has no entry left to ask with, the heartbeat asks whether the logs are equal to their end.
+    """
+    has_nothing_to_send = progress.next_index > state.log.last_index
+    if progress.state is ProgressState.PROBE and has_nothing_to_send:
+        previous_index = state.log.last_index
+    else:
+        previous_index = progress.match_index
     previous_term = state.log.term_at(previous_index)
     if previous_term is None:
         previous_index, previous_term = LogIndex(0), Term(0)

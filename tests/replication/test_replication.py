@@ -435,6 +435,22 @@ def test_a_follower_behind_the_trimmed_head_needs_segments() -> None:
     assert leader.statistics().needs_segments == ()
 
 
+def test_segments_up_to_the_very_end_are_noticed() -> None:
+    """Safety 27: with no entry left to send, the heartbeat asks whether the logs are equal to their end."""
+    group = Group(logs={0: [1] * 10, 1: [1] * 10, 2: []})
+    group.cut = {2}
+    leader = group.elect(0)
+    leader.trimmed(LogIndex(leader.last_index))
+    group.cut = set()
+    group.pass_time(1500)
+    assert leader.statistics().needs_segments == (C,)
+    log = [1] * 10 + [leader.term]
+    group.cores[2] = make_core(2, log=log, term=leader.term, config=group.config, now_ms=group.now_ms)
+    leader.caught_up(C, leader.last_index, group.now_ms)
+    group.pass_time(300)
+    assert group.cores[2].commit_index == leader.commit_index == leader.last_index
+
+
 def test_a_follower_that_lost_what_it_acknowledged_is_fed_again() -> None:
     """fsync switched off (safety 22): unsafe, and shown as such, but not a group that hangs for ever."""
     group = Group()

@@ -7,21 +7,24 @@ systems had, or that a careless change would bring.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from raft_sim.invariants import ALL, Invariant, PromisesAreDurable
 from raft_sim.simulation import Simulation
 
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Term
 from shoal.replication import quorum, raft
 from shoal.replication.follower import Follower
-from shoal.replication.interfaces import HardState, Run
+from shoal.replication.interfaces import HardState, ReplicaId, Run
 from shoal.replication.leader import Leader
 from shoal.replication.log_view import LogView
 from shoal.replication.messages import AppendReply, AppendRequest, Message, Vote, VoteReply
+from shoal.replication.progress import Progress
 from shoal.replication.quorum import majority_value
 from shoal.replication.reads import ReadQueue
 from shoal.replication.ready import Outbox, Ready
+from shoal.replication.requests import heartbeat_request
 from shoal.replication.transitions import RaftState
 
 SEEDS_MAX = 60
@@ -211,6 +214,20 @@ def never_notice_a_lost_append(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("shoal.replication.progress.Progress.retry_if_stuck", lambda self, config, now_ms: None)
 
 
+def never_ask_after_segments(patch: pytest.MonkeyPatch) -> None:
+    """A follower that got whole segments up to the very end is never asked whether it has them."""
+
+    def heartbeat(
+        state: RaftState, receiver: ReplicaId, progress: Progress, token: int, *, quiet: bool
+    ) -> AppendRequest:
+        asked = heartbeat_request(state, receiver, progress, token, quiet=quiet)
+        if progress.match_index:
+            return asked
+        return replace(asked, previous_index=LogIndex(0), previous_term=Term(0))
+
+    patch.setattr("shoal.replication.leader.heartbeat_request", heartbeat)
+
+
 CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     # The promises themselves are left out where that invariant would see the mutation without any harm done.
     ("vote before sync", send_at_once(VoteReply), ALL),
@@ -237,6 +254,7 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     ("fall back to an older term", fall_back_to_an_older_term, ALL),
     ("believe syncs of truncated entries", believe_syncs_of_truncated_entries, ALL),
     ("never notice a lost append", never_notice_a_lost_append, ALL),
+    ("never ask after segments", never_ask_after_segments, ALL),
 ]
 
 

@@ -45,13 +45,26 @@ def test_a_seed_decides_everything() -> None:
 def test_seeds_differ_and_cover_the_faults() -> None:
     """The knobs of the seeds that the tests run switch every fault on somewhere, and off somewhere else."""
     drawn = [Knobs.of_seed(seed) for seed in range(SEED_COUNT)]
-    for name in ("crashes", "partitions", "pauses", "membership", "transfers", "pre_vote"):
+    for name in ("crashes", "partitions", "pauses", "membership", "transfers", "retention", "pre_vote"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}
     for name in ("loss", "duplication", "straggler", "late_drain", "shorten", "idle"):
         values = {getattr(knobs, name) for knobs in drawn}
         assert 0 in values
         assert len(values) > 1
     assert {knobs.voters for knobs in drawn} == {3, 5}
+
+
+def test_seeds_ship_segments() -> None:
+    """Retention overtakes some follower in some seed, and it comes back by way of whole segments (safety
+    27)."""
+    shipped = 0
+    for seed in (seed for seed in range(SEED_COUNT) if Knobs.of_seed(seed).retention):
+        simulation = Simulation(seed)
+        simulation.run()
+        shipped += simulation.installed_count
+        if shipped:
+            break
+    assert shipped
 
 
 def test_idle_groups_go_quiet_and_wake() -> None:
@@ -115,4 +128,5 @@ def calm_knobs() -> Knobs:
         pauses=False,
         membership=False,
         transfers=False,
+        retention=False,
     )

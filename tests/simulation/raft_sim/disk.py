@@ -37,11 +37,13 @@ class Write:
 
 @dataclass
 class Disk:
-    """log[i] is the entry at index i + 1."""
+    """log[i] is the entry at index i + 1. Retention has dropped those before first_index: they are kept here
+    for the invariants, and no replica reads them."""
 
     replica_id: ReplicaId
     hard_state: HardState = field(default_factory=HardState)
     log: list[Entry] = field(default_factory=list)
+    first_index: int = 1
     queue: deque[Write] = field(default_factory=deque)
     syncing: list[Write] = field(default_factory=list)
 
@@ -86,6 +88,13 @@ class Disk:
         if entry_count:
             assert len(self.log) == write.first_index - 1, "the log on disk has a gap or a leftover"
             self.log.extend(write.entries[:entry_count])
+
+    def install(self, source: Disk, last_index: int) -> None:
+        """Whole segments from another replica take the place of a log that ends before them (safety 27)."""
+        assert not self.queue
+        assert not self.syncing
+        self.log = source.log[:last_index]
+        self.first_index = source.first_index
 
     def holds(self, index: int, entry: Entry) -> bool:
         """Whether that entry is durable here."""

@@ -39,6 +39,8 @@ class Nemesis:
             faults += [self._change_membership] * 5
         if knobs.transfers:
             faults += [self._transfer] * 2
+        if knobs.retention:
+            faults += [self._trim] * 3
         self._faults = faults
 
     def strike(self) -> None:
@@ -131,6 +133,19 @@ class Nemesis:
             return f"no transfer: {error}"
         self._simulation.after_input(host)
         return f"transfer from {host.core.replica_id} to {target}"
+
+    def _trim(self) -> str:
+        """Retention drops some or all of what is committed: who lags behind that needs whole segments."""
+        hosts = [agent.host for agent in self._simulation.agents.values() if agent.host and not agent.paused]
+        if not hosts:
+            return "nobody to trim"
+        host = self._rng.choice(hosts)
+        last = min(host.applied, len(host.disk.log))
+        if last <= host.disk.first_index:
+            return f"{host.core.replica_id} has nothing to trim"
+        host.trim(self._rng.choice((last, self._rng.randint(host.disk.first_index, last))))
+        self._simulation.after_input(host)
+        return f"trim {host.core.replica_id} to {host.disk.first_index}"
 
     def _change_membership(self) -> str:
         leaders = self._leaders()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raft_sim.disk import Disk, Entry, Write
 from raft_sim.trace import describe, describe_ready
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Term
 from shoal.replication.interfaces import Configuration, Replica
 from shoal.replication.messages import AppendRequest, Message, shorten
 from shoal.replication.raft import RaftCore, Role
@@ -44,17 +44,14 @@ class Host:
         self.wake_at_ms: int | None = None
         self._frames: dict[tuple[int, int], Entry] = {}
         self._waiting: deque[tuple[Ready, bool]] = deque()  # ready, and whether the disk has it
-        configurations = [
-            birth,
-            *(entry.payload for entry in disk.log if isinstance(entry.payload, Configuration)),
-        ]
+        configurations = self._retained_configurations()
         self.core = RaftCore(
             replica_id=disk.replica_id,
             configuration=configurations[-1],
             earlier_configurations=configurations[:-1],
             hard_state=disk.hard_state,
-            term_runs=_term_runs(disk.log),
-            first_index=LogIndex(1),
+            term_runs=_term_runs(disk.log, disk.first_index),
+            first_index=LogIndex(disk.first_index),
             last_index=LogIndex(len(disk.log)),
             commit_index=disk.hard_state.commit_index,
             config=simulation.raft_config,
@@ -103,6 +100,17 @@ class Host:
         """Those in this log, ascending, that of birth first."""
         found = (entry.payload for entry in self.pages if isinstance(entry.payload, Configuration))
         return [self.simulation.birth, *found]
+
+    def _retained_configurations(self) -> list[Configuration]:
+        """Those from the trimmed head on, and the one in force there."""
+        known = self.configurations()
+        in_force = max(item.index for item in known if item.index <= self.disk.first_index)
+        return [item for item in known if item.index >= in_force]
+
+    def trim(self, first_index: int) -> None:
+        """Retention: forget the committed entries before first_index."""
+        self.disk.first_index = first_index
+        self.core.trimmed(LogIndex(first_index))
 
     # Output
 
@@ -179,6 +187,7 @@ class Host:
         self.simulation.post(self.agent, Packet(message, entries))
 
     def _entry(self, index: int) -> Entry:
+        assert index >= self.disk.first_index, "a trimmed entry is read"
         return self.pages[index - 1]
 
     # Silence of other agents (safety 25)
@@ -188,9 +197,10 @@ class Host:
         self.core.peer_silent(agent_name, self.simulation.now_ms)
 
 
-def _term_runs(log: list[Entry]) -> list[tuple[LogIndex, int]]:
-    runs: list[tuple[LogIndex, int]] = []
-    for position, entry in enumerate(log):
-        if not runs or runs[-1][1] != entry.term:
-            runs.append((LogIndex(position + 1), entry.term))
+def _term_runs(log: list[Entry], first_index: int) -> list[tuple[LogIndex, Term]]:
+    runs: list[tuple[LogIndex, Term]] = []
+    for index in range(first_index, len(log) + 1):
+        term = Term(log[index - 1].term)
+        if not runs or runs[-1][1] != term:
+            runs.append((LogIndex(index), term))
     return runs

@@ -40,6 +40,7 @@ class Knobs:
     pauses: bool
     membership: bool
     transfers: bool
+    retention: bool
 
     @classmethod
     def draw(cls, rng: random.Random) -> Knobs:
@@ -73,6 +74,7 @@ class Knobs:
             pauses=rng.random() < 0.5,
             membership=rng.random() < 0.5,
             transfers=rng.random() < 0.5,
+            retention=rng.random() < 0.4,
         )
 
     @classmethod

@@ -28,6 +28,7 @@ from shoal.replication.raft import Role
 AGENT_COUNT = 6  # five voters at most, and one more to move to
 LIVENESS_MS_MAX = 20_000  # from the heal to agreement; a healthy group needs under 3 s
 INBOX_MAX = 10_000
+SHIPPING_INTERVAL_MS = 200
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Simulation:
         self.event_count = 0
         self.read_count = 0
         self.sent_count = 0
+        self.installed_count = 0
         self.acknowledged_count = 0
         self._print_line = print_line
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -119,6 +121,7 @@ class Simulation:
         self.every(self.knobs.read_interval_ms, self._read)
         self.every(self.raft_config.heartbeat_interval_ms, self._exchange_liveness, jitter=False)
         self.every(500, self._reap, jitter=False)
+        self.every(SHIPPING_INTERVAL_MS, self._ship_segments, jitter=False)
 
     def run(self) -> None:
         """Both phases."""
@@ -237,6 +240,35 @@ class Simulation:
                 agent.paused = False
                 agent.inbox.clear()
 
+    def _ship_segments(self) -> None:
+        """Followers that need trimmed entries get whole segments, beside Raft (safety 27)."""
+        leader = self.newest_leader()
+        if leader is None or leader.agent.paused:
+            return
+        for receiver in leader.core.statistics().needs_segments:
+            agent = self.agents[self.homes[receiver]] if receiver in self.homes else None
+            host = agent.host if agent is not None else None
+            last_index = min(leader.core.commit_index, len(leader.disk.log))
+            if agent is None or host is None or agent.paused or host.disk.replica_id != receiver:
+                continue
+            # See RaftCore.caught_up for what may replace what.
+            is_behind = len(host.pages) < last_index or leader.core.commit_index == leader.core.last_index
+            knows_term = last_index and host.disk.hard_state.term >= leader.disk.log[last_index - 1].term
+            if is_behind and knows_term and host.core.commit_index < last_index:
+                self._install(leader, host, last_index)
+
+    def _install(self, leader: Host, host: Host, last_index: int) -> None:
+        agent, disk = host.agent, host.disk
+        disk.crash(self.rng)
+        disk.install(leader.disk, last_index)
+        agent.host = None
+        agent.inbox.clear()
+        self.trace(lambda: f"{agent.name} INSTALLS segments {disk.first_index}..{last_index}")
+        self._boot(agent)
+        leader.core.caught_up(disk.replica_id, LogIndex(last_index), self.now_ms)
+        self.after_input(leader)
+        self.installed_count += 1
+
     # Packets, syncs, timers
 
     def post(self, sender: Agent, packet: Packet) -> None:
@@ -332,19 +364,19 @@ class Simulation:
 
     # Clients
 
-    def _some_leader(self) -> Host | None:
-        """Any replica that believes it leads: clients ask deposed leaders too."""
+    def _believed_leaders(self) -> list[Host]:
+        """Replicas that believe they lead: clients ask deposed leaders too."""
         hosts = [agent.host for agent in self.agents.values() if agent.host is not None and not agent.paused]
-        leaders = [host for host in hosts if host.core.role is Role.LEADER]
-        return self.rng.choice(leaders) if leaders else None
+        return [host for host in hosts if host.core.role is Role.LEADER]
 
     def _propose(self) -> None:
         if self.now_ms < self._idle_until_ms:
             return
         if self.rng.random() < self.knobs.idle:
             self._idle_until_ms = self.now_ms + self.rng.choice((1500, 3000))
-        host = self._some_leader()
-        if host is not None:
+        leaders = self._believed_leaders()
+        if leaders:
+            host = self.rng.choice(leaders)
             self.propose(host, self.rng.choice((1, 1, 2, 5)))
 
     def propose(self, host: Host, count: int) -> None:
@@ -359,16 +391,18 @@ class Simulation:
         self.after_input(host)
 
     def _read(self) -> None:
-        host = self._some_leader()
-        if host is None or self.now_ms < self._idle_until_ms:
+        """Ask everybody who believes it leads: it is the deposed ones that could lie."""
+        if self.now_ms < self._idle_until_ms:
             return
-        token = next(self._tokens)
-        self._reads[token] = len(self.ledger.entries)
-        try:
-            host.core.read_index(token, self.now_ms)
-        except ReplicationError:
-            return
-        self.after_input(host)
+        for host in self._believed_leaders():
+            token = next(self._tokens)
+            self._reads[token] = len(self.ledger.entries)
+            try:
+                host.core.read_index(token, self.now_ms)
+            except ReplicationError:
+                del self._reads[token]
+                continue
+            self.after_input(host)
 
     # What hosts report
 
@@ -481,7 +515,7 @@ class Simulation:
         return (
             f"{self.event_count} events in {self.now_ms} ms, {term} terms,"
             f" {len(self.ledger.entries)} entries committed, {self.acknowledged_count} acknowledged,"
-            f" {self.read_count} reads, {self.ledger.configuration}"
+            f" {self.read_count} reads, {self.installed_count} installed, {self.ledger.configuration}"
         )
 
     def __str__(self) -> str:
