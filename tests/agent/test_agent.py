@@ -5,13 +5,18 @@ must.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
+import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from shoal.agent.agent import Agent, Outcome, StopRequest, run_agent
@@ -284,6 +289,50 @@ async def test_clusters_with_topics_never_merge(agents: Agents, caplog: pytest.L
 
 async def _said(caplog: pytest.LogCaptureFixture, text: str, times: int) -> bool:
     return sum(text in record.getMessage() for record in caplog.records) >= times
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports that nobody uses now, below those that the kernel gives out by itself."""
+    for base in random.sample(range(20_000, 32_000, 50), 20):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in range(base, base + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return base
+    raise AssertionError("no ports are free")
+
+
+async def test_cores_are_agents_that_start_and_end_together(tmp_path: Path) -> None:
+    """Two processes in one failure domain; SIGTERM to the first process ends all of them, with code 0."""
+    command = [sys.executable, "-m", "shoal.agent", "agent", "--data", str(tmp_path), "--cores", "2"]
+    base = free_ports(12)
+    flags = ["--http-port", str(base), "--gossip-port", str(base + 10), "--cluster", f"cores-{base}"]
+    process = await asyncio.create_subprocess_exec(
+        *command, *flags, "--expect", "2", stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def two_members() -> bool:
+                try:
+                    async with session.get(f"http://127.0.0.1:{base + 1}/v1/members") as response:
+                        members = (await response.json())["members"]
+                except aiohttp.ClientError:
+                    assert process.returncode is None, "it has ended"
+                    return False
+                domains = {member["failure_domain"] for member in members}
+                ready = sum(bool(member["partitions"]) for member in members)
+                return len(members) == 2 and len(domains) == 1 and ready >= 1
+
+            await eventually(two_members, 30)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    for port in (base, base + 1):
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 1):
+            pass
 
 
 # ---- refusing to start ---------------------------------------------------------------------------------
