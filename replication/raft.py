@@ -357,8 +357,12 @@ class RaftCore:
             progress.shortened(last_index, self._state.config.max_entries_per_append)
 
     def caught_up(self, receiver: ReplicaId, last_index: LogIndex, now_ms: int) -> None:
-        """receiver has got whole segments up to last_index beside Raft (safety 27): try the entries after
-        it."""
+        """receiver has got whole segments up to last_index beside Raft (safety 27): try what follows.
+
+        Only committed entries may be shipped. A longer log of the receiver may hold entries whose commit this
+        leader has yet to learn: it is replaced only when this leader's whole log is committed. The receiver
+        stores at least the term of its new last entry before the new log counts (safety 3).
+        """
         behaviour = self._state.behaviour
         progress = behaviour.progress.get(receiver) if isinstance(behaviour, Leader) else None
         if progress is not None and progress.state is ProgressState.CATCH_UP:
