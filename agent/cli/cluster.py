@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from shoal.agent.cli.output import (
     CliError,
     Output,
     OutputOption,
+    age_text,
     example,
     plural,
     say,
@@ -50,7 +52,7 @@ def members(
     wait: Annotated[int, typer.Option(min=0, metavar="N", help="Return once N members are alive.")] = 0,
     timeout: TimeoutOption = 60.0,
 ) -> None:
-    """The members: who is alive, where, since when, and how many partitions each holds and leads."""
+    """The members: who is alive, where, for how long, and how many partitions each holds and leads."""
 
     async def work(client: AsyncClient) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -69,10 +71,20 @@ def members(
     if output is Output.JSON:
         show_json(document)
         return
-    show_table(
-        ["NAME", "STATUS", "ADDRESS", "URL", "DOMAIN", "PARTITIONS", "LEADS", "SINCE"],
-        [_member_row(member) for member in document["members"]],
-    )
+    _show_members(document["members"])
+
+
+def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
+    """The table; a failure domain is shown only where somebody chose one: the default is the agent's own
+    name.
+    """
+    headers = ["NAME", "STATUS", "ADDRESS", "URL", "PARTITIONS", "LEADS", "FOR"]
+    rows = [_member_row(member) for member in found]
+    if any(member.get("failure_domain") not in (None, member.get("name")) for member in found):
+        headers.insert(4, "DOMAIN")
+        for row, member in zip(rows, found, strict=True):
+            row.insert(4, member.get("failure_domain"))
+    show_table(headers, rows)
 
 
 async def _members_if_up(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
@@ -104,11 +116,14 @@ def _member_row(member: Mapping[str, Any]) -> list[object]:
         member["status"],
         f"{member['address']}:{member['gossip_port']}",
         member.get("url"),
-        member.get("failure_domain"),
         len(partitions),
         sum(1 for partition in partitions if present and partition.get("role") == "leader"),
-        str(member.get("since") or "").split(".")[0].replace("T", " "),
+        _age(member.get("since")),
     ]
+
+
+def _age(since: str | None) -> str | None:
+    return None if not since else age_text(time.time() - datetime.fromisoformat(since).timestamp())
 
 
 def problems(

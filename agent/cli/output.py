@@ -112,6 +112,14 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TiB"
 
 
+def age_text(seconds: float) -> str:
+    """A duration for people, in its largest whole unit."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
 def drop_stdout() -> None:
     """After a broken pipe: let nothing else be written there, not even by the interpreter as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -124,12 +132,11 @@ def _text(cell: object) -> str:
 
 
 def _show_rich(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
-    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for header, is_right in zip(headers, right, strict=True):
         table.add_column(header, justify="right" if is_right else "left", overflow="fold")
     for row in cells:

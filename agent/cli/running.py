@@ -23,7 +23,6 @@ ADVICE = {
     "unknown-member": "`shoal members` shows the members",
     "topic-differs": "`shoal topic describe TOPIC` shows what it is; leave the options out to accept that",
     "not-enough-members": "start more agents, or give a smaller --replication-factor",
-    "illegal-name": "use 1 to 249 letters, digits, dots, underscores and hyphens",
     "no-leader": "`shoal status` shows which partitions and members are in trouble",
     "not-ready": "`shoal status --wait` returns once the cluster is ready",
     "overloaded": "send more slowly (--rate), or start more agents",

@@ -15,6 +15,7 @@ from fake_cluster import FakeCluster
 
 from shoal.agent.cli import doctor_checks
 from shoal.agent.cli.cluster import problems
+from shoal.agent.cli.output import age_text
 
 
 @pytest.fixture
@@ -58,6 +59,14 @@ def test_what_counts_as_trouble(
     """Failed members, partitions without a live leader, replicas missing."""
     found = problems(members, routes, topics)
     assert (found["failed"], found["leaderless"], found["under_replicated"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(-3, "0s"), (59.9, "59s"), (60, "1m"), (7_200, "2h"), (200_000, "2d")]
+)
+def test_ages_are_told_in_their_largest_unit(seconds: float, expected: str) -> None:
+    """A clock that is behind the agent's is no reason for a minus sign."""
+    assert age_text(seconds) == expected
 
 
 async def test_members_as_a_table_and_as_json(cluster: FakeCluster) -> None:
