@@ -39,12 +39,16 @@ class Broadcast:
 
 
 class BroadcastQueue:
-    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its own bytes.
+    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its own bytes and its
+    prefix.
+
+    A message that fits into no packet (`packet_bytes`) is not queued: in Serf's queue it would stay for ever.
 
     Kept sorted, because every ping and ack takes from it: taking looks at the front, not at the whole.
     """
 
-    def __init__(self, overhead_bytes: int, prefix: bytes = b"") -> None:
+    def __init__(self, packet_bytes: int, overhead_bytes: int, prefix: bytes = b"") -> None:
+        self._packet_bytes = packet_bytes
         self._overhead_bytes = overhead_bytes + len(prefix)
         self._prefix = prefix
         self._sorted: list[tuple[tuple[int, int, int], Broadcast]] = []
@@ -63,6 +67,9 @@ class BroadcastQueue:
             self._prune()
         self._numbered += 1
         broadcast = Broadcast(subject, message, self._numbered)
+        if len(message) + self._overhead_bytes > self._packet_bytes:
+            broadcast.finished = True
+            return broadcast
         self._insert(broadcast)
         if subject is not None:
             self._subjects[subject] = broadcast

@@ -22,11 +22,11 @@ class Outbox:
     def __init__(self, packet_bytes: int, limit: Callable[[], int]) -> None:
         self._packet_bytes = packet_bytes
         self._limit = limit
-        self.own = BroadcastQueue(PART_OVERHEAD_BYTES)
-        user = bytes((Type.USER,))
-        self.intents = BroadcastQueue(PART_OVERHEAD_BYTES, user)
-        self.queries = BroadcastQueue(PART_OVERHEAD_BYTES, user)
-        self.events = BroadcastQueue(PART_OVERHEAD_BYTES, user)
+        budget_bytes, user = packet_bytes - COMPOUND_OVERHEAD_BYTES, bytes((Type.USER,))
+        self.own = BroadcastQueue(budget_bytes, PART_OVERHEAD_BYTES)
+        self.intents = BroadcastQueue(budget_bytes, PART_OVERHEAD_BYTES, user)
+        self.queries = BroadcastQueue(budget_bytes, PART_OVERHEAD_BYTES, user)
+        self.events = BroadcastQueue(budget_bytes, PART_OVERHEAD_BYTES, user)
         self.packets: list[OutgoingPacket] = []
         self.dropped = 0
 

@@ -11,8 +11,8 @@ import pytest
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.gossip import JoinError, Member, MemberEvent, Membership
-from shoal.membership.wire.messages import Ack, Endpoint, Ping, RemoteError, User, encode_message
-from shoal.membership.wire.packets import encode_packet
+from shoal.membership.wire.messages import VSN, Ack, Alive, Endpoint, Ping, RemoteError, User, encode_message
+from shoal.membership.wire.packets import decode_packet, encode_packet
 from shoal.membership.wire.streams import StreamDecoder, encode_stream
 
 FAST = {
@@ -271,6 +271,42 @@ async def test_a_stalled_loop_accuses_nobody() -> None:
             hold(0.25)
             await asyncio.sleep(0.05)
         assert not [kind for heard in started.heard for kind, _ in heard if kind == "failed"]
+
+
+async def next_ping(udp: socket.socket) -> Ping:
+    """The next ping that arrives at a socket of ours."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                messages = decode_packet(udp.recv(65_536)).messages
+            except BlockingIOError:
+                await asyncio.sleep(0.002)
+                continue
+            pings = [message for message in messages if isinstance(message, Ping)]
+            if pings:
+                return pings[0]
+
+
+async def test_what_arrived_counts_before_what_is_overdue() -> None:
+    """The deadline has passed and the ack lies in the kernel when the timer fires: the ack is read first."""
+    async with pool("a") as started:
+        member = started.members[0]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.bind(("127.0.0.1", 0))
+            udp.setblocking(False)
+            endpoint = Endpoint(bytes((127, 0, 0, 1)), udp.getsockname()[1])
+            alive = encode_message(Alive(1, "peer", endpoint, b"", VSN))
+            udp.sendto(encode_packet((alive,)), ("127.0.0.1", member.port))
+            ping = await next_ping(udp)
+            hold(0.15)
+            udp.sendto(encode_packet((encode_message(Ack(ping.sequence)),)), ("127.0.0.1", member.port))
+            member._on_timer()
+            assert statuses(member) == {"a": "alive", "peer": "alive"}
+            hold(0.15)
+            member._on_timer()
+            hold(0.15)
+            member._on_timer()
+            assert statuses(member)["peer"] == "suspect"
 
 
 def hold(seconds: float) -> None:
