@@ -1,0 +1,75 @@
+"""scripts/simulate: what a person sees of a seed, good or bad."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+from raft_sim.invariants import InvariantViolation
+from raft_sim.knobs import Knobs
+from raft_sim.simulation import Simulation
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "simulate"
+SHORT_SEED = min(range(40), key=lambda seed: Knobs.of_seed(seed).safety_ms)
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script as a process of its own."""
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    """The script as a module, so that a fault can be put under it."""
+    loader = importlib.machinery.SourceFileLoader("simulate_script", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("simulate_script", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_a_single_seed_is_replayed_with_its_trace() -> None:
+    """The first line names seed and knobs, the last the outcome; between them every event."""
+    done = run_script("--seed", str(SHORT_SEED))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == f"seed {SHORT_SEED} {Knobs.of_seed(SHORT_SEED)}"
+    assert lines[-1].startswith(f"seed {SHORT_SEED} ok: ")
+    assert any("HEAL" in line for line in lines)
+    assert any("AppendRequest" in line for line in lines)
+
+
+def test_help_shows_an_example_and_nonsense_is_refused() -> None:
+    """--help says how; a negative seed is one clear line."""
+    assert "--seed 7" in run_script("--help").stdout
+    refused = run_script("--seed", "-3")
+    assert refused.returncode == 2
+    assert "at least 0" in refused.stderr
+
+
+def test_a_failing_seed_is_named_with_its_replay(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several seeds the bad one is named, the command to replay it given, and the exit status is 1."""
+    broken: list[int] = []
+
+    def run(self: Simulation) -> None:
+        broken.append(1)
+        if len(broken) == 2:
+            raise InvariantViolation("ElectionSafety", "0.0 and 0.1 lead term 3")
+
+    monkeypatch.setattr(Simulation, "run", run)
+    monkeypatch.setattr(sys, "argv", ["simulate", "--seed", "5", "--seeds", "3"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert script.main() == 1
+    output = capsys.readouterr().out
+    assert "seed 6 FAILED : InvariantViolation ElectionSafety: 0.0 and 0.1 lead term 3" in output
+    assert "replay: scripts/simulate --seed 6" in output
+    assert "2 of 3 seeds held; failed: [6]" in output
