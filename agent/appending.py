@@ -128,12 +128,9 @@ class Appender:
                 item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
         while len(queue) and (not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES):
             submissions = queue.take()
-            try:
-                fresh = [item for item in submissions if self._is_fresh(item)]
-                if fresh:
-                    self._propose_gathered(fresh)
-            except ShoalError as error:
-                _refuse(submissions, error)
+            fresh = [item for item in submissions if self._is_fresh(item)]
+            if fresh:
+                self._propose_gathered(fresh)
             if (
                 self._replica.state.tail.last_index > self._replica.log.last_index
                 and queue.size_bytes < FLUSH_BYTES
@@ -162,7 +159,11 @@ class Appender:
         except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             self._propose_one_by_one(fresh, error)
             return
-        frame = self._propose_batch(message, gathered, len(fresh))
+        try:
+            frame = self._propose_batch(message, gathered, len(fresh))
+        except ShoalError as refused:
+            _refuse(fresh, refused)
+            return
         base = frame.stamp.base_offset
         index = frame.stamp.index
         for item, first_row in zip(fresh, gathered.first_rows, strict=True):

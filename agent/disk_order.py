@@ -18,12 +18,13 @@ from shoal.segment_store.log import PartitionLog
 
 
 class _Item:
-    __slots__ = ("done", "frames", "ready")
+    __slots__ = ("done", "frames", "ready", "size_bytes")
 
     def __init__(self, ready: Ready, frames: list[Frame]) -> None:
         self.ready = ready
         self.frames = frames
         self.done = False
+        self.size_bytes = sum(len(frame.data) for frame in frames)
 
 
 class DiskOrder:
@@ -45,6 +46,7 @@ class DiskOrder:
         self._worker: asyncio.Task[None] | None = None
         self._appends: set[asyncio.Future[None]] = set()
         self._stopped = False
+        self.unsynced_bytes = 0
         self.unsynced_frames = 0
         """Frames handed in and not yet durable: while there are any, small submissions are better
         gathered."""
@@ -62,6 +64,7 @@ class DiskOrder:
         item = _Item(ready, frames)
         self._items.append(item)
         self.unsynced_frames += len(frames)
+        self.unsynced_bytes += item.size_bytes
         if self._worker is not None or ready.hard_state is not None or ready.truncate_from is not None:
             self._slow.append(item)
             if self._worker is None:
@@ -112,6 +115,7 @@ class DiskOrder:
         while items and items[0].done and not self._stopped:
             item = items.popleft()
             self.unsynced_frames -= len(item.frames)
+            self.unsynced_bytes -= item.size_bytes
             self._on_durable(item.ready)
 
     def _fail(self, error: BaseException) -> None:

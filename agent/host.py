@@ -63,6 +63,7 @@ class _Group:
     appender: Appender
     reader: Reader
     applier: Applier | None
+    plan: Plan
 
 
 class Host:
@@ -144,6 +145,10 @@ class Host:
             state,
             apply is not None,
         )
+        await self._open(plan, apply)
+
+    async def _open(self, plan: Plan, apply: Apply | None) -> None:
+        group = plan.group
         self._opening.add(group)
         try:
             replica = await open_replica(self._stores, self, plan, self._rng)
@@ -155,7 +160,7 @@ class Host:
             return
         finally:
             self._opening.discard(group)
-        self._adopt(group, replica, apply)
+        self._adopt(plan, replica, apply)
 
     def _give_up(self, group: GroupId, state: str, reason: str) -> None:
         """The other groups are served all the same."""
@@ -163,11 +168,12 @@ class Host:
         self._unserved[group] = (state, reason)
         self._on_change(group)
 
-    def _adopt(self, group: GroupId, replica: Replica, apply: Apply | None) -> None:
+    def _adopt(self, plan: Plan, replica: Replica, apply: Apply | None) -> None:
+        group = plan.group
         self._unserved.pop(group, None)
         applier = None if apply is None else Applier(replica, apply)
         self._groups[group] = _Group(
-            replica, Appender(replica), Reader(replica, lambda: self.schedule(replica)), applier
+            replica, Appender(replica), Reader(replica, lambda: self.schedule(replica)), applier, plan
         )
         if replica.log.damage:
             replica.fail("damaged", f"{len(replica.log.damage)} damaged stretches: {replica.log.damage[0]}")
@@ -431,7 +437,20 @@ class Host:
                 self._free_bytes, _ = await self._stores.disk.free_bytes(self._stores.data_directory)
             except OSError as error:
                 logger.warning("cannot tell the free space of %s: %s", self._stores.data_directory, error)
+            if self._free_bytes >= 2 * MIN_FREE_BYTES:
+                await self._reopen_full()
             await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
+
+    async def _reopen_full(self) -> None:
+        """Replicas that a full disk stopped come back by recovery once there is room. One that feeds a state
+        machine stays stopped: its state machine is rebuilt by a restart only."""
+        for group, entry in list(self._groups.items()):
+            failure = entry.replica.failure
+            if failure is None or failure[0] != "disk-full" or entry.applier is not None or entry.plan.folds:
+                continue
+            logger.warning("replica %s is opened again: there is room on the disk", group)
+            await self.close_group(group)
+            await self._open(entry.plan, None)
 
     # What replicas ask (ReplicaHost)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from shoal.agent.identity import (
     GroupId,
     HardStateFile,
+    IdentityError,
     ReplicaRecord,
     ReplicaRegistry,
     ReplicaState,
@@ -79,7 +80,10 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         record = await _give_birth(stores, host.agent_id, plan)
     if record.state is ReplicaState.LOST:
         raise ReplicaLost("it was found lost before")
-    stored = stores.hard_states.get(plan.group)
+    try:
+        stored = stores.hard_states.get(plan.group)
+    except IdentityError as error:
+        raise await _lose(stores, record, str(error)) from error
     if stored is None or stored[0] != record.replica_id:
         raise await _lose(stores, record, "its term and vote are gone")
     directory = stores.directory(plan.group)

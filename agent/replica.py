@@ -56,7 +56,7 @@ from shoal.segment_store.log import PartitionLog
 MAX_UNCOMMITTED_BYTES = 64 * 2**20
 """Per replica, in memory until a majority has it; beyond it producers are told to wait."""
 MAX_STAGED_BYTES = 64 * 2**20
-"""Frames received in one turn and not appended yet."""
+"""Frames received and not synced yet."""
 MAX_PEER_ADDRESSES = 1_024
 HINT_INTERVAL_ENTRIES = 4_096
 """How far the stored commit index may lag: what a restart folds again beyond its newest segment."""
@@ -165,7 +165,7 @@ class Replica:
     def require_leader(self) -> None:
         """Raises ShoalError not-leader, no-leader, or why this replica has stopped."""
         if self.failure is not None:
-            raise ShoalError("disk-full" if self.failure[0] == "disk-full" else "damaged", self.failure[1])
+            raise ShoalError(*self.failure)
         if self.core.role is Role.LEADER:
             return
         leader = self.leader_agent_id
@@ -300,8 +300,9 @@ class Replica:
             raise PeerWireError("frames came beside a message that names none")
         if not self._accepts(agent_id, message):
             return
-        if self._staged_bytes > MAX_STAGED_BYTES:
-            return  # the leader sends it again
+        waiting = self._staged_bytes + self.disk.unsynced_bytes
+        if waiting and waiting + len(payload) > MAX_STAGED_BYTES:
+            return  # the disk is slower than the leader, which will send it again
         frames = self._parse_frames(message, payload, position)
         configurations = tuple(
             decode_configuration(control_payload(frame.data))

@@ -86,6 +86,27 @@ async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
         assert await node.host.append(GROUP, [message("b")], timeout_ms=1_000) == Appended(Offset(1), 1)
 
 
+async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room() -> None:
+    """It says why it stopped, the others go on, and recovery brings it back without a restart."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        follower = next(node for node in cluster.nodes if node is not leader)
+        disk = disks[follower.agent_id]
+        disk.faults += [
+            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
+        ]
+        await cluster.append("b")
+        await until(lambda: follower.host.status(GROUP).state == "failed")
+        with pytest.raises(ShoalError, match="disk-full"):
+            await follower.host.append(GROUP, [message("x")], timeout_ms=100)
+        await cluster.append("c")
+        disk.faults.clear()
+        await until(lambda: follower.host.has(GROUP) and follower.host.status(GROUP).high_watermark == 3)
+        assert await read_values(follower, local=True) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_power_failures_lose_nothing_acknowledged(seed: int) -> None:
     """Agents lose power, all of them in turn and sometimes all at once, while a producer appends."""
