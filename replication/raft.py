@@ -103,7 +103,8 @@ class RaftCore:
             configurations=[*earlier_configurations, configuration],
             hard_state=hard_state,
             log=LogView(term_runs, first_index, last_index),
-            commit_index=LogIndex(min(commit_index, last_index)),
+            # Retention drops nothing but committed entries, whatever the hint remembers.
+            commit_index=LogIndex(max(min(commit_index, last_index), first_index - 1)),
             config=config,
             rng=rng,
             now_ms=now_ms,

@@ -64,7 +64,7 @@ LEGAL: Final = frozenset(
 class RaftState:
     """Everything that outlives a role.
 
-    commit_index: known to be committed; never falls; at most log.last_index.
+    commit_index: known to be committed; never falls; from log.first_index - 1 to log.last_index.
     configurations: ascending by index; the last is in force, though perhaps not committed (thesis 4.1). They
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
@@ -269,7 +269,7 @@ class RaftState:
         """Assert what the class states."""
         self.log.check_invariants()
         self.outbox.check_invariants(self.log)
-        assert self.commit_index <= self.log.last_index
+        assert self.log.first_index - 1 <= self.commit_index <= self.log.last_index
         assert self.outbox.synced.term <= self.term
         assert self.log.last_term <= self.term
         indices = [item.index for item in self.configurations]

@@ -471,6 +471,28 @@ def test_a_restart_keeps_log_and_term() -> None:
     assert terms(core) == [1, 1, 2]
 
 
+def test_what_retention_dropped_was_committed() -> None:
+    """A commit hint older than the head of the log is raised to it."""
+    core = make_core(1, log=[1] * 9, term=1)
+    core.step(append((9, 1), commit=8), 0)
+    core.trimmed(LogIndex(7))
+    state = core._state
+    restarted = RaftCore(
+        replica_id=B,
+        configuration=core.configuration,
+        hard_state=state.hard_state,
+        term_runs=[(LogIndex(7), Term(1))],
+        first_index=LogIndex(7),
+        last_index=LogIndex(9),
+        commit_index=LogIndex(2),
+        config=state.config,
+        rng=state.rng,
+        now_ms=0,
+    )
+    assert restarted.commit_index == 6
+    restarted.check_invariants()
+
+
 def test_a_reply_for_entries_beyond_the_log_is_impossible() -> None:
     """No correct replica acknowledges what its leader does not have."""
     group = Group()

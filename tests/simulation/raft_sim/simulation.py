@@ -251,6 +251,8 @@ class Simulation:
             last_index = min(leader.core.commit_index, len(leader.disk.log))
             if agent is None or host is None or agent.paused or host.disk.replica_id != receiver:
                 continue
+            if last_index < leader.disk.first_index:
+                continue  # it has yet to learn that its own segments are committed
             # See RaftCore.caught_up for what may replace what.
             is_behind = len(host.pages) < last_index or leader.core.commit_index == leader.core.last_index
             knows_term = last_index and host.disk.hard_state.term >= leader.disk.log[last_index - 1].term
