@@ -26,6 +26,7 @@ from shoal.membership.ready import (
     Input,
     MemberChange,
     OutgoingPacket,
+    Ready,
     StreamProbe,
     StreamProbed,
 )
@@ -142,7 +143,6 @@ class Membership:
     async def start(self) -> None:
         """Bind and begin to gossip. Raises OSError when the port is taken or the address is not ours."""
         assert self._core is None
-        loop = asyncio.get_running_loop()
         tcp, self._udp = open_listener(self._config.bind_address, self._config.bind_port)
         self.port = tcp.getsockname()[1]
         try:
@@ -151,11 +151,18 @@ class Membership:
             tcp.close()
             self._udp.close()
             raise
+        try:
+            self._begin(self._udp)
+        except BaseException:
+            await self.stop()
+            raise
+
+    def _begin(self, udp: socket.socket) -> None:
         now_ms = self._now_ms()
         self._unix_offset_ms = int(time.time() * 1000) - now_ms
         endpoint = Endpoint(host_bytes(self._advertised()), self.port)
         self._core = SerfCore(self._config.with_tags(self._tags), endpoint, self._rng, now_ms)
-        loop.add_reader(self._udp, self._on_readable)
+        asyncio.get_running_loop().add_reader(udp, self._on_readable)
         self._carry_out()
 
     def _advertised(self) -> str:
@@ -205,11 +212,16 @@ class Membership:
         reached, faults = 0, []
         for host, port in addresses:
             try:
-                for address in await self._resolve(host, port):
+                resolved = await self._resolve(host, port)
+            except (OSError, UnicodeError) as fault:
+                faults.append(f"{host}:{port}: {fault or type(fault).__name__}")
+                continue
+            for address in resolved:
+                try:
                     await self._join_one(address, port)
                     reached += 1
-            except (OSError, StreamFault, WireError) as fault:
-                faults.append(f"{host}:{port}: {fault or type(fault).__name__}")
+                except (OSError, StreamFault, WireError) as fault:
+                    faults.append(f"{address}:{port}: {fault or type(fault).__name__}")
         if reached:
             core.announce_join(self._now_ms())
             self._carry_out()
@@ -306,22 +318,27 @@ class Membership:
     def _carry_out(self) -> None:
         """Do what the core wants, then arm the timer for what it will want next."""
         core = self._running()
-        while (ready := core.ready()) is not None:
-            core.advance(ready)
-            for packet in ready.packets:
-                self._send(packet)
-            for probe in ready.stream_probes:
-                self._spawn(self._probe_stream(probe), on_refused=StreamProbed(probe.sequence, False))
-            for exchange in ready.exchanges:
-                self._spawn(self._exchange(exchange))
-            for event in ready.events:
-                self._tell(event)
-            if self._on_user_event is not None:
-                for user_event in ready.user_events:
-                    self._on_user_event(user_event)
-        if core.has_left:
-            self._left.set()
-        self._arm(core.deadline())
+        try:
+            while (ready := core.ready()) is not None:
+                core.advance(ready)
+                self._do(ready)
+        finally:  # whatever a listener raised: without its timer this node would be dead to the others
+            if core.has_left:
+                self._left.set()
+            self._arm(core.deadline())
+
+    def _do(self, ready: Ready) -> None:
+        for packet in ready.packets:
+            self._send(packet)
+        for probe in ready.stream_probes:
+            self._spawn(self._probe_stream(probe), on_refused=StreamProbed(probe.sequence, False))
+        for exchange in ready.exchanges:
+            self._spawn(self._exchange(exchange))
+        for event in ready.events:
+            self._tell(event)
+        if self._on_user_event is not None:
+            for user_event in ready.user_events:
+                self._on_user_event(user_event)
 
     def _tell(self, change: MemberChange) -> None:
         if change.kind is EventKind.CONFLICT:

@@ -175,6 +175,57 @@ async def test_join_counts_and_names_what_failed() -> None:
                 await started.members[1].join([nowhere])
 
 
+async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is dead, one is ours, the third answers: that is contact. A name that is none is a
+    fault."""
+    async with pool("a", "b") as started:
+        loop = asyncio.get_running_loop()
+        port = started.members[0].port
+
+        async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+            if host != "seeds.example":
+                raise socket.gaierror(-2, "Name or service not known")
+            return [(0, 0, 0, "", (address, port)) for address in ("127.0.0.77", "127.0.0.1")]
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        assert await started.members[1].join([("seeds.example", port)]) == 1
+        with pytest.raises(JoinError, match="not known"):
+            await started.members[1].join([("nobody.example", port)])
+
+
+async def test_a_listener_that_raises_does_not_stop_gossip() -> None:
+    """Its exception is the caller's; the timer goes on, and the others see nothing."""
+    async with pool("a", "b") as started:
+        config = GossipConfig.local(name="c", **FAST)
+        member = Membership(config, rng=random.Random(1), on_event=raise_on_others)
+        await member.start()
+        started.members.append(member)
+        probes = member.statistics().probes
+        with pytest.raises(ZeroDivisionError):
+            await member.join([("127.0.0.1", started.members[0].port)])
+        await eventually(lambda: member.statistics().probes > probes + 2)
+        await eventually(lambda: statuses(started.members[0]) == ALL_ALIVE)
+
+
+async def test_a_start_that_fails_leaves_nothing_open() -> None:
+    """The port is free again at once."""
+
+    def raise_at_once(event: MemberEvent) -> None:
+        raise ZeroDivisionError(event.kind)
+
+    member = Membership(GossipConfig.local(name="c"), rng=random.Random(1), on_event=raise_at_once)
+    with pytest.raises(ZeroDivisionError):
+        await member.start()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", member.port))
+
+
+def raise_on_others(event: MemberEvent) -> None:
+    """A bug in a listener."""
+    if event.kind == "joined" and event.member.name != "c":
+        raise ZeroDivisionError(event.member.name)
+
+
 async def test_user_events_reach_the_others() -> None:
     """Delivered once, to the sender's peers."""
     async with pool("a") as started:
