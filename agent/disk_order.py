@@ -8,6 +8,7 @@ it stays stopped.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -15,6 +16,8 @@ from shoal.batch import Frame
 from shoal.replication.interfaces import HardState
 from shoal.replication.ready import Ready
 from shoal.segment_store.log import PartitionLog
+
+logger = logging.getLogger(__name__)
 
 
 class _Item:
@@ -108,7 +111,12 @@ class DiskOrder:
             self._fail(error)
             return
         item.done = True
-        self._release()
+        try:
+            self._release()
+        except Exception as bug:
+            # Nobody else would hear of it in a callback: the replica must not go on half advanced.
+            logger.exception("a durable ready could not be taken")
+            self._fail(bug)
 
     def _release(self) -> None:
         items = self._items
