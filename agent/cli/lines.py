@@ -150,9 +150,11 @@ def without_blanks(chunk: Chunk, *, strip: bool) -> tuple[list[bytes], list[int]
     return [line for line in lines if line], numbers
 
 
-def located(error: ShoalError, chunk: Chunk, numbers: list[int] | None) -> str:
-    """Where in the input an error about a record lies: `FILE:LINE`."""
+def located(error: ShoalError, chunk: Chunk, numbers: list[int] | None) -> tuple[str, int]:
+    """Where in the input an error about a record lies, as `FILE:LINE`, and how many good records precede
+    it.
+    """
     record = error.extra.get("record")
     if not isinstance(record, int):
-        return f"{chunk.source}:{chunk.first_line}"
-    return f"{chunk.source}:{numbers[record] if numbers else chunk.first_line + record}"
+        return f"{chunk.source}:{chunk.first_line}", 0
+    return f"{chunk.source}:{numbers[record] if numbers else chunk.first_line + record}", record

@@ -221,6 +221,7 @@ class _Run:
         return None
 
     async def _send(self) -> None:
+        from shoal.agent.cli.lines import LineTooLong
         from shoal.aio import ProduceFailed
         from shoal.batching import Pacer
 
@@ -237,8 +238,8 @@ class _Run:
                     async with asyncio.timeout(INTERRUPTED_GRACE_SECONDS):
                         await producer.flush()
                 raise
-            except CliError:
-                await producer.flush()  # the lines before the bad one are whole
+            except (CliError, LineTooLong, OSError):
+                await producer.flush()  # what was read before the fault is whole
                 raise
 
     async def _send_chunk(self, producer: Producer, chunk: Chunk) -> None:
@@ -250,13 +251,21 @@ class _Run:
         lines, numbers = without_blanks(chunk, strip=key_field is not None)
         if not lines:
             return
+        bad: CliError | None = None
         try:
             keys = None if key_field is None else keys_of(lines, key_field)
         except ShoalError as error:
-            raise CliError(
-                f"{located(error, chunk, numbers)}: {error.detail}", "mend the line and send it again"
-            ) from error
-        batch = batch_of(lines, keys)
+            where, good = located(error, chunk, numbers)
+            what = error.detail.partition(": ")[2] or error.detail
+            bad = CliError(f"{where}: {what}", "the lines before it were sent: mend it and send the rest")
+            lines = lines[:good]
+            keys = keys_of(lines, key_field) if lines and key_field is not None else None
+        if lines:
+            await self._send_batch(producer, batch_of(lines, keys), chunk.read_bytes)
+        if bad is not None:
+            raise bad
+
+    async def _send_batch(self, producer: Producer, batch: Any, read_bytes: int) -> None:
         if self._pacer is None:
             await producer.send_batch(batch)
             await asyncio.sleep(0)  # neither send_batch nor the next chunk need have waited: let answers in
@@ -267,18 +276,14 @@ class _Run:
             if rows:
                 await producer.send_batch(batch.slice(sent, rows))
                 sent += rows
-                self._read_bytes += chunk.read_bytes * rows // batch.num_rows
+                self._read_bytes += read_bytes * rows // batch.num_rows
             else:
                 await asyncio.sleep(self._pacer.wait_ms(batch.num_rows - sent) / 1_000)
 
     async def _show(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            remark = (
-                plural(self._client.retries, "retry").replace("retrys", "retries")
-                if self._client.retries
-                else ""
-            )
+            remark = _retries(self._client.retries) if self._client.retries else ""
             self._progress.update(self._producer.statistics.records_acknowledged, self._read_bytes, remark)
 
 
@@ -288,6 +293,10 @@ def _explained(error: Exception) -> CliError:
     if not isinstance(error, ProduceFailed):
         raise error  # a bug, and no fault of the cluster: it is not to be explained away
     return CliError(str(error), ADVICE.get(error.cause_code, ""))
+
+
+def _retries(count: int) -> str:
+    return "1 retry" if count == 1 else f"{count:,} retries"
 
 
 def _report(outcome: Outcome, output: Output) -> None:
@@ -302,10 +311,9 @@ def _report(outcome: Outcome, output: Output) -> None:
             "leader_changes": outcome.leader_changes,
         }
         show_json(document)
-    retries = "1 retry" if outcome.retries == 1 else f"{outcome.retries:,} retries"
     text = (
         f"{plural(outcome.acknowledged, 'record')} acknowledged in {outcome.seconds:.1f} s ({rate:,.0f}/s), "
-        f"{retries}, {plural(outcome.leader_changes, 'leader change')}"
+        f"{_retries(outcome.retries)}, {plural(outcome.leader_changes, 'leader change')}"
     )
     missing = outcome.sent - outcome.acknowledged
     if missing:

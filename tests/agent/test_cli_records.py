@@ -125,7 +125,12 @@ async def test_a_bad_line_is_named_and_those_before_it_are_kept(
     assert ran.code == 1
     assert f"{path}:3: " in ran.stderr
     assert "not JSON" in ran.stderr
-    assert "0 records acknowledged" in ran.stderr
+    assert "1 record acknowledged" in ran.stderr
+    assert stored(cluster) == [b'{"carrier":"UA"}']
+    path.write_bytes(b"short\n" + b"x" * (MAX_RECORD_BYTES + 500_000))
+    ran = await run("produce", "t", str(path), agent=cluster.urls[0])
+    assert (ran.code, b"short" in stored(cluster)) == (1, True)
+    assert f"line 2 of {path} is longer than 8 MiB" in ran.stderr
     missing = await run("produce", "t", str(tmp_path / "nothing"), agent=cluster.urls[0])
     assert_one_line(missing, "No such file")
 
@@ -304,7 +309,7 @@ def test_a_line_that_the_agents_would_refuse_is_refused_here(line: bytes) -> Non
     lines, numbers = without_blanks(chunk, strip=True)
     with pytest.raises(ShoalError) as refused:
         keys_of(lines, "k")
-    assert located(refused.value, chunk, numbers) == "f:12"
+    assert located(refused.value, chunk, numbers) == ("f:12", 1)
 
 
 async def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: pathlib.Path) -> None:
