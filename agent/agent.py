@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum, auto
@@ -127,6 +127,7 @@ class Agent:
         self._links: Links
         self._dissolved: str | None = None
         self._last_said = ""
+        self._goodbyes: list[Callable[[], Awaitable[None]]] = []
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -135,36 +136,39 @@ class Agent:
 
         Raises StartError, PortError, ConfigError when it cannot start; whatever a part failed with otherwise.
         """
-        async with AsyncExitStack() as parts:
-            closing = parts.pop_all()  # closed by hand below, within a bound
-            life = asyncio.create_task(self._live(closing, stop, on_ready), name="agent")
-            asked = asyncio.create_task(stop.graceful.wait(), name="stop")
-            try:
-                await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
-                if not life.done():
-                    await self._until(stop.at_once, self._leave(), self.config.shutdown_timeout_ms / 1_000)
-            finally:
-                asked.cancel()
-                life.cancel()
-                await asyncio.wait({life})
-                await self._close(closing, stop)
-            if not life.cancelled():
-                life.result()
+        parts = AsyncExitStack()
+        life = asyncio.create_task(self._live(parts, stop, on_ready), name="agent")
+        asked = asyncio.create_task(stop.graceful.wait(), name="stop")
+        try:
+            await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not life.done():
+                await self._until(stop.at_once, self._leave())
+        finally:
+            asked.cancel()
+            life.cancel()
+            await asyncio.wait({life})
+            await self._close(parts, stop)
+        if not life.cancelled():
+            life.result()
         return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
 
     async def _leave(self) -> None:
-        """Hand leadership over, then say goodbye; peers move on without having to notice a death."""
+        """What the parts that have started want to do before they are closed, the last one first."""
         logger.info("leaving")
-        if self.host is not None:
-            moved = await self.host.transfer_all(self.config.shutdown_timeout_ms // 2)
-            logger.info("handed over %d partitions", moved)
-        if hasattr(self, "broker"):
-            self.broker.stopping = True
-            self._watch.changed()
-        if hasattr(self, "membership"):
-            await self.membership.leave()
+        for goodbye in reversed(self._goodbyes):
+            await goodbye()
 
-    async def _until(self, at_once: asyncio.Event, work: Coroutine[Any, Any, None], limit_s: float) -> None:
+    async def _hand_over(self) -> None:
+        """Leadership first, while everything still works; then no more work."""
+        assert self.host is not None
+        moved = await self.host.transfer_all(self.config.shutdown_timeout_ms // 2)
+        logger.info("handed over %d partitions", moved)
+        self.broker.stopping = True
+        self._watch.changed()
+
+    async def _until(self, at_once: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work unless it takes too long, or is cut short."""
+        limit_s = self.config.shutdown_timeout_ms / 1_000
         task = asyncio.create_task(work)
         cut = asyncio.create_task(at_once.wait())
         try:
@@ -210,7 +214,7 @@ class Agent:
             logger.warning("giving this empty cluster up: %s", self._dissolved)
             for task in running:
                 task.cancel()
-        await self._until(stop.at_once, self.membership.leave(), self.config.shutdown_timeout_ms / 1_000)
+        await self._until(stop.at_once, self.membership.leave())
 
     # ---- parts, in the order in which they start -------------------------------------------------
 
@@ -314,6 +318,7 @@ class Agent:
         )
         self.membership = await listen(choice, self.config.bind, lambda port: self._gossip_on(port, tags))
         parts.push_async_callback(self.membership.stop)
+        self._goodbyes.append(self.membership.leave)
         if choice.has_stepped(self.membership.port):
             logger.info(
                 "port %d is in use: gossip listens on %d",
@@ -423,6 +428,7 @@ class Agent:
         routes = self._make_routes()
         host = await self._make_host(parts, record.cluster_id, routes.group_changed)
         self.host = host
+        self._goodbyes.append(self._hand_over)
         catalog = self._make_catalog(host, record)
         self._register_messages(catalog, routes)
         self.roster.listen(routes.look)

@@ -169,6 +169,7 @@ class Broker:
             version=version,
             routes=self._routes,
             catalog=self._catalog,
+            is_live=self._roster.is_live,
         )
         return Document(version, body)
 

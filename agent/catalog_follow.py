@@ -170,9 +170,12 @@ class CatalogService:
     async def on_hold(self, peer: str, payload: bytes) -> bytes:
         """The catalog's leader says that a committed configuration names this agent: open that replica.
 
-        Raises ShoalError when this agent holds another one that may have voted.
+        Raises ShoalError when the peer does not lead, or when this agent holds another one that may have
+        voted.
         """
         replica_id = decode_replica_id(payload)
+        if self._catalog_leader() not in (None, peer):
+            raise ShoalError("bad-request", "the catalog is led by another agent, as far as is known here")
         async with self._holding:
             if self._groups.has(CATALOG_GROUP) and replica_id == self._replica_id:
                 return b""

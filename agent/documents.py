@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.agent.catalog import Catalog, TopicEntry
-from shoal.agent.routes import GroupKey, Leadership, RouteTable
+from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
 from shoal.membership.gossip import Member
 from shoal.records import format_time
 
@@ -54,6 +54,7 @@ def members_document(
     version: str,
     routes: RouteTable,
     catalog: Catalog,
+    is_live: Callable[[str], bool],
 ) -> dict[str, Any]:
     """GET /v1/members."""
     ours = [member for member in members if is_ours(member, cluster, cluster_id)]
@@ -62,7 +63,7 @@ def members_document(
         "cluster_id": None if cluster_id is None else cluster_id.hex(),
         "version": version,
         "members": [
-            _member_document(member, routes, catalog)
+            _member_document(member, routes, catalog, is_live)
             for member in sorted(
                 ours, key=lambda member: (member.tags.get(TAG_NAME, member.name), member.name)
             )
@@ -70,7 +71,9 @@ def members_document(
     }
 
 
-def _member_document(member: Member, routes: RouteTable, catalog: Catalog) -> dict[str, Any]:
+def _member_document(
+    member: Member, routes: RouteTable, catalog: Catalog, is_live: Callable[[str], bool]
+) -> dict[str, Any]:
     return {
         "id": member.name,
         "name": member.tags.get(TAG_NAME, member.name),
@@ -87,7 +90,7 @@ def _member_document(member: Member, routes: RouteTable, catalog: Catalog) -> di
             {
                 "topic": topic,
                 "partition": claim.group.partition,
-                "role": claim.role,
+                "role": _role_now(claim, member.name, routes, is_live),
                 "term": claim.term,
                 "log_end_offset": claim.log_end_offset,
             }
@@ -95,6 +98,14 @@ def _member_document(member: Member, routes: RouteTable, catalog: Catalog) -> di
             if (topic := topic_name(claim.group, catalog)) is not None
         ],
     }
+
+
+def _role_now(claim: Claim, agent_id: str, routes: RouteTable, is_live: Callable[[str], bool]) -> str:
+    """The last word of a member that died as a leader is not the last word about the partition."""
+    if claim.role != "leader":
+        return claim.role
+    leadership = routes.leadership(claim.group, is_live)
+    return "leader" if leadership is not None and leadership.agent_id == agent_id else "follower"
 
 
 def topic_name(group: GroupKey, catalog: Catalog) -> str | None:

@@ -336,12 +336,41 @@ def test_foreign_members_are_not_listed() -> None:
         Member("serf-1", "127.0.0.1", 2, {}, "alive", 1, 0),
     ]
     document = members_document(
-        members, cluster="shoal", cluster_id=CLUSTER_ID, version="v", routes=RouteTable(), catalog=Catalog()
+        members,
+        cluster="shoal",
+        cluster_id=CLUSTER_ID,
+        version="v",
+        routes=RouteTable(),
+        catalog=Catalog(),
+        is_live=lambda _: True,
     )
     assert [(item["id"], item["kind"]) for item in document["members"]] == [
         (SELF, "shoal"),
         ("serf-1", "serf"),
     ]
+
+
+async def test_a_dead_leader_is_not_shown_as_leading() -> None:
+    """What it said last is superseded by its death already, and by its successor for good."""
+    fixture = Fixture(None)
+    fixture.leads(CATALOG_KEY, GONE, term=1)
+
+    def roles() -> dict[str, str]:
+        document = members_document(
+            fixture.roster.list,
+            cluster="shoal",
+            cluster_id=CLUSTER_ID,
+            version="v",
+            routes=fixture.table,
+            catalog=Catalog(),
+            is_live=fixture.roster.is_live,
+        )
+        return {item["id"]: part["role"] for item in document["members"] for part in item["partitions"]}
+
+    assert roles() == {GONE: "follower"}
+    fixture.leads(CATALOG_KEY, OTHER, term=2)
+    fixture.roster.list[2] = member(GONE)
+    assert roles() == {GONE: "follower", OTHER: "leader"}
 
 
 def test_metrics_are_prometheus_text() -> None:
