@@ -25,15 +25,19 @@ DEFAULT_CAPACITY_BYTES = 2**30
 class _Inode:
     """A file's bytes: as programs see them, and as the disk would give them back."""
 
-    __slots__ = ("content", "dirty", "durable", "durable_size")
+    __slots__ = ("content", "dirty", "durable", "durable_size", "synced_write", "writes")
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.durable: dict[int, bytes] = {}  # sector number -> what a power failure leaves; missing: zeros
         self.durable_size = 0
-        self.dirty: dict[int, list[bytes]] = {}  # sector number -> versions since the last sync, oldest first
+        # Sector number -> (number of the write, content) since the last sync, oldest first.
+        self.dirty: dict[int, list[tuple[int, bytes]]] = {}
+        self.writes = 0
+        self.synced_write: dict[int, int] = {}  # sector number -> the write a sync has made durable
 
     def write(self, offset: int, data: bytes) -> None:
+        self.writes += 1
         end = offset + len(data)
         if end > len(self.content):
             self.content.extend(bytes(end - len(self.content)))
@@ -42,7 +46,7 @@ class _Inode:
             start = sector * SECTOR_BYTES
             version = bytes(self.content[start : start + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
             versions = self.dirty.setdefault(sector, [])
-            versions.append(version)
+            versions.append((self.writes, version))
             del versions[:-MAX_SECTOR_VERSIONS]
 
     def crash(self, rng: random.Random) -> None:
@@ -50,7 +54,7 @@ class _Inode:
         for sector, versions in sorted(self.dirty.items()):
             choice = rng.randrange(len(versions) + 1)
             if choice < len(versions):
-                self.durable[sector] = versions[choice]
+                self.durable[sector] = versions[choice][1]
         self.dirty.clear()
         self.content = bytearray(size)
         for sector, version in self.durable.items():
@@ -322,12 +326,14 @@ class MemoryFile:
         except SyncFailed:
             inode.dirty.clear()
             raise
-        for sector, version in newest.items():
-            inode.durable[sector] = version
-            versions = inode.dirty.get(sector, [])
-            later = [place for place, other in enumerate(versions) if other is version]
-            del versions[: later[0] + 1 if later else 0]  # older ones cannot come back
-            if not versions:
+        for sector, (write, version) in newest.items():
+            if inode.synced_write.get(sector, 0) < write:  # syncs may end in another order than they began
+                inode.synced_write[sector] = write
+                inode.durable[sector] = version
+            later = [entry for entry in inode.dirty.get(sector, []) if entry[0] > write]
+            if later:
+                inode.dirty[sector] = later
+            else:
                 inode.dirty.pop(sector, None)
         inode.durable_size = max(inode.durable_size, size)
 

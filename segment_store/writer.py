@@ -195,7 +195,7 @@ class Writer:
 
     async def _sync_active(self) -> None:
         """Without fsync per append, what was written becomes known synced here."""
-        if self._files.config.fsync or self._active is None or self.synced_index >= self.stored_index:
+        if self._files.config.fsync or self._active is None:
             return
         written = self.written_index
         async with self._files.open_files.pin(self._active.path) as file:
@@ -209,7 +209,9 @@ class Writer:
         previous, segment = work.previous, work.segment
         if previous is not None:
             self._active = self._active or previous
-            await self._sync_active()
+            await (
+                self._sync_active()
+            )  # also what a queued truncation will remove: a gap before N + 1 is damage
             async with self._index_lock:
                 await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
         await self._let_go()
@@ -344,7 +346,8 @@ class Writer:
     async def write_index(self) -> None:
         """Bring the active segment's index file up to what is known synced."""
         async with self._index_lock:
-            await self._sync_active()
+            if self.synced_index < self.stored_index:
+                await self._sync_active()
             segment = self._active
             if segment is not None:
                 await segment.write_index(LogIndex(min(self.synced_index, segment.last_index)))
