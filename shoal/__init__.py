@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["DEFAULT_SCHEMA", "BatchError", "ShoalError", "__version__"]
+__all__ = ["DEFAULT_SCHEMA", "AsyncClient", "BatchError", "ShoalError", "__version__"]
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final = {
+    "AsyncClient": "shoal.aio",
     "DEFAULT_SCHEMA": "shoal.batch",
     "BatchError": "shoal.batch",
     "ShoalError": "shoal.errors",
