@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from raft_sim.invariants import ALL, Invariant, PromisesAreDurable
+from raft_sim.knobs import Knobs
 from raft_sim.simulation import Simulation
 
 from shoal.batch import LogIndex, Term
@@ -258,6 +259,12 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
 ]
 
 
+def harsh_knobs(seed: int) -> Knobs:
+    """Those of the seed, but longer, and with crashes and cuts in quick succession."""
+    drawn = Knobs.of_seed(seed)
+    return replace(drawn, safety_ms=15_000, fault_interval_ms=300, crashes=True, partitions=True)
+
+
 @pytest.mark.parametrize(
     ("mutate", "invariants"), [item[1:] for item in CAUGHT], ids=[item[0] for item in CAUGHT]
 )
@@ -268,7 +275,7 @@ def test_a_mutation_is_caught(
     mutate(monkeypatch)
     for seed in range(SEEDS_MAX):
         try:
-            Simulation(seed, invariants=invariants).run()
+            Simulation(seed, knobs=harsh_knobs(seed), invariants=invariants).run()
         except (AssertionError, KeyError) as error:
             print(f"seed {seed}: {type(error).__name__} {str(error)[:200]}")
             return
