@@ -65,17 +65,13 @@ class SerfCore:
         self._next_reconnect_ms = now_ms + rng.randrange(1, config.reconnect_interval_ms + 1)
         self._wire_faults = 0
         self.swim = SwimCore(config, endpoint, encode_tags(config.tags), rng, now_ms)
-        self._list = MemberList(config, self._is_gone)
+        self._list = MemberList(config)
         self._leave = Leave(config)
         self._absorb(now_ms)
 
     def __repr__(self) -> str:
         shown = " ".join(f"{member.name}={member.shown_status}" for member in self.members())
         return f"<SerfCore {self._config.name} {self._leave.stage.name.lower()} {shown}>"
-
-    def _is_gone(self, name: str) -> bool:
-        node = self.swim.table.get(name)
-        return node is None or node.gone
 
     @property
     def version(self) -> int:

@@ -7,7 +7,7 @@ Nothing is sent from here; whether an intent was news is the answer, telling it 
     failed --leave intent (force-leave)--> left                      any --alive claim--> alive
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -38,12 +38,10 @@ class Heard(Enum):
 
 
 class MemberList:
-    """Members by name, and the Lamport clock of intents. `is_gone` asks SWIM whether a name has nobody
-    alive."""
+    """Members by name, and the Lamport clock of intents."""
 
-    def __init__(self, config: GossipConfig, is_gone: Callable[[str], bool]) -> None:
+    def __init__(self, config: GossipConfig) -> None:
         self._config = config
-        self._is_gone = is_gone
         self._members: dict[str, SerfMember] = {}
         self._recent_intents: dict[str, RecentIntent] = {}
         self.clock = LamportClock()
@@ -191,10 +189,11 @@ class MemberList:
             del self._recent_intents[name]
 
     def _erase(self, member: SerfMember) -> None:
-        """Forget the member, if SWIM has nothing alive under the name: its changes must find it here."""
-        if self._is_gone(member.name):
-            del self._members[member.name]
-            self._tell(EventKind.REAPED, member)
+        """Forget the member; SWIM may remember it as gone for a while, and would report its return as a
+        join."""
+        assert member.status in (Status.FAILED, Status.LEFT)
+        del self._members[member.name]
+        self._tell(EventKind.REAPED, member)
 
     def _make_room(self) -> None:
         """A flood of names that come and go must not grow the list: beyond the bound those gone longest are
