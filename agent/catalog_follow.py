@@ -145,6 +145,8 @@ class CatalogService:
         self._saved_version = self.catalog.version
         self.sealed = asyncio.Event()
         self._holding = asyncio.Lock()
+        if self.catalog.sealed_for is not None:
+            self.sealed.set()  # a crash came between the seal and giving the cluster up
 
     @property
     def birth(self) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Guard:
         if since_ms < SETTLE_MS:
             return None
         catalog = self._catalog.catalog
-        if not catalog.topics and can_never_have_lived(self._catalog.birth, foreign.agents):
+        if catalog.version == 0 and can_never_have_lived(self._catalog.birth, foreign.agents):
             return "its other founders belong to another cluster, so it never held anything"
         yields = must_dissolve(
             own,

@@ -32,7 +32,6 @@ from shoal.agent.topic_settings import TopicSettings
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import (
-    DEFAULT_SCHEMA,
     Frame,
     LogIdentity,
     LogIndex,
@@ -314,7 +313,7 @@ async def test_a_seal_is_noticed() -> None:
     fixture = Fixture((SELF,))
     fixture.service.apply(frame(0, Seal(b"s" * 16)))
     assert fixture.service.sealed.is_set()
-    assert DEFAULT_SCHEMA.names
+    assert Fixture((SELF,), fixture.service.catalog).service.sealed.is_set()
 
 
 def test_the_cluster_record_survives_its_bytes_and_nothing_else() -> None:

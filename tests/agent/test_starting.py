@@ -282,6 +282,15 @@ async def test_nobody_else_dissolves(
     assert sum("is called shoal as well" in record.getMessage() for record in caplog.records) == 1
 
 
+async def test_a_cluster_that_has_lived_is_not_given_up_by_hearsay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something was committed here once, so a majority was ours, whatever gossip says now."""
+    made, roster, catalog = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
+    catalog.catalog.version = 1
+    roster.foreign = [Foreign(THEIRS, True, ("b", "c"))]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(made.run(), 0.1)
+
+
 async def test_a_cluster_that_never_lived_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its founder crashed before telling: the other birth voters belong elsewhere by now."""
     made, roster, _ = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
