@@ -241,7 +241,11 @@ def test_leave_goes_in_serfs_order() -> None:
     script = Script()
     script.core.leave(script.now_ms)
     assert script.status("me") == "leaving"
-    script.run(10_000)
+    script.run(999)
+    assert not script.core.has_left
+    script.hear(Ping(7, "me", at(2)))
+    assert (at(2), Ack(7)) in script.sent
+    script.run(3_000)
     assert script.core.has_left
     kinds = [
         type(decode_serf(message.payload)) if isinstance(message, User) else type(message)
