@@ -136,6 +136,7 @@ class Replica:
         self._staged_bytes = 0
         self._addresses: dict[ReplicaId, str] = {}
         self._roll_index = LogIndex(0)
+        self._ready_follows = False
         self._hint = core.commit_index
 
     def __repr__(self) -> str:
@@ -284,7 +285,8 @@ class Replica:
     def _take_own(self, frame: Frame) -> None:
         self.state.append(frame)
         self.cache.append(frame)
-        self.host.schedule(self)
+        if not self._ready_follows:
+            self.host.schedule(self)
 
     # Messages
 
@@ -385,8 +387,10 @@ class Replica:
 
     def turn(self, now_ms: int) -> None:
         """What the host gives each scheduled replica: input has been stepped, deadlines have not."""
+        self._ready_follows = True
         for hook in self.turn_hooks:
             hook(now_ms)
+        self._ready_follows = False
         self.pump()
         self.waiting.expire(now_ms)
 
@@ -466,7 +470,8 @@ class Replica:
             run = ready.append[-1]
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)
-        self.host.schedule(self)
+        if ready.must_sync:  # else nothing has changed for the core
+            self.host.schedule(self)
 
     def _commit(self, commit_index: LogIndex) -> None:
         if not self.state.commit(commit_index):
