@@ -4,6 +4,12 @@ Faults only. A caller that breaks a rule of this package (a frame that does not 
 `ChainBroken`, because its frames may come from the network; everything else that cannot happen is an assert.
 """
 
+import errno
+
+from shoal.segment_store.disk import SyncFailed
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
 
 class StoreError(Exception):
     """The root of every error this package raises by intent."""
@@ -77,3 +83,14 @@ class Overloaded(StoreError):
 
 class LogClosed(StoreError):
     """The log was closed or removed; the call did nothing."""
+
+
+def is_no_space(error: OSError) -> bool:
+    """Whether the disk was merely full. A sync that fails for want of space has lost data like any other."""
+    return error.errno in _NO_SPACE and not isinstance(error, SyncFailed)
+
+
+def disk_fault(error: OSError, directory: str) -> DiskFull | DiskFailed:
+    """What an error of the operating system means for the log in `directory`."""
+    kind = DiskFull if is_no_space(error) else DiskFailed
+    return kind(f"{directory}: {error}")

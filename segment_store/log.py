@@ -17,7 +17,14 @@ import pyarrow as pa
 from shoal.batch import BatchError, Flag, Frame, LogIdentity, LogIndex, Offset, Term, parse_frame
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
-from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, Overloaded, StoreError
+from shoal.segment_store.errors import (
+    ChainBroken,
+    Damaged,
+    OffsetOutOfRange,
+    Overloaded,
+    StoreError,
+    disk_fault,
+)
 from shoal.segment_store.index import Entry
 from shoal.segment_store.layout import SegmentName
 from shoal.segment_store.opening import Recovered, recover
@@ -88,6 +95,9 @@ class PartitionLog:
         files = SegmentFiles(disk, directory, identity, schema, config)
         try:
             return cls(files, await recover(files))
+        except OSError as error:
+            await files.open_files.close()
+            raise disk_fault(error, directory) from error
         except BaseException:
             await files.open_files.close()
             raise

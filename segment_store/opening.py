@@ -20,7 +20,7 @@ from shoal.batch import (
     parse_frame,
 )
 from shoal.segment_store.disk import File
-from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError
+from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, is_no_space
 from shoal.segment_store.index import Entry, decode_index_file
 from shoal.segment_store.layout import SegmentName, sort_directory
 from shoal.segment_store.recovery import (
@@ -363,9 +363,17 @@ class _Opening:
         await self._complete_index(segment)
 
     async def _complete_index(self, segment: Segment) -> None:
-        if segment.indexed_index < segment.last_index:
-            self.notes.append(f"{segment.name.index_file} completed from entry {segment.indexed_index + 1}")
+        first = segment.indexed_index + 1
+        if first > segment.last_index:
+            return
+        try:
             await segment.write_index(segment.last_index)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            self.notes.append(f"{segment.name.index_file} not completed: {error}")  # it only saves time
+        else:
+            self.notes.append(f"{segment.name.index_file} completed from entry {first}")
 
     async def _rewrite(self, file: File, start: int, end: int) -> None:
         chunk = self.files.config.read_chunk_bytes

@@ -7,20 +7,17 @@ sync, or a write that failed for any other reason, ends this log's writing for g
 """
 
 import asyncio
-import errno
 import logging
 from collections import deque
 from collections.abc import Callable
 
 from shoal.batch import LogIndex
-from shoal.segment_store.disk import Buffer, File, SyncFailed
-from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError
+from shoal.segment_store.disk import Buffer, File
+from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.open_files import Handle
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TRAILER_BYTES
 from shoal.segment_store.writes import Append, Roll, Truncate, Work, take_group
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.getLogger(__name__)
 
@@ -255,15 +252,16 @@ class Writer:
         try:
             await segment.replace_index(last)
         except OSError as error:
-            if error.errno not in _NO_SPACE or isinstance(error, SyncFailed):
+            if not is_no_space(error):
                 raise
             await segment.remove_index()  # a log without an index is slow to open, never wrong
 
     async def _fault(self, error: OSError) -> None:
-        if isinstance(error, SyncFailed) or error.errno not in _NO_SPACE:
-            self._fail(DiskFailed(f"{self._files.directory}: {error}"))
+        refusal = disk_fault(error, self._files.directory)
+        if isinstance(refusal, DiskFailed):
+            self._fail(refusal)
             return
-        self._refusing = refusal = DiskFull(f"{self._files.directory}: {error}")
+        self._refusing = refusal
         logger.warning("appends refused: %s", refusal)
         refused: list[Append] = []
         try:
@@ -333,7 +331,7 @@ class Writer:
         try:
             await self.write_index()
         except OSError as error:
-            if error.errno in _NO_SPACE and not isinstance(error, SyncFailed):
+            if is_no_space(error):
                 # The index saves time, it proves nothing that the segment does not: the next append tries
                 # again.
                 logger.warning("%s: index not written: %s", self._files.directory, error)
@@ -359,7 +357,7 @@ class Writer:
 
     async def close(self, *, flush: bool) -> None:
         """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
-        next opening knows everything to be synced. Raises DiskFailed when that last step fails."""
+        next opening knows everything to be synced; where that last step fails, it only reads more."""
         if self._closed:
             return
         self._closed = True
@@ -372,7 +370,7 @@ class Writer:
             if flush and self.failure is None:
                 await self.write_index()
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if not is_no_space(error):
                 self._fail(DiskFailed(f"{self._files.directory}: {error}"))
         finally:
             await self._let_go()

@@ -11,7 +11,7 @@ import pytest
 from store_frames import contents, next_frame, open_log
 
 from shoal.batch import LogIndex
-from shoal.segment_store import Damaged, DiskFailed, LogConfig, Overloaded
+from shoal.segment_store import Damaged, DiskFailed, DiskFull, LogConfig, Overloaded
 from shoal.segment_store import log as log_module
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
 
@@ -63,6 +63,39 @@ async def test_an_index_that_cannot_be_written_costs_nothing() -> None:
     assert f"{1:020d}-{0:020d}.index" in await disk.list("log")
     log = await open_log(disk)
     assert await contents(log) == before
+    await log.close()
+
+
+async def test_a_full_disk_does_not_keep_a_log_from_opening() -> None:
+    """Its index cannot be completed; everything is readable, and appends say why they are refused."""
+    disk = MemoryDisk()
+    log = await open_log(disk)
+    for _ in range(4):
+        await log.append([next_frame(log)])
+    before = await contents(log)
+    await log.close()
+    await disk.unlink(f"log/{1:020d}-{0:020d}.index")
+    disk.capacity_bytes = disk.used_bytes()
+    log = await open_log(disk)
+    assert await contents(log) == before
+    with pytest.raises(DiskFull):
+        await log.append([next_frame(log, value_bytes=30_000)])
+    disk.capacity_bytes = 2**30
+    await log.append([next_frame(log, value_bytes=30_000)])
+    await log.close()
+
+
+async def test_a_disk_that_fails_during_opening() -> None:
+    """The store's own errors, also for what the operating system says."""
+    disk = MemoryDisk()
+    log = await open_log(disk)
+    await log.append([next_frame(log)])
+    await log.close()
+    disk.faults.append(Fault("read", errno.EIO, ".index"))
+    with pytest.raises(DiskFailed):
+        await open_log(disk)
+    log = await open_log(disk)
+    assert log.last_index == 1
     await log.close()
 
 

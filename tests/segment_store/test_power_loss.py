@@ -14,7 +14,7 @@ import pytest
 from store_frames import SMALL, next_frame, open_log
 
 from shoal.batch import Frame
-from shoal.segment_store import LogConfig, PartitionLog, StoreError
+from shoal.segment_store import DiskFailed, LogConfig, PartitionLog, StoreError
 from shoal.segment_store.memory_disk import MemoryDisk
 
 
@@ -132,7 +132,7 @@ async def _life(seed: int, crashes: int, config: LogConfig, witness: _Witness) -
         disk.operations_left = rng.choice((rng.randrange(1, 12), rng.randrange(1, 60), rng.randrange(1, 300)))
         try:
             log = await open_log(disk, config=config)
-        except OSError:
+        except DiskFailed:
             continue  # the power failed during recovery
         assert log.damage == (), (seed, log.damage)
         try:
