@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ from shoal.agent.cores import run_cores
 from shoal.agent.data_directory import (
     StartError,
     claim_directory,
+    host_name,
     settle_cluster,
     settle_identity,
     wipe,
@@ -312,7 +314,7 @@ class Agent:
             cluster=self.config.cluster,
             cluster_id=self._identity.cluster_id,
             url=self.url,
-            domain=self.config.failure_domain or self._identity.name,
+            domain=self.config.failure_domain or host_name(socket.gethostname()),
             weight=self.config.weight,
             boot=self._boot,
         )

@@ -11,12 +11,9 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
-from dataclasses import replace
 
 from shoal.agent.config import AgentConfig
-from shoal.agent.data_directory import host_name
 
 logger = logging.getLogger("shoal.agent")
 
@@ -28,7 +25,6 @@ async def run_cores(config: AgentConfig) -> int:
     a host that runs on with fewer agents than it was told to would go unnoticed.
     """
     assert config.cores > 1
-    shared = replace(config, failure_domain=config.failure_domain or host_name(socket.gethostname()))
     agents: list[asyncio.subprocess.Process] = []
     loop = asyncio.get_running_loop()
 
@@ -42,7 +38,7 @@ async def run_cores(config: AgentConfig) -> int:
         loop.add_signal_handler(number, pass_on, signal.SIGTERM)
     try:
         for core in range(config.cores):
-            agents.append(await _start(shared.for_core(core)))  # noqa: PERF401 -- each must be known at once
+            agents.append(await _start(config.for_core(core)))  # noqa: PERF401 -- each must be known at once
         return await _until_all_ended(agents)
     finally:
         for number in numbers:
