@@ -1,7 +1,7 @@
 """Lifeguard's local health awareness: how far this node should distrust its own timing.
 
-Law of this file: one score. It rises when probes fail without even a nack, and when others had to be
-refuted: both hint that we are the slow one; it falls with each success. Timeouts scale with it.
+Law of this file: one score. It rises when probes fail without even a nack, and when others had to
+be refuted: both hint that we are the slow one; it falls with each success. Timeouts scale with it.
 """
 
 

@@ -1,7 +1,7 @@
 """The piggyback queue: what is still to be told, and how often it was told.
 
-Law of this file: encoded messages and counts. It does not know what a message says, only the name it is
-about: a newer message about the same name replaces the older one, which is then no longer true.
+Law of this file: encoded messages and counts. It does not know what a message says, only the name it
+is about: a newer message about the same name replaces the older one, which is then no longer true.
 """
 
 import bisect
@@ -15,14 +15,14 @@ MAX_QUEUED = 4096
 
 
 def retransmit_limit(mult: int, members: int) -> int:
-    """How often one message is handed out: mult * ceil(log10(members + 1)), which reaches everybody with
-    high odds."""
+    """How often one message is handed out: mult * ceil(log10(members + 1)), which
+    reaches everybody with high odds."""
     return mult * math.ceil(math.log10(members + 1))
 
 
 class Broadcast:
-    """One message under way. `finished` turns true when it was told often enough, was replaced or was
-    dropped."""
+    """One message under way. `finished` turns true when it was told often enough, was
+    replaced or was dropped."""
 
     __slots__ = ("finished", "message", "number", "subject", "told")
 
@@ -39,10 +39,11 @@ class Broadcast:
 
 
 class BroadcastQueue:
-    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its own bytes and its
-    prefix.
+    """Messages to piggyback. `overhead_bytes` is what each costs in a packet beyond its
+    own bytes and its prefix.
 
-    A message that fits into no packet (`packet_bytes`) is not queued: in Serf's queue it would stay for ever.
+    A message that fits into no packet (`packet_bytes`) is not queued: in Serf's queue
+    it would stay for ever.
 
     Kept sorted, because every ping and ack takes from it: taking looks at the front, not at the whole.
     """

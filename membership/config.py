@@ -1,7 +1,7 @@
 """The knobs of gossip, each with its formula and what moving it does.
 
-Law of this file: frozen values and their checks. The profiles are memberlist's, so that a pool with real
-Serf agents agrees on its timing; local() differs from memberlist's in two lines, said there.
+Law of this file: frozen values and their checks. The profiles are memberlist's, so that a pool with
+real Serf agents agrees on its timing; local() differs from memberlist's in two lines, said there.
 """
 
 import dataclasses
@@ -24,21 +24,21 @@ class GossipConfig:
     bind_port: int = 0
     """UDP and TCP alike; 0 takes any port that is free for both."""
     advertise_address: str = ""
-    """What others are told to dial; empty means bind_address, or the host's outward address if that is a
-    wildcard."""
+    """What others are told to dial; empty means bind_address, or the host's outward
+    address if that is a wildcard."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     probe_interval_ms: int = 1000
-    """One member is probed per interval. Lower finds failures sooner and costs 2 packets per interval and
-    member."""
+    """One member is probed per interval. Lower finds failures sooner and costs 2
+    packets per interval and member."""
     probe_timeout_ms: int = 500
     """Wait for a direct ack before asking others; about the 99th percentile of the round trip."""
     indirect_checks: int = 3
-    """Members asked to probe for us. More survive partial partitions, and cost as many packets per failed
-    probe."""
+    """Members asked to probe for us. More survive partial partitions, and cost as many
+    packets per failed probe."""
     suspicion_mult: int = 4
-    """Suspicion lasts at least mult * max(1, log10 n) * probe interval. Lower detects sooner and accuses
-    falsely more often."""
+    """Suspicion lasts at least mult * max(1, log10 n) * probe interval. Lower detects
+    sooner and accuses falsely more often."""
     suspicion_max_mult: int = 6
     """An unconfirmed suspicion lasts this many times the minimum."""
     awareness_max: int = 8
@@ -50,20 +50,20 @@ class GossipConfig:
     retransmit_mult: int = 4
     """A message is told mult * ceil(log10(n + 1)) times. Higher survives more loss."""
     gossip_to_dead_ms: int = 30_000
-    """The dead still get gossip so long, so that a wrongly buried one hears of it; then they are
-    forgotten."""
+    """The dead still get gossip so long, so that a wrongly buried one hears of it; then
+    they are forgotten."""
     dead_reclaim_ms: int = 1
-    """A dead name may come back under another address after this. Serf's agent has it off (a name waits for
-    being forgotten); our names are random ids that nobody else takes, so a restarted agent with a new port
-    is welcome at once."""
+    """A dead name may come back under another address after this. Serf's agent has it
+    off (a name waits for being forgotten); our names are random ids that nobody else
+    takes, so a restarted agent with a new port is welcome at once."""
     push_pull_interval_ms: int = 30_000
-    """Full state exchange with one random member; times ceil(log2 n - 5) + 1 above 32 members. Heals what
-    gossip lost."""
+    """Full state exchange with one random member; times ceil(log2 n - 5) + 1 above 32
+    members. Heals what gossip lost."""
     stream_timeout_ms: int = 10_000
     """One TCP exchange, from connect to the last byte."""
     reconnect_interval_ms: int = 30_000
-    """Each time, with odds failed/alive, one failed member is dialled: this is what heals a partition
-    longer than gossip_to_dead_ms."""
+    """Each time, with odds failed/alive, one failed member is dialled: this is what
+    heals a partition longer than gossip_to_dead_ms."""
     reap_interval_ms: int = 15_000
     reconnect_timeout_ms: int = 24 * 3600 * 1000
     """A failed member is kept in the list so long."""
@@ -92,11 +92,11 @@ class GossipConfig:
     def local(cls, **values: Any) -> Self:
         """Memberlist's local profile for agents of one host, with two lines of our own.
 
-        Probing every 700 ms instead of 1 s: among three agents a kill is declared after 3.4 s in the median
-        and 4.9 s at worst (a round reshuffled against us, 2.1 s, the probe 0.7 s, the suspicion 2.1 s). And
-        news is told four times instead of twice: with two, one round of gossip to three members (one of
-        them perhaps the dead one) uses a message up, and in a pool of four or five some member regularly
-        heard of a death or a join only by the next push/pull.
+        Probing every 700 ms instead of 1 s: among three agents a kill is declared after 3.4 s in the
+        median and 4.9 s at worst (a round reshuffled against us, 2.1 s, the probe 0.7 s, the suspicion
+        2.1 s). And news is told four times instead of twice: with two, one round of gossip to three
+        members (one of them perhaps the dead one) uses a message up, and in a pool of four or five some
+        member regularly heard of a death or a join only by the next push/pull.
         """
         profile: dict[str, Any] = {
             "probe_interval_ms": 700,

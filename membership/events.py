@@ -2,7 +2,8 @@
 
 Law of this file: clocks and memory of what passed by. Delivering and telling on is serf.py's business.
 
-Both rings have 512 slots; what is older is no news any more, so that nothing must be remembered for ever.
+Both rings have 512 slots; what is older is no news any more, so that nothing must be
+remembered for ever.
 """
 
 from collections.abc import Hashable
@@ -13,8 +14,8 @@ MAX_PER_SLOT = 16
 """Distinct messages of one Lamport time. Honest nodes collide rarely; more of them are not news."""
 
 MAX_REPLAYED_BYTES = 1395
-"""Larger events are not kept for push/pull: Serf itself cannot gossip them, and the ring stays below 1
-MiB."""
+"""Larger events are not kept for push/pull: Serf itself cannot gossip them, and the
+ring stays below 1 MiB."""
 
 
 class LamportClock:

@@ -1,10 +1,10 @@
 """The asyncio shell around SerfCore: one UDP socket, one TCP listener on the same port, one timer.
 
-Law of this file: it moves bytes and time, and decides nothing about members. Everything is bounded:
-datagrams a turn, streams at a time, bytes and seconds of a stream.
+Law of this file: it moves bytes and time, and decides nothing about members. Everything
+is bounded: datagrams a turn, streams at a time, bytes and seconds of a stream.
 
-Before deadlines are evaluated the socket is emptied: an ack that waits in the kernel while the process was
-paused must not count as missing.
+Before deadlines are evaluated the socket is emptied: an ack that waits in the kernel
+while the process was paused must not count as missing.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ from shoal.membership.wire.serf import UserEvent
 logger = logging.getLogger(__name__)
 
 MAX_DATAGRAMS_PER_TURN = 128
-"""Datagrams read before the loop gets its turn again: a flood must not starve everything else of this
-process."""
+"""Datagrams read before the loop gets its turn again: a flood must not starve
+everything else of this process."""
 
 MAX_STREAMS = 64
-"""Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are refused, to come
-again."""
+"""Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are
+refused, to come again."""
 
 MAX_RESOLVED = 16
 """Addresses of one name that a join asks: any one of them tells the whole list."""
@@ -77,9 +77,9 @@ class Member:
 class MemberEvent(NamedTuple):
     """What happened, and the member as it was then.
 
-    kind is joined, suspected, failed, left or updated (tags, leaving, or a suspicion taken back); reaped
-    when the list forgets a member gone for long; conflict, at most once a minute, when another address
-    claims a living name.
+    kind is joined, suspected, failed, left or updated (tags, leaving, or a suspicion
+    taken back); reaped when the list forgets a member gone for long; conflict, at most
+    once a minute, when another address claims a living name.
     """
 
     kind: str
@@ -87,8 +87,8 @@ class MemberEvent(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """UDP since the start. `faults` are packets or parts that were no messages, and sends the kernel
-    refused."""
+    """UDP since the start. `faults` are packets or parts that were no messages, and
+    sends the kernel refused."""
 
     sent_packets: int
     sent_bytes: int
@@ -105,8 +105,8 @@ class JoinError(OSError):
 class Membership:
     """This process as a member of a gossip pool.
 
-    `on_event` is called on the event loop, in order, and must not block; events about this node are told as
-    well.
+    `on_event` is called on the event loop, in order, and must not block; events about
+    this node are told as well.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ class Membership:
         await asyncio.gather(*self._streams, return_exceptions=True)
 
     async def leave(self) -> None:
-        """Leave gracefully: others show `left`, not `failed`. Bounded by the configuration's broadcast
-        timeouts."""
+        """Leave gracefully: others show `left`, not `failed`. Bounded by the
+        configuration's broadcast timeouts."""
         core = self._running()
         if self._udp is None:
             return
@@ -203,10 +203,11 @@ class Membership:
             logger.warning("the leave of %s is not complete after %d ms", self.local_name, bound_ms)
 
     async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
-        """Exchange state with each address (names stand for all their addresses); how many members answered.
+        """Exchange state with each address (names stand for all their addresses); how
+        many members answered.
 
-        Our own address is passed over, as a list of seeds may contain it. Raises JoinError when none answered
-        though there was one to ask.
+        Our own address is passed over, as a list of seeds may contain it. Raises
+        JoinError when none answered though there was one to ask.
         """
         core = self._running()
         reached, faults = 0, []
@@ -467,8 +468,8 @@ class Membership:
 
 
 def outward_address() -> str:
-    """The address this host is seen at from outside: the source the kernel would choose; no packet is
-    sent."""
+    """The address this host is seen at from outside: the source the kernel would
+    choose; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # RFC 5737: a documentation address, never routed to anybody

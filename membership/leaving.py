@@ -1,8 +1,8 @@
 """Our own graceful leave, step by step.
 
-Law of this file: the order of the words and how long each is waited for. Serf's leave intent must be told
-before memberlist's "I am dead": the other way round everybody shows us as failed. Afterwards we still
-answer for a while, so that late probes do not take us for a corpse that was never told of.
+Law of this file: the order of the words and how long each is waited for. Serf's leave intent must be
+told before memberlist's "I am dead": the other way round everybody shows us as failed. Afterwards we
+still answer for a while, so that late probes do not take us for a corpse that was never told of.
 """
 
 from enum import Enum, auto

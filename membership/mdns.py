@@ -1,7 +1,7 @@
 """Finding agents on the same network, or on the same host, without being told: mDNS, service `_shoal._tcp`.
 
-Law of this file: the only one that knows zeroconf. It announces this agent and reports others; whether to
-join them is the caller's decision.
+Law of this file: the only one that knows zeroconf. It announces this agent and reports
+others; whether to join them is the caller's decision.
 
 Loopback agents speak mDNS on 127.0.0.1 alone. That works on Linux although `lo` does not carry the
 MULTICAST flag: a socket that joined the group on 127.0.0.1 and sends with IP_MULTICAST_IF 127.0.0.1
@@ -65,8 +65,8 @@ def decode_announcement(
 class Discovery:
     """Announces this agent and calls on_found for each other one, again whenever its record changes.
 
-    on_found runs on the event loop and must not block. Foreign clusters are reported too: the caller
-    compares names.
+    on_found runs on the event loop and must not block. Foreign clusters are reported
+    too: the caller compares names.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The list of nodes as SWIM sees it, and which claim about a node supersedes which.
 
-Law of this file: records, the order in which they are probed, and three judgements as plain functions (alive,
-suspect, dead). It sends nothing and starts no timer.
+Law of this file: records, the order in which they are probed, and three judgements as
+plain functions (alive, suspect, dead). It sends nothing and starts no timer.
 
-A claim wins by incarnation; at equal incarnation dead > suspect > alive (SWIM paper, section 4.2). Only the
-node itself raises its incarnation.
+A claim wins by incarnation; at equal incarnation dead > suspect > alive (SWIM paper,
+section 4.2). Only the node itself raises its incarnation.
 """
 
 import random
@@ -61,8 +61,8 @@ def compatible(vsn: bytes) -> bool:
 def judge_alive(
     node: Node | None, claim: Alive, *, is_self: bool, leaving: bool, reclaim_ms: int, now_ms: int
 ) -> Verdict:
-    """An alive claim from elsewhere. `reclaim_ms` 0 means that a dead name keeps its address until
-    forgotten."""
+    """An alive claim from elsewhere. `reclaim_ms` 0 means that a dead name keeps its
+    address until forgotten."""
     if (is_self and leaving) or not compatible(claim.vsn):
         return Verdict.IGNORE
     if node is None:
@@ -109,8 +109,8 @@ def judge_dead(node: Node | None, claim: Dead, *, is_self: bool, leaving: bool) 
 class NodeTable:
     """All records by name, and the shuffled round in which they are probed.
 
-    A new node enters the round at a random place, so that the time to its first probe is bounded by one
-    round and its expectation is half of one (SWIM paper, section 4.3).
+    A new node enters the round at a random place, so that the time to its first probe is
+    bounded by one round and its expectation is half of one (SWIM paper, section 4.3).
     """
 
     def __init__(self, local: Node) -> None:
@@ -139,8 +139,8 @@ class NodeTable:
             )
 
     def probe_target(self, rng: random.Random, forget: Callable[[Node], bool]) -> Node | None:
-        """The next node of the round that is not gone; at its end the long dead are forgotten and it is
-        reshuffled."""
+        """The next node of the round that is not gone; at its end the long dead are
+        forgotten and it is reshuffled."""
         for _ in range(2):
             while self._next < len(self._round):
                 node = self._nodes[self._round[self._next]]

@@ -1,6 +1,7 @@
 """Packets on their way out of the core, with gossip riding along where there is room.
 
-Law of this file: budgets and piggybacking. It decides which queued news a packet carries, not what is news.
+Law of this file: budgets and piggybacking. It decides which queued news a packet
+carries, not what is news.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from shoal.membership.wire.messages import Endpoint, Message, Type, encode_messa
 from shoal.membership.wire.packets import COMPOUND_OVERHEAD_BYTES, MAX_PARTS, PART_OVERHEAD_BYTES
 
 MAX_PACKETS = 4096
-"""Packets waiting for the driver. It takes them after every step, so that this is a bound, not a working
-size."""
+"""Packets waiting for the driver. It takes them after every step, so that this is a
+bound, not a working size."""
 
 
 class Outbox:
-    """Collects packets. Queues are drained in order: memberlist's own first, then Serf's intents, queries,
-    events."""
+    """Collects packets. Queues are drained in order: memberlist's own first, then
+    Serf's intents, queries, events."""
 
     def __init__(self, packet_bytes: int, limit: Callable[[], int]) -> None:
         self._packet_bytes = packet_bytes

@@ -1,11 +1,11 @@
 """SWIM's failure detector: one probe at a time, and the probes made for others.
 
-Law of this file: who is asked, by when an answer counts, and what silence means. It reports suspects; what
-becomes of them is swim.py's business.
+Law of this file: who is asked, by when an answer counts, and what silence means. It
+reports suspects; what becomes of them is swim.py's business.
 
-A probe of X: ping; without an ack in time, ask others to ping X (same sequence number, so that any late ack
-counts) and ping X over TCP; nothing by the stretched interval means suspect. Helpers that fail as well say
-so with a nack: silence of the helpers points at our own network (Lifeguard, section IV.A).
+A probe of X: ping; without an ack in time, ask others to ping X (same sequence number, so that any late
+ack counts) and ping X over TCP; nothing by the stretched interval means suspect. Helpers that fail as
+well say so with a nack: silence of the helpers points at our own network (Lifeguard, section IV.A).
 """
 
 import random
@@ -89,8 +89,8 @@ class Prober:
         return min(deadlines)
 
     def wake(self, now_ms: int) -> Node | None:
-        """Let time pass: give up relays, go on with the probe or start the next; returns a node to
-        suspect."""
+        """Let time pass: give up relays, go on with the probe or start the next;
+        returns a node to suspect."""
         self._expire_relays(now_ms)
         suspect = self._continue_probe(now_ms)
         if self._probe is None and now_ms >= self._next_probe_ms:

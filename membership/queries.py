@@ -1,11 +1,11 @@
-"""Serf's queries, as far as a good citizen of the pool must go: told on, acknowledged, the internal ones
-answered.
+"""Serf's queries, as far as a good citizen of the pool must go: told on, acknowledged,
+the internal ones answered.
 
-Law of this file: which queries are news, who is meant, and what goes back. Answers leave as packets of the
-outbox.
+Law of this file: which queries are news, who is meant, and what goes back. Answers
+leave as packets of the outbox.
 
-A Serf agent counts the answers to `_serf_conflict`, and with none at all it shuts itself down: in a pool of
-two, our silence would kill the peer.
+A Serf agent counts the answers to `_serf_conflict`, and with none at all it shuts
+itself down: in a pool of two, our silence would kill the peer.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,8 @@ class QueryDesk:
     def answers(
         self, query: Query, conflict_view: Callable[[str], ConflictAnswer | None]
     ) -> list[QueryResponse]:
-        """The acknowledgement, if asked for, and the answer to an internal query. `_serf_ping` wants only
-        the former."""
+        """The acknowledgement, if asked for, and the answer to an internal query.
+        `_serf_ping` wants only the former."""
         if not self._matches(query):
             return []
         answers: list[QueryResponse] = []
@@ -63,9 +63,9 @@ class QueryDesk:
         return answers
 
     def _matches(self, query: Query) -> bool:
-        """All filters must name us. Tag filters are regular expressions of Go's linear-time kind; Python's
-        engine can be made to hang by one packet, so a query that carries one is told on but never answered
-        by us."""
+        """All filters must name us. Tag filters are regular expressions of Go's
+        linear-time kind; Python's engine can be made to hang by one packet, so a query
+        that carries one is told on but never answered by us."""
         if len(query.filters) > MAX_FILTERS:
             return False
         for encoded in query.filters:
@@ -88,7 +88,7 @@ class QueryDesk:
             outbox.send(helper, User(encode_serf(Relay(query.source, query.source_node, encoded))))
 
     def on_passing(self, message: QueryResponse | Relay, outbox: Outbox) -> None:
-        """Hand a relayed answer to its destination (which may be ourselves). Answers to us: we asked
-        nothing."""
+        """Hand a relayed answer to its destination (which may be ourselves). Answers to
+        us: we asked nothing."""
         if isinstance(message, Relay):
             outbox.send(message.destination, User(message.message))

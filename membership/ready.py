@@ -1,7 +1,7 @@
 """What the cores ask of the world, and what the world tells them: frozen values only.
 
-Law of this file: data between the pure cores and whoever drives them (the asyncio shell, a simulation, a
-script).
+Law of this file: data between the pure cores and whoever drives them (the asyncio
+shell, a simulation, a script).
 """
 
 from dataclasses import dataclass
@@ -123,8 +123,8 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What SerfCore wants done next. Everything may be done at once and in any order; nothing waits for a
-    disk."""
+    """What SerfCore wants done next. Everything may be done at once and in any order;
+    nothing waits for a disk."""
 
     packets: tuple[OutgoingPacket, ...]
     stream_probes: tuple[StreamProbe, ...]

@@ -1,17 +1,16 @@
 """Serf's layer over SWIM: tags, intents with Lamport clocks, and whether a silent member left or failed.
 
-Law of this file: it joins SWIM, the member list, events and queries into the one core that a driver sees,
-and drives SwimCore by the convention every core of this project has. No clock, no socket, no randomness of
-its own.
+Law of this file: it joins SWIM, the member list, events and queries into the one core
+that a driver sees, and drives SwimCore by the convention every core of this project
+has. No clock, no socket, no randomness of its own.
 
 Facts of the protocol that shaped it:
 
-- Memberlist's "I leave" alone shows as failed in Serf; the leave intent before it makes it a leave. An intent
-  followed by silence ends as left as well, so a crash during shutdown does no harm.
-- A leave intent about a living node (a force-leave) is undone by that node with a newer join intent. A Serf
-agent
-  tells it to nobody when the accused was its only living peer: it shows only in its next push/pull, as a
-  status time that is not ours.
+- Memberlist's "I leave" alone shows as failed in Serf; the leave intent before it makes it a leave.
+  An intent followed by silence ends as left as well, so a crash during shutdown does no harm.
+- A leave intent about a living node (a force-leave) is undone by that node with a newer
+  join intent. A Serf agent tells it to nobody when the accused was its only living
+  peer: it shows only in its next push/pull, as a status time that is not ours.
 - A Serf agent whose name is contested asks `_serf_conflict`; unanswered it shuts itself down, so we answer.
 - Peers ratchet each other's Lamport times about members that left; a status time proves nothing but order.
 """
@@ -216,8 +215,8 @@ class SerfCore:
             self._on_user_event(event)
 
     def _contests_us(self, state: SerfState, left: set[str]) -> bool:
-        """Whether the peer has heard an intent about us that we never sent: a force-leave it told nobody
-        of, or one of our former life. Answered with a newer join intent it is undone there."""
+        """Whether the peer has heard an intent about us that we never sent: a force-leave it told
+        nobody of, or one of our former life. Answered with a newer join intent it is undone there."""
         name = self._config.name
         local = self._list.get(name)
         assert local is not None
@@ -264,8 +263,8 @@ class SerfCore:
         return ConflictAnswer(name, member.endpoint, member.tags, int(member.status), member.vsn)
 
     def _reconnect(self) -> None:
-        """Dial one failed member, with odds failed/alive: the more are gone, the likelier it is a
-        partition."""
+        """Dial one failed member, with odds failed/alive: the more are gone, the
+        likelier it is a partition."""
         if self._leave.begun:
             return
         failed = [member for member in self._list if member.status == Status.FAILED]
@@ -281,8 +280,8 @@ class SerfCore:
         self._absorb(now_ms)
 
     def force_leave(self, name: str, now_ms: int) -> None:
-        """Take a failed member for one that left; a living one undoes it. Raises KeyError for an unknown
-        name."""
+        """Take a failed member for one that left; a living one undoes it. Raises
+        KeyError for an unknown name."""
         if self._list.get(name) is None:
             raise KeyError(name)
         intent = LeaveIntent(self._list.clock.stamp(), name)

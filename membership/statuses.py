@@ -189,15 +189,15 @@ class MemberList:
             del self._recent_intents[name]
 
     def _erase(self, member: SerfMember) -> None:
-        """Forget the member; SWIM may remember it as gone for a while, and would report its return as a
-        join."""
+        """Forget the member; SWIM may remember it as gone for a while, and would report
+        its return as a join."""
         assert member.status in (Status.FAILED, Status.LEFT)
         del self._members[member.name]
         self._tell(EventKind.REAPED, member)
 
     def _make_room(self) -> None:
-        """A flood of names that come and go must not grow the list: beyond the bound those gone longest are
-        erased."""
+        """A flood of names that come and go must not grow the list: beyond the bound
+        those gone longest are erased."""
         if len(self._members) < self._config.max_members:
             return
         gone = [member for member in self._members.values() if member.status in (Status.FAILED, Status.LEFT)]

@@ -1,10 +1,10 @@
 """One TCP stream: state exchanges, pings, and the sockets they need.
 
-Law of this file: bytes on a connection, in both roles. Time limits are the caller's (asyncio.timeout around
-each).
+Law of this file: bytes on a connection, in both roles. Time limits are the caller's
+(asyncio.timeout around each).
 
-A peer may send its push/pull reply first and judge our versions afterwards, so a completed exchange is no
-proof of membership; and a Serf agent answers every stream compressed, even nine bytes.
+A peer may send its push/pull reply first and judge our versions afterwards, so a completed exchange
+is no proof of membership; and a Serf agent answers every stream compressed, even nine bytes.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ BIND_ATTEMPTS = 16
 LISTEN_BACKLOG = 64
 
 MAX_INLINE_BYTES = 32_768
-"""Larger messages are decompressed and decoded in a thread: LZW in Python takes some 5 ms for this much,
-and the loop serves appends."""
+"""Larger messages are decompressed and decoded in a thread: LZW in Python takes some 5
+ms for this much, and the loop serves appends."""
 
 MAX_INLINE_NODES = 64
 """Push/pulls of more records are encoded in a thread, for the same reason."""

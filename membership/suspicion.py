@@ -2,8 +2,8 @@
 
 Law of this file: arithmetic and the set of accusers of one suspicion; no member list, no messages.
 
-A suspicion begins long and every independent accusation shortens it (Lifeguard, section IV.B): many
-accusers mean that the fault is the accused's, one accuser may itself be the one that is slow.
+A suspicion begins long and every independent accusation shortens it (Lifeguard, section IV.B):
+many accusers mean that the fault is the accused's, one accuser may itself be the one that is slow.
 """
 
 import math
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 class SuspicionBounds(NamedTuple):
-    """`confirmations` are the further accusers after which the timeout has come down from maximum to
-    minimum."""
+    """`confirmations` are the further accusers after which the timeout has come down
+    from maximum to minimum."""
 
     confirmations: int
     min_ms: int
@@ -22,8 +22,8 @@ class SuspicionBounds(NamedTuple):
 def suspicion_bounds(*, mult: int, max_mult: int, probe_interval_ms: int, members: int) -> SuspicionBounds:
     """Bounds for a pool of `members` known records (self and dead ones included).
 
-    min = mult * max(1, log10(members)) * probe interval, max = max_mult * min. A pool too small to confirm
-    waits the minimum.
+    min = mult * max(1, log10(members)) * probe interval, max = max_mult * min. A pool
+    too small to confirm waits the minimum.
     """
     scale_thousandths = int(max(1.0, math.log10(max(1.0, float(members)))) * 1000)
     min_ms = mult * scale_thousandths * probe_interval_ms // 1000
@@ -34,8 +34,8 @@ def suspicion_bounds(*, mult: int, max_mult: int, probe_interval_ms: int, member
 
 
 def suspicion_timeout_ms(confirmed: int, bounds: SuspicionBounds) -> int:
-    """The whole timeout after `confirmed` further accusers: max - ln(c+1)/ln(k+1) * (max-min), never below
-    min."""
+    """The whole timeout after `confirmed` further accusers: max - ln(c+1)/ln(k+1) *
+    (max-min), never below min."""
     if bounds.confirmations < 1:
         return bounds.min_ms
     fraction = math.log(confirmed + 1.0) / math.log(bounds.confirmations + 1.0)

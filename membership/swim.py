@@ -1,14 +1,14 @@
 """One node's SWIM state machine, with Lifeguard, as memberlist plays it.
 
-Law of this file: everything that changes what is believed of a node happens here. It never learns what time
-it is, which socket exists, or what a user message means.
+Law of this file: everything that changes what is believed of a node happens here. It
+never learns what time it is, which socket exists, or what a user message means.
 
-The driver calls step() with what arrived, wake() once deadline() has come, takes ready(), does it, and says
-advance(). Several things it must know:
+The driver calls step() with what arrived, wake() once deadline() has come, takes
+ready(), does it, and says advance(). Several things it must know:
 
-- A restarted node begins at incarnation 1 again, so its peers ignore it until it finds itself in their
-push/pull,
-  left, dead or with another meta, and refutes with a higher incarnation. A join therefore needs the exchange.
+- A restarted node begins at incarnation 1 again, so its peers ignore it until it finds
+  itself in their push/pull, left, dead or with another meta, and refutes with a higher
+  incarnation. A join therefore needs the exchange.
 - `dead` about oneself from oneself is a leave; from anybody else it is refuted.
 """
 
@@ -59,8 +59,8 @@ from shoal.membership.wire.messages import (
 )
 
 CONTESTED_RETRY_MS = 2_000
-"""A node that finds its name listed under its former address exchanges state again so soon, until the old
-record has died and it is let in."""
+"""A node that finds its name listed under its former address exchanges state again so
+soon, until the old record has died and it is let in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""The msgpack dialect of memberlist and Serf: go-msgpack with default handles, which is the old raw
-specification.
+"""The msgpack dialect of memberlist and Serf: go-msgpack with default handles, which is
+the old raw specification.
 
 Law of this file: here alone the msgpack library is called for gossip. Structs are maps with CamelCase keys;
 text and bytes are the same raw family when sent (never str8 or bin). Every buffer is walked by value_end()
 before the library sees it, so depth and element counts are bounded and no length read from the wire is ever
 allocated on trust.
 
-Facts that shaped it: Go re-encodes empty bytes as nil, so a missing field, nil and the zero value are all
-one; a decoder that told them apart would refute itself for ever.
+Facts that shaped it: Go re-encodes empty bytes as nil, so a missing field, nil and the
+zero value are all one; a decoder that told them apart would refute itself for ever.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ _MAP_MARKERS = frozenset((0xDE, 0xDF))
 
 
 def pack(value: Mapping[str, object] | list[object] | None) -> bytes:
-    """Encode as Go would: keys in the order given (callers give them sorted), old raw family, no ext
-    types."""
+    """Encode as Go would: keys in the order given (callers give them sorted), old raw
+    family, no ext types."""
     packed: bytes = msgpack.packb(value, use_bin_type=False)
     return packed
 
@@ -75,8 +75,8 @@ def _extent(data: bytes | bytearray, position: int) -> tuple[int, int]:
 class ValueWalk:
     """Finds the end of one msgpack value, and can go on where it stopped for want of bytes.
 
-    Iterative, so that hostile nesting costs a list of at most MAX_DEPTH numbers; resumable, so that a value
-    sent byte by byte is walked once and not once per byte.
+    Iterative, so that hostile nesting costs a list of at most MAX_DEPTH numbers;
+    resumable, so that a value sent byte by byte is walked once and not once per byte.
     """
 
     __slots__ = ("_pending", "_position")
@@ -107,8 +107,8 @@ class ValueWalk:
 
 
 def value_end(data: bytes | bytearray, position: int) -> int:
-    """The position after the msgpack value that starts at position; raises ShortError when it is not
-    complete."""
+    """The position after the msgpack value that starts at position; raises ShortError
+    when it is not complete."""
     return ValueWalk(position).end(data)
 
 
@@ -133,8 +133,8 @@ def unpack_struct(data: bytes, position: int = 0) -> tuple["Fields", int]:
 
 
 class Fields:
-    """A decoded struct. Missing and nil fields are the zero value; unknown ones are ignored (forward
-    compatible)."""
+    """A decoded struct. Missing and nil fields are the zero value; unknown ones are
+    ignored (forward compatible)."""
 
     __slots__ = ("_values",)
 

@@ -1,7 +1,7 @@
 """The one error of every gossip decoder.
 
-Law of this file: a decoder of this package returns a value or raises WireError; nothing else escapes it,
-whatever the bytes.
+Law of this file: a decoder of this package returns a value or raises WireError; nothing
+else escapes it, whatever the bytes.
 """
 
 
@@ -18,8 +18,8 @@ class WireError(ValueError):
 
 
 class ShortError(WireError):
-    """The bytes end inside a message. `needed` is a lower bound for the length at which decoding can
-    succeed."""
+    """The bytes end inside a message. `needed` is a lower bound for the length at which
+    decoding can succeed."""
 
     def __init__(self, needed: int) -> None:
         super().__init__("short", f"at least {needed} bytes are needed")

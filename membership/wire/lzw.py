@@ -1,7 +1,7 @@
 """LZW as Go's compress/lzw speaks it: least significant bit first, 8-bit literals, codes of 9 to 12 bits.
 
-Law of this file: bytes to bytes, no protocol. Memberlist compresses every stream message with it, so
-decoding is a duty; the output is capped because a few kilobytes of codes can describe megabytes.
+Law of this file: bytes to bytes, no protocol. Memberlist compresses every stream message with it,
+so decoding is a duty; the output is capped because a few kilobytes of codes can describe megabytes.
 
 Unlike GIF and TIFF files the width grows one code late ("no early change").
 """
@@ -77,8 +77,8 @@ class _BitWriter:
 
 
 def decompress(data: bytes, max_bytes: int) -> bytes:
-    """Decode at most max_bytes of output; raises WireError for a bad code, a missing end mark or too much
-    output."""
+    """Decode at most max_bytes of output; raises WireError for a bad code, a missing
+    end mark or too much output."""
     output = bytearray()
     table: list[bytes] = [bytes((value,)) for value in range(256)] + [b""] * (_LAST_CODE + 1 - 256)
     highest, width = _END, _FIRST_WIDTH

@@ -1,10 +1,10 @@
 """Memberlist's messages: values and their bytes.
 
-Law of this file: one message in, one message out; packets and streams are framed elsewhere. Nothing here
-knows a clock, a socket or what a message means for anybody's state.
+Law of this file: one message in, one message out; packets and streams are framed elsewhere.
+Nothing here knows a clock, a socket or what a message means for anybody's state.
 
-Addresses stay bytes (4 or 16) as on the wire, because peers compare them bytewise: 7f000001 and
-::ffff:7f000001 are two addresses of one name, hence a conflict.
+Addresses stay bytes (4 or 16) as on the wire, because peers compare them bytewise:
+7f000001 and ::ffff:7f000001 are two addresses of one name, hence a conflict.
 """
 
 import ipaddress
@@ -18,8 +18,9 @@ from shoal.membership.wire.dialect import Fields, pack, unpack_struct
 from shoal.membership.wire.errors import WireError
 
 VSN = bytes((1, 5, 2, 2, 5, 5))
-"""Versions we advertise: memberlist 1..5 speaking 2, Serf 2..5 speaking 5. Never anything else: a Vsn of 1
-to 5 bytes crashes a Serf 0.9.4 agent, and an incompatible one poisons every later push/pull of the pool."""
+"""Versions we advertise: memberlist 1..5 speaking 2, Serf 2..5 speaking 5. Never
+anything else: a Vsn of 1 to 5 bytes crashes a Serf 0.9.4 agent, and an incompatible one
+poisons every later push/pull of the pool."""
 
 MAX_NAME_BYTES = 128
 """Serf's own limit for node names since 0.9.5."""
@@ -71,8 +72,8 @@ class Endpoint(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def host_text(address: bytes) -> str:
-    """Bytes to text; an IPv4 address in IPv6 clothes (agents bound to 0.0.0.0 send it so) becomes plain
-    IPv4."""
+    """Bytes to text; an IPv4 address in IPv6 clothes (agents bound to 0.0.0.0 send it
+    so) becomes plain IPv4."""
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)

@@ -1,11 +1,11 @@
 """UDP packets: checksum, compression and compounds around messages.
 
-Law of this file: bytes of one packet to messages and back. The layers a keyring and a label will add stand
-outside these, so they wrap encode_packet's result and unwrap before decode_packet.
+Law of this file: bytes of one packet to messages and back. The layers a keyring and a label will
+add stand outside these, so they wrap encode_packet's result and unwrap before decode_packet.
 
-Order, outermost first: checksum, compression, compound, message. A checksum is optional on every packet:
-gossip carries it, pings and answers usually do not, because senders look the peer up under its address as a
-name.
+Order, outermost first: checksum, compression, compound, message. A checksum is optional
+on every packet: gossip carries it, pings and answers usually do not, because senders
+look the peer up under its address as a name.
 """
 
 import zlib
@@ -69,8 +69,8 @@ def decompress_fields(fields: Fields, max_bytes: int) -> bytes:
 
 
 def decode_packet(data: bytes) -> Packet:
-    """All messages of a packet. A bad wrapper raises WireError; a bad part of a compound is a fault beside
-    the good ones."""
+    """All messages of a packet. A bad wrapper raises WireError; a bad part of a
+    compound is a fault beside the good ones."""
     if len(data) > MAX_PACKET_BYTES:
         raise WireError("limit", f"a packet of {len(data)} bytes")
     if data[:1] == bytes((Type.CHECKSUM,)) and len(data) >= 5:

@@ -1,7 +1,7 @@
 """Serf's messages, which travel inside memberlist's user messages and as the user state of a push/pull.
 
-Law of this file: values and their bytes; what they mean for a member list is serf.py's business, one floor
-up.
+Law of this file: values and their bytes; what they mean for a member list is serf.py's
+business, one floor up.
 """
 
 import hashlib
@@ -116,8 +116,8 @@ class SerfState:
 
 @dataclass(frozen=True, slots=True)
 class ConflictAnswer:
-    """What `_serf_conflict` is answered with: our view of the member in question. `status` is Serf's
-    number."""
+    """What `_serf_conflict` is answered with: our view of the member in question.
+    `status` is Serf's number."""
 
     name: str
     endpoint: Endpoint
@@ -307,8 +307,8 @@ def encode_tags(tags: Mapping[str, str]) -> bytes:
 
 
 def decode_tags(meta: bytes) -> dict[str, str]:
-    """Node meta as tags. Meta without the magic byte is the value of `role` (Serf protocol 2); bad maps
-    raise WireError."""
+    """Node meta as tags. Meta without the magic byte is the value of `role` (Serf
+    protocol 2); bad maps raise WireError."""
     if not meta.startswith(_TAGS_MAGIC):
         return {"role": meta.decode(errors="replace")}
     value, _ = unpack(meta, 1)

@@ -1,11 +1,11 @@
 """TCP streams: one request or answer, found in bytes that come in any pieces.
 
-Law of this file: there is no length framing; msgpack delimits itself, and raw bytes (push/pull user state,
-a user message) follow the last value. StreamDecoder therefore keeps what it has and tries again only when
-enough came.
+Law of this file: there is no length framing; msgpack delimits itself, and raw bytes
+(push/pull user state, a user message) follow the last value. StreamDecoder therefore
+keeps what it has and tries again only when enough came.
 
-By default every stream message is one compressed blob, even an ack of nine bytes; uncompressed ones are
-accepted as well.
+By default every stream message is one compressed blob, even an ack of nine bytes;
+uncompressed ones are accepted as well.
 """
 
 from collections.abc import Generator
@@ -30,9 +30,9 @@ from shoal.membership.wire.messages import (
 from shoal.membership.wire.packets import decompress_fields, encode_compressed
 
 MAX_STREAM_BYTES = 8 << 20
-"""One stream message, before and after decompression: 4096 members with the longest meta we accept, their
-intents and a full ring of events. Memberlist itself allows 20 MiB of user state alone, which no sane pool
-comes near."""
+"""One stream message, before and after decompression: 4096 members with the longest
+meta we accept, their intents and a full ring of events. Memberlist itself allows 20 MiB
+of user state alone, which no sane pool comes near."""
 
 MAX_NODES = 16_384
 """Records of one push/pull."""
@@ -59,12 +59,12 @@ def _encode_push_pull(message: PushPull) -> bytes:
 
 
 class StreamDecoder:
-    """Bytes of one stream to its one message. feed() answers None until the message is whole, and raises
-    WireError.
+    """Bytes of one stream to its one message. feed() answers None until the message is
+    whole, and raises WireError.
 
-    A generator that asks for more bytes when it lacks some: each byte is looked at once, however small the
-    pieces, and it never waits for more than the message is known to lack, for the peer may be waiting for
-    our answer.
+    A generator that asks for more bytes when it lacks some: each byte is looked at
+    once, however small the pieces, and it never waits for more than the message is
+    known to lack, for the peer may be waiting for our answer.
     """
 
     def __init__(self, max_bytes: int = MAX_STREAM_BYTES) -> None:

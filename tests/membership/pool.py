@@ -1,7 +1,8 @@
 """A pool of pure cores in virtual time: the network of the membership tests.
 
-Law of this file: every packet and stream is encoded and decoded on its way, so that what the cores say to
-each other is what they would say to a stranger. Loss, delay, partitions, crashes, pauses; all from one seed.
+Law of this file: every packet and stream is encoded and decoded on its way, so that
+what the cores say to each other is what they would say to a stranger. Loss, delay,
+partitions, crashes, pauses; all from one seed.
 """
 
 import heapq

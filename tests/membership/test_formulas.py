@@ -42,8 +42,8 @@ def test_push_pull_interval(members: int, interval_ms: int) -> None:
     ],
 )
 def test_suspicion_bounds(mult: int, members: int, bounds: SuspicionBounds) -> None:
-    """Minimum grows with log10 n from ten members on; too few members to confirm means the minimum at
-    once."""
+    """Minimum grows with log10 n from ten members on; too few members to confirm means
+    the minimum at once."""
     assert suspicion_bounds(mult=mult, max_mult=6, probe_interval_ms=1000, members=members) == bounds
 
 

@@ -176,8 +176,8 @@ async def test_join_counts_and_names_what_failed() -> None:
 
 
 async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is dead, one is ours, the third answers: that is contact. A name that is none is a
-    fault."""
+    """One of them is dead, one is ours, the third answers: that is contact. A name that
+    is none is a fault."""
     async with pool("a", "b") as started:
         loop = asyncio.get_running_loop()
         port = started.members[0].port

@@ -178,8 +178,8 @@ def test_force_leave_of_ourselves_is_undone() -> None:
 
 
 def test_force_leave_seen_only_in_a_push_pull_is_undone() -> None:
-    """A real agent whose only living peer we are tells it to nobody; its state betrays it. Undone once, not
-    for ever."""
+    """A real agent whose only living peer we are tells it to nobody; its state betrays
+    it. Undone once, not for ever."""
     script = Script()
     script.merge(SerfState(9, {"me": 8, "n2": 1}, (), 1, 1))
     script.run(3_000)

@@ -1,8 +1,8 @@
 """One pool with HashiCorp's Serf, a peer that nobody here wrote.
 
-The binary is the one named by SHOAL_SERF, or `serf` on PATH (Debian package `serf`; unpacking it needs no
-root). Where there is none this module holds no test. Facts learned here are written where they matter, in
-the docstrings of membership/.
+The binary is the one named by SHOAL_SERF, or `serf` on PATH (Debian package `serf`;
+unpacking it needs no root). Where there is none this module holds no test. Facts
+learned here are written where they matter, in the docstrings of membership/.
 """
 
 import asyncio
@@ -129,8 +129,8 @@ async def shows(member: Membership, name: str, status: str, timeout_s: float = 2
 if SERF is not None:
 
     async def test_join_tags_and_reachability(tmp_path: Path) -> None:
-        """We join it: both lists agree, tags included, and its reachability test counts our
-        acknowledgement."""
+        """We join it: both lists agree, tags included, and its reachability test counts
+        our acknowledgement."""
         async with mixed_pool(tmp_path) as (agent, member, _):
             await agent.shows(NAME, "alive", "url=http://127.0.0.1:1")
             await shows(member, "alpha", "alive")
@@ -171,9 +171,9 @@ if SERF is not None:
                     await asyncio.sleep(0.1)
 
     async def test_force_leave_of_a_living_member_is_undone(tmp_path: Path) -> None:
-        """We answer with a newer join intent. With us as its only peer the agent tells nobody: a push/pull
-        brings it. (A force-leave before our join intent has arrived would carry its Lamport time: a tie,
-        which nobody can undo.)"""
+        """We answer with a newer join intent. With us as its only peer the agent tells
+        nobody: a push/pull brings it. (A force-leave before our join intent has arrived
+        would carry its Lamport time: a tie, which nobody can undo.)"""
         async with mixed_pool(tmp_path, push_pull_interval_ms=1_000) as (agent, _, _):
             await agent.shows(NAME, "alive")
             await asyncio.sleep(1)
@@ -229,8 +229,8 @@ if SERF is not None:
                 await again.stop()
 
     async def test_our_answer_keeps_a_contested_agent_alive(tmp_path: Path) -> None:
-        """A second "alpha" appears: both ask `_serf_conflict`, we vouch for the first, the second shuts
-        down."""
+        """A second "alpha" appears: both ask `_serf_conflict`, we vouch for the first,
+        the second shuts down."""
         async with mixed_pool(tmp_path) as (agent, member, _):
             await agent.shows(NAME, "alive")
             impostor = SerfAgent("alpha", tmp_path / "impostor.log", f"-join=127.0.0.1:{member.port}")
@@ -245,8 +245,8 @@ if SERF is not None:
                 impostor.kill()
 
     async def test_three_and_three_without_a_false_suspicion(tmp_path: Path) -> None:
-        """Three agents of each kind for some seconds: everybody alive for everybody, nobody ever
-        suspected."""
+        """Three agents of each kind for some seconds: everybody alive for everybody,
+        nobody ever suspected."""
         agents = [SerfAgent(f"serf-{number}", tmp_path / f"{number}.log") for number in range(3)]
         heard: list[str] = []
         members = [

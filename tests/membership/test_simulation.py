@@ -1,7 +1,8 @@
 """Whole pools in virtual time: what SWIM promises, over many seeds.
 
-No false death without loss; a dead member seen by all within the bound; equal lists after healing. Every
-packet goes through the real encoder and decoder (pool.py), and the cores' invariants are checked on the way.
+No false death without loss; a dead member seen by all within the bound; equal lists
+after healing. Every packet goes through the real encoder and decoder (pool.py), and the
+cores' invariants are checked on the way.
 """
 
 import pytest
@@ -221,8 +222,8 @@ def test_one_name_on_two_addresses_is_reported_and_the_first_stays() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_anything_may_happen_and_the_lists_agree_in_the_end(seed: int) -> None:
-    """Kills, restarts, leaves, pauses, partitions and loss at random; then quiet, and one truth
-    everywhere."""
+    """Kills, restarts, leaves, pauses, partitions and loss at random; then quiet, and
+    one truth everywhere."""
     count = 6
     pool = Pool(count, seed, loss=0.05, check_every=20)
     pool.run_for(3_000)

@@ -44,8 +44,8 @@ META = b"\xff\x80"
 
 
 class Script:
-    """One core called "me", and everything it asked for, decoded. Nodes other than n2 ack their pings by
-    themselves."""
+    """One core called "me", and everything it asked for, decoded. Nodes other than n2
+    ack their pings by themselves."""
 
     def __init__(self, **knobs: object) -> None:
         config = GossipConfig.lan(name="me", **knobs)
@@ -118,8 +118,8 @@ class Script:
 
 
 def test_ping_is_answered_to_its_source() -> None:
-    """To the addresses inside when both are given, otherwise to where it came from; never for another
-    name."""
+    """To the addresses inside when both are given, otherwise to where it came from;
+    never for another name."""
     script = Script()
     script.hear(Ping(5, "me", at(3), "n3"), source=at(9))
     script.hear(Ping(6, "", None), source=at(9))
@@ -206,8 +206,8 @@ def test_acks_of_another_number_do_not_count() -> None:
 
 
 def test_nacks_clear_our_own_health() -> None:
-    """The helper could not reach the target either and says so: the fault is not ours. Nacks count once
-    each."""
+    """The helper could not reach the target either and says so: the fault is not ours.
+    Nacks count once each."""
     script = Script()
     script.know(2, 3)
     ping = script.probe_of("n2")
@@ -316,8 +316,8 @@ def test_refutation_by_the_suspect_stops_the_clock() -> None:
 
 
 def test_versions_once_known_are_kept() -> None:
-    """An alive claim may come without them; what the node can do has not changed, and we do not pass on
-    their lack."""
+    """An alive claim may come without them; what the node can do has not changed, and
+    we do not pass on their lack."""
     script = Script()
     script.know(2)
     script.hear(Alive(2, "n2", at(2), META, b""))
