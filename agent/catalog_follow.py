@@ -406,6 +406,8 @@ class CatalogService:
             if not self._groups.has(GroupId(entry.topic_id, partition))
         ]
         results = await asyncio.gather(*(self._open(entry, partition, limit) for entry, partition in missing))
+        if missing:
+            logger.info("opened %d of %d replicas", sum(results), len(missing))
         return all(results)
 
     async def _open(self, entry: TopicEntry, partition: int, limit: asyncio.Semaphore) -> bool:

@@ -197,7 +197,7 @@ async def recover(files: SegmentFiles) -> Recovered:
     if orphans:
         await files.disk.sync_directory(files.directory)
     for note in opening.notes:
-        logger.info("%s: %s", files.directory, note)
+        logger.debug("%s: %s", files.directory, note)
     for damage in opening.damage:
         logger.error("%s", damage)
     return Recovered(opening.segments, opening.damage, opening.notes)
