@@ -260,9 +260,18 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
 
 
 def harsh_knobs(seed: int) -> Knobs:
-    """Those of the seed, but longer, and with crashes and cuts in quick succession."""
-    drawn = Knobs.of_seed(seed)
-    return replace(drawn, safety_ms=15_000, fault_interval_ms=300, crashes=True, partitions=True)
+    """Those of the seed, but longer, with crashes and cuts in quick succession and busy clients."""
+    return replace(
+        Knobs.of_seed(seed),
+        safety_ms=15_000,
+        fault_interval_ms=300,
+        proposal_interval_ms=30,
+        read_interval_ms=20,
+        max_entries_per_append=256,
+        idle=0,
+        crashes=True,
+        partitions=True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Knobs:
             straggler=rng.choice((0, 0.01, 0.05)),
             straggler_ms_max=rng.choice((100, 1000, 3000)),
             sync_ms_max=rng.choice((1, 5, 30, 150)),
-            fault_interval_ms=rng.choice((300, 700, 1500)),
+            fault_interval_ms=rng.choice((300, 300, 700, 1500)),
             proposal_interval_ms=rng.choice(proposal_intervals_ms),
             read_interval_ms=rng.choice((50, 200)),
             late_drain=rng.choice((0, 0.3)),
