@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -166,7 +167,7 @@ class Host:
         """The other groups are served all the same."""
         logger.error("replica %s is %s: %s", group, state, reason)
         self._unserved[group] = (state, reason)
-        self._on_change(group)
+        self.changed(group)
 
     def _adopt(self, plan: Plan, replica: Replica, apply: Apply | None) -> None:
         group = plan.group
@@ -180,7 +181,7 @@ class Host:
         if applier is not None:
             applier.start()
         self.schedule(replica)
-        self._on_change(group)
+        self.changed(group)
 
     async def close_group(self, group: GroupId) -> None:
         """Stop the replica; its data stay. Nothing to do for one that is not open."""
@@ -392,7 +393,7 @@ class Host:
                 message = decode(data)
             except WireError as error:
                 raise PeerWireError(f"a message for {group}: {error}") from error
-            entry.replica.receive(agent_id, message)
+            self._step(entry.replica, partial(Replica.receive, agent_id=agent_id, message=message))
 
     def _on_append_frame(self, agent_id: str, payload: bytes) -> None:
         self._turns.note_input()
@@ -405,7 +406,20 @@ class Host:
             message = decode(data)
         except WireError as error:
             raise PeerWireError(f"a message for {group}: {error}") from error
-        entry.replica.receive_append(agent_id, message, payload, position)
+        receive = partial(
+            Replica.receive_append, agent_id=agent_id, message=message, payload=payload, position=position
+        )
+        self._step(entry.replica, receive)
+
+    def _step(self, replica: Replica, receive: Callable[[Replica], None]) -> None:
+        """A bug met by one group's message costs that replica, not the link and all groups behind it."""
+        try:
+            receive(replica)
+        except PeerWireError:
+            raise
+        except Exception:
+            logger.exception("replica %s failed while a message was stepped", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")
 
     def _on_silence(self, agent_id: str) -> None:
         self._silent.add(agent_id)
@@ -475,8 +489,11 @@ class Host:
         self._links.send_bulk(agent_id, FrameType.APPEND, pieces)
 
     def changed(self, group: GroupId) -> None:
-        """Tell the agent."""
-        self._on_change(group)
+        """Tell the agent, whose trouble with the news is not the replica's."""
+        try:
+            self._on_change(group)
+        except Exception:
+            logger.exception("the change of %s could not be taken", group)
 
     async def save_hard_state(self, replica: Replica, state: HardState) -> None:
         """The stored commit index is one that this disk has synced: a shorter log found later is a lost

@@ -137,7 +137,15 @@ class Turns:
             del self._deadline_of[replica]
             if replica.failure is not None:
                 continue
-            core_deadline_ms = replica.core.deadline()
-            if core_deadline_ms is not None and core_deadline_ms <= now_ms:
+            self._wake(replica, now_ms)
+
+    def _wake(self, replica: Replica, now_ms: int) -> None:
+        try:
+            deadline_ms = replica.core.deadline()
+            if deadline_ms is not None and deadline_ms <= now_ms:
                 replica.core.wake(now_ms)
-            self.schedule(replica)
+        except Exception:
+            logger.exception("replica %s failed at a deadline", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")
+            return
+        self.schedule(replica)

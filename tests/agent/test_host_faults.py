@@ -223,3 +223,23 @@ async def test_a_forgotten_vote_makes_a_replica_lost() -> None:
         await cluster.start(victim)
         assert victim.host.status(GROUP).state == "lost"
         await cluster.append("b")
+
+
+async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:
+    """The replica stops and says so; its agent's links, which other groups share, stay up."""
+    cluster, _ = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        follower = next(node for node in cluster.nodes if node is not leader)
+        core = follower.host.replica(GROUP).core
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        core.step = broken  # type: ignore[method-assign]
+        await cluster.append("b")
+        await until(lambda: follower.host.status(GROUP).state == "failed")
+        assert all(peer.control and peer.bulk for peer in follower.links.statistics())
+        await cluster.append("c")
+        assert follower.host.statistics().failed == 1

@@ -25,11 +25,14 @@ class FakeCore:
     def __init__(self) -> None:
         self.deadline_ms: int | None = None
         self.woken: list[int] = []
+        self.broken = False
 
     def deadline(self) -> int | None:
         return self.deadline_ms
 
     def wake(self, now_ms: int) -> None:
+        if self.broken:
+            raise RuntimeError("a bug")
         self.woken.append(now_ms)
         self.deadline_ms = None
 
@@ -134,6 +137,25 @@ async def test_a_flood_of_input_does_not_stop_time() -> None:
         turns.note_input()
         await asyncio.sleep(0)
     assert replica.core.woken == [2_000]
+    turns.stop()
+    await running
+
+
+async def test_a_bug_at_a_deadline_stops_only_that_replica() -> None:
+    """Time goes on for the others."""
+    turns, clock, _, replica = make()
+    other: Any = FakeReplica()
+    replica.core.broken = True
+    for item in (replica, other):
+        item.core.deadline_ms = 1_001
+        turns.schedule(item)
+    await asyncio.sleep(0)
+    clock.ms = 2_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert replica.failure is not None
+    assert other.core.woken == [2_000]
     turns.stop()
     await running
 
