@@ -222,8 +222,9 @@ class CommitsOwnTerm(Invariant):
 
 
 class OneChangeAtATime(Invariant):
-    """A leader changes the members when the change before, and an entry of its own term, are committed (thesis
-    4.1 and its erratum: otherwise two majorities need not meet).
+    """A leader changes the members when the change before, and an entry of its own term, are committed.
+
+    Thesis 4.1 and its erratum: otherwise two majorities need not meet.
 
     What the same ready reports as committed is not in the ledger yet, so the core's own word counts as well.
     """
