@@ -1,6 +1,6 @@
 """A load generator for HTTP/1.1 on loopback: prepared requests, bare sockets, nothing more.
 
-Law of this file: it measures; it knows no more of Shoal than a URL. A connection has one request in flight, and
+Law of this file: it measures; it knows no more of Shoal than a URL. A connection has one request in flight;
 every answer is read whole and must be a 2xx: a refused request is an error, never a fast success.
 """
 

@@ -23,7 +23,7 @@ import environment
 import flights
 import terminal
 
-HOME = environment.ROOT / ".quickstart"
+DIRECTORY = environment.ROOT / ".quickstart"
 PARTITIONS = 6
 REPLICAS = 3
 KILL_AT_SHARE = 0.3
@@ -38,7 +38,8 @@ class Show:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.cluster = cluster.LocalCluster(HOME)
+        self.home: pathlib.Path = options.directory
+        self.cluster = cluster.LocalCluster(self.home)
         self.children: list[subprocess.Popen[bytes]] = []
         self._stored = 0
         self.spark_share = 0.0
@@ -57,15 +58,15 @@ class Show:
         self.say_goodbye()
 
     def clear_last_run(self) -> None:
-        HOME.mkdir(exist_ok=True)
+        self.home.mkdir(exist_ok=True)
         self.cluster.recall()
         if self.cluster.live():
             terminal.step("Stopping the agents of the last run")
         self.cluster.stop()
         self.cluster.clear()
-        free_mb = shutil.disk_usage(HOME).free // 2**20
+        free_mb = shutil.disk_usage(self.home).free // 2**20
         if free_mb < FREE_MB:
-            raise cluster.ClusterProblem(f"the show needs {FREE_MB} MB in {HOME}; {free_mb} are free")
+            raise cluster.ClusterProblem(f"the show needs {FREE_MB} MB in {self.home}; {free_mb} are free")
 
     def start_installing_spark(self) -> None:
         if self.options.without_spark or environment.is_ready("spark"):
@@ -83,7 +84,7 @@ class Show:
 
     def start_agents(self) -> None:
         terminal.step("Three agents start on this machine and find each other by themselves")
-        self.cluster.start(environment.command("shoal"), f"quickstart-{secrets.token_hex(4)}")
+        self.cluster.start(shoal_command(), f"quickstart-{secrets.token_hex(4)}")
         self.shoal("status", "--wait")
         self.shoal("members", "--wait", str(len(cluster.NAMES)))
 
@@ -134,9 +135,9 @@ class Show:
             str(self.options.rate),
         ]
         producer = subprocess.Popen(
-            [environment.command("shoal"), *arguments, "--agent", self.urls()],
+            [shoal_command(), *arguments, "--agent", self.urls()],
             stdin=subprocess.DEVNULL,
-            stderr=open(HOME / "produce.log", "wb"),  # noqa: SIM115
+            stderr=open(self.home / "produce.log", "wb"),  # noqa: SIM115
         )
         self.children.append(producer)
         return producer
@@ -163,7 +164,7 @@ class Show:
         terminal.step('Spark reads the topic: spark.read.format("shoal")')
         from shoal import java
 
-        home = java.find(HOME / "java")
+        home = java.find(self.home / "java")
         self.run_check("spark_check.py", {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"})
 
     def wait_for_spark(self) -> None:
@@ -179,17 +180,17 @@ class Show:
 
     def run_check(self, script: str, variables: dict[str, str]) -> None:
         path = environment.ROOT / "scripts" / script
-        with open(HOME / "check.log", "wb") as log:
+        with open(self.home / "check.log", "wb") as log:
             check = subprocess.Popen(
                 [sys.executable, str(path), self.urls(), str(self.flights_path())],
                 env={**os.environ, **variables},
-                cwd=HOME,
+                cwd=self.home,
                 stderr=log,
                 start_new_session=True,  # so that the JVM it starts can be ended with it
             )
         self.children.append(check)
         if check.wait(timeout=CHECK_TIMEOUT_SECONDS) != 0:
-            raise cluster.ClusterProblem(f"the check failed: see {HOME / 'check.log'}")
+            raise cluster.ClusterProblem(f"the check failed: see {self.home / 'check.log'}")
         terminal.line(
             f"All {flights.FLIGHTS:,} flights arrived exactly once, though a leader was killed meanwhile"
         )
@@ -208,7 +209,7 @@ class Show:
         """Runs one command and lets the user see what a user would see."""
         terminal.line(f"$ shoal {' '.join(arguments)}")
         sys.stderr.flush()
-        command = [environment.command("shoal"), *arguments, "--agent", self.survivor()]
+        command = [shoal_command(), *arguments, "--agent", self.survivor()]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self.children.append(process)
         if process.wait(timeout=STREAM_TIMEOUT_SECONDS) != 0:
@@ -217,14 +218,14 @@ class Show:
     def survivor(self) -> str:
         live = self.cluster.live()
         if not live:
-            raise cluster.ClusterProblem(f"no agent is alive any more: see the logs in {HOME}")
+            raise cluster.ClusterProblem(f"no agent is alive any more: see the logs in {self.home}")
         return live[0].url
 
     def urls(self) -> str:
         return ",".join(agent.url for agent in self.cluster.live())
 
     def flights_path(self) -> pathlib.Path:
-        return HOME / "flights.ndjson"
+        return self.home / "flights.ndjson"
 
     def stored(self) -> int:
         """How many records the survivors call committed; the last answer while they cannot say."""
@@ -288,6 +289,11 @@ class LeaderWatch:
             time.sleep(POLL_SECONDS)
 
 
+def shoal_command() -> str:
+    """The `shoal` that was installed beside the interpreter of this script."""
+    return str(pathlib.Path(sys.executable).parent / "shoal")
+
+
 def leaders_by_partition(routes: dict[str, Any]) -> dict[int, str]:
     partitions = routes["topics"]["flights"]["partitions"]
     return {entry["partition"]: entry["leader_url"] or "" for entry in partitions}
@@ -308,7 +314,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--without-spark", action="store_true", help="check with pyarrow instead of Spark")
     parser.add_argument("--rate", type=int, default=20_000, help="records per second (default 20000)")
     parser.add_argument("--stop", action="store_true", help="end the agents that the last run left")
+    parser.add_argument("--directory", type=pathlib.Path, default=DIRECTORY, help="where data and logs go")
     options = parser.parse_args(arguments)
+    options.directory = options.directory.resolve()
     if options.rate < 1:
         parser.error("--rate must be at least 1")
     return options
@@ -321,7 +329,7 @@ def _interrupt(number: int, _frame: object) -> None:
 def main() -> int:
     options = parse(sys.argv[1:])
     if options.stop:
-        agents = cluster.LocalCluster(HOME)
+        agents = cluster.LocalCluster(options.directory)
         agents.recall()
         terminal.line(f"stopped {agents.stop()} agents")
         return 0
