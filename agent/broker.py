@@ -7,7 +7,6 @@ a cluster everything but documents about itself is `not-ready`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from aiohttp import web
 
 from shoal.agent import documents
 from shoal.agent.appending import Acks
-from shoal.agent.catalog import Catalog, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
@@ -26,28 +25,21 @@ from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
 from shoal.agent.identity import GroupId
 from shoal.agent.links import Links
 from shoal.agent.metrics import render_metrics
-from shoal.agent.roster import Roster, natural
+from shoal.agent.roster import Roster
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import GroupKey, Leadership, RouteTable
 from shoal.agent.time_search import offset_at_time
-from shoal.agent.topic_settings import (
-    MAX_REPLICATION_FACTOR,
-    TopicSettings,
-    check_topic_name,
-    settings_from_body,
-)
+from shoal.agent.topic_admin import Leader, TopicAdmin, not_leader
+from shoal.agent.topic_settings import TopicSettings, check_topic_name
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
 from shoal.membership.gossip import JoinError, Member
 from shoal.records import RecordColumns
-from shoal.replication.placement import Candidate, birth_voters
-from shoal.routing import HashRange, hash_ranges
+from shoal.routing import HashRange
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
-NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
-LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 EMPTY_CATALOG = Catalog()
 EMPTY_ROUTES = RouteTable()
 
@@ -70,16 +62,6 @@ class Topic:
     schema: pa.Schema
     ranges: tuple[HashRange, ...]
     settings: TopicSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads a group, as far as this agent knows."""
-
-    agent_id: str
-    url: str
-    term: int
-    local: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +111,14 @@ class Broker:
         self._join = join
         self._force_leave = force_leave
         self._joined: Joined | None = None
+        self._admin = TopicAdmin(
+            roster=roster,
+            watch=watch,
+            clock=clock,
+            catalog_leader=self.catalog_leader,
+            leader_of=self._leader_of,
+            document=self._topic_document,
+        )
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
     def attach(self, joined: Joined) -> None:
@@ -387,103 +377,12 @@ class Broker:
     async def create_topic(
         self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
     ) -> tuple[bool, dict[str, Any]]:
-        """True when it was made by this call. Linearizable: only the catalog's leader answers.
-
-        ShoalError illegal-name, bad-request, topic-differs, not-enough-members, not-leader (with leader_url),
-        no-leader, timeout.
-        """
-        check_topic_name(name)
-        settings, explicit_factor = settings_from_body(body)
-        service = self._parts().catalog
-        self._require_catalog_leader()
-        await service.make_current(timeout_ms)
-        existing = service.catalog.topics.get(name)
-        if existing is not None:
-            return False, self._equal_or_differs(existing, settings)
-        await self._let_newcomers_in(settings)
-        entry = self._new_entry(name, settings, explicit_factor=explicit_factor)
-        await service.propose(CreateTopic(entry), timeout_ms)
-        committed = service.catalog.topics.get(name)
-        if committed is None:
-            if service.catalog.sealed_for is not None:
-                raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
-            raise ShoalError(
-                "unknown-topic", f"topic {name} was created, and deleted at once by somebody else"
-            )
-        if committed.topic_id != entry.topic_id:
-            return False, self._equal_or_differs(committed, settings)
-        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(committed))
-        return True, self._topic_document(committed)
-
-    async def _let_newcomers_in(self, settings: TopicSettings) -> None:
-        """Agents that have just been introduced count as members a moment later than they see themselves."""
-        end_ms = self._clock.now_ms() + NEWCOMERS_WAIT_MS
-        wanted = settings.wanted_replicas(MAX_REPLICATION_FACTOR)
-        while len(self._roster.placeable()) < wanted and self._roster.newcomers():
-            remaining_ms = end_ms - self._clock.now_ms()
-            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
-                return
-
-    async def _wait_for_leaders(self, entry: TopicEntry) -> None:
-        """For a bounded time: whoever has just created a topic will produce to it next."""
-        end_ms = self._clock.now_ms() + LEADERS_WAIT_MS
-        groups = [GroupKey(entry.topic_id, partition) for partition in range(len(entry.partitions))]
-        while any(self._leader_of(group) is None for group in groups):
-            remaining_ms = end_ms - self._clock.now_ms()
-            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
-                return
-
-    def _equal_or_differs(self, entry: TopicEntry, settings: TopicSettings) -> dict[str, Any]:
-        differences = entry.settings.differences(settings)
-        if differences:
-            raise ShoalError("topic-differs", f"topic {entry.name} exists, and {'; '.join(differences)}")
-        return self._topic_document(entry)
-
-    def _new_entry(self, name: str, settings: TopicSettings, *, explicit_factor: bool) -> TopicEntry:
-        """The birth: a random id and, per partition, hash range and voters (safety 1)."""
-        members = self._roster.placeable()
-        factor = settings.replication_factor
-        if explicit_factor and factor != "all" and factor > len(members):
-            raise ShoalError(
-                "not-enough-members",
-                f"replication_factor {factor} needs {factor} live members, there are {len(members)}: "
-                "start more agents, or leave the factor out",
-            )
-        candidates = [
-            Candidate(
-                agent_id=member.name,
-                failure_domain=member.tags.get(documents.TAG_DOMAIN, member.name),
-                weight=max(1, natural(member.tags.get(documents.TAG_WEIGHT, "100"))),
-            )
-            for member in members
-        ]
-        topic_id = os.urandom(16)
-        wanted = settings.wanted_replicas(len(members))
-        births = tuple(
-            PartitionBirth(bounds, birth_voters(topic_id, partition, candidates, wanted))
-            for partition, bounds in enumerate(hash_ranges(settings.partitions))
-        )
-        return TopicEntry(name, topic_id, settings, births, self._clock.now_us())
+        """PUT /v1/topics/{topic}; see TopicAdmin.create."""
+        return await self._admin.create(self._parts().catalog, name, body, timeout_ms)
 
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
-        """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
-        service = self._parts().catalog
-        if name != documents.CATALOG_TOPIC:
-            check_topic_name(name)
-        self._require_catalog_leader()
-        await service.make_current(timeout_ms)
-        entry = service.catalog.topics.get(name)
-        if entry is None:
-            raise ShoalError("unknown-topic", f"there is no topic {name!r}")
-        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
-        await service.tell_peers()
-
-    def _require_catalog_leader(self) -> None:
-        leader = self.catalog_leader()
-        if leader is None:
-            raise ShoalError("no-leader", "the catalog has no leader at present")
-        if not leader.local:
-            raise not_leader("the catalog", leader)
+        """DELETE /v1/topics/{topic}; see TopicAdmin.delete."""
+        await self._admin.delete(self._parts().catalog, name, timeout_ms)
 
     # ---- records ---------------------------------------------------------------------------------
 
@@ -578,14 +477,3 @@ def _disk_check(host: Host) -> str:
     if statistics.failed or statistics.lost:
         return f"{statistics.failed} replicas have failed, {statistics.lost} are lost; see the log"
     return "ok"
-
-
-def not_leader(what: str, leader: Leader) -> ShoalError:
-    """421, with everything a client needs to go there itself."""
-    return ShoalError(
-        "not-leader",
-        f"{what} is led by {leader.agent_id[:8]}",
-        leader=leader.agent_id,
-        leader_url=leader.url,
-        term=leader.term,
-    )

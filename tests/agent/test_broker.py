@@ -173,7 +173,7 @@ async def code(awaitable: Any) -> ShoalError:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of these tests elects leaders: creations need not wait for them."""
-    monkeypatch.setattr("shoal.agent.broker.LEADERS_WAIT_MS", 0)
+    monkeypatch.setattr("shoal.agent.topic_admin.LEADERS_WAIT_MS", 0)
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,0 +1,176 @@
+"""Creating and deleting topics, at the agent that leads the catalog.
+
+Law of this file: it decides what is proposed (who is asked, whether there are members enough, where
+replicas are born) and what the outcome means to whoever asked. What is true is what the catalog has
+committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.agent import documents
+from shoal.agent.catalog import CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.clock import Clock
+from shoal.agent.roster import Roster, natural
+from shoal.agent.routes import GroupKey
+from shoal.agent.topic_settings import (
+    MAX_REPLICATION_FACTOR,
+    TopicSettings,
+    check_topic_name,
+    settings_from_body,
+)
+from shoal.agent.watch import Watch
+from shoal.errors import ShoalError
+from shoal.replication.placement import Candidate, birth_voters
+from shoal.routing import hash_ranges
+
+NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
+LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a group, as far as this agent knows."""
+
+    agent_id: str
+    url: str
+    term: int
+    local: bool
+
+
+def not_leader(what: str, leader: Leader) -> ShoalError:
+    """421, with everything a client needs to go there itself."""
+    return ShoalError(
+        "not-leader",
+        f"{what} is led by {leader.agent_id[:8]}",
+        leader=leader.agent_id,
+        leader_url=leader.url,
+        term=leader.term,
+    )
+
+
+class TopicAdmin:
+    """One per agent; whether it may act is decided by who leads the catalog when it is asked."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        watch: Watch,
+        clock: Clock,
+        catalog_leader: Callable[[], Leader | None],
+        leader_of: Callable[[GroupKey], Leader | None],
+        document: Callable[[TopicEntry], dict[str, Any]],
+    ) -> None:
+        """`document`: how a topic is shown to whoever made it."""
+        self._roster = roster
+        self._watch = watch
+        self._clock = clock
+        self._catalog_leader = catalog_leader
+        self._leader_of = leader_of
+        self._document = document
+
+    async def create(
+        self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    ) -> tuple[bool, dict[str, Any]]:
+        """True when it was made by this call. Linearizable: only the catalog's leader answers.
+
+        ShoalError illegal-name, bad-request, topic-differs, not-enough-members, not-leader (with leader_url),
+        no-leader, timeout.
+        """
+        check_topic_name(name)
+        settings, explicit_factor = settings_from_body(body)
+        self._require_leader()
+        await service.make_current(timeout_ms)
+        existing = service.catalog.topics.get(name)
+        if existing is not None:
+            return False, self._equal_or_differs(existing, settings)
+        await self._let_newcomers_in(settings)
+        entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
+        await service.propose(CreateTopic(entry), timeout_ms)
+        committed = service.catalog.topics.get(name)
+        if committed is None:
+            if service.catalog.sealed_for is not None:
+                raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
+            raise ShoalError(
+                "unknown-topic", f"topic {name} was created, and deleted at once by somebody else"
+            )
+        if committed.topic_id != entry.topic_id:
+            return False, self._equal_or_differs(committed, settings)
+        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(committed))
+        return True, self._document(committed)
+
+    async def _let_newcomers_in(self, settings: TopicSettings) -> None:
+        """Agents that have just been introduced count as members a moment later than they see themselves."""
+        end_ms = self._clock.now_ms() + NEWCOMERS_WAIT_MS
+        wanted = settings.wanted_replicas(MAX_REPLICATION_FACTOR)
+        while len(self._roster.placeable()) < wanted and self._roster.newcomers():
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                return
+
+    async def _wait_for_leaders(self, entry: TopicEntry) -> None:
+        """For a bounded time: whoever has just created a topic will produce to it next."""
+        end_ms = self._clock.now_ms() + LEADERS_WAIT_MS
+        groups = [GroupKey(entry.topic_id, partition) for partition in range(len(entry.partitions))]
+        while any(self._leader_of(group) is None for group in groups):
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                return
+
+    def _equal_or_differs(self, entry: TopicEntry, settings: TopicSettings) -> dict[str, Any]:
+        differences = entry.settings.differences(settings)
+        if differences:
+            raise ShoalError("topic-differs", f"topic {entry.name} exists, and {'; '.join(differences)}")
+        return self._document(entry)
+
+    async def _new_entry(self, name: str, settings: TopicSettings, *, explicit_factor: bool) -> TopicEntry:
+        """The birth: a random id and, per partition, hash range and voters (safety 1)."""
+        members = self._roster.placeable()
+        factor = settings.replication_factor
+        if explicit_factor and factor != "all" and factor > len(members):
+            raise ShoalError(
+                "not-enough-members",
+                f"replication_factor {factor} needs {factor} live members, there are {len(members)}: "
+                "start more agents, or leave the factor out",
+            )
+        candidates = [
+            Candidate(
+                agent_id=member.name,
+                failure_domain=member.tags.get(documents.TAG_DOMAIN, member.name),
+                weight=max(1, natural(member.tags.get(documents.TAG_WEIGHT, "100"))),
+            )
+            for member in members
+        ]
+        topic_id = os.urandom(16)
+        wanted = settings.wanted_replicas(len(members))
+        births = []
+        for partition, bounds in enumerate(hash_ranges(settings.partitions)):
+            births.append(PartitionBirth(bounds, birth_voters(topic_id, partition, candidates, wanted)))
+            await asyncio.sleep(0)  # placing a thousand partitions takes a second in all: heartbeats go on
+        return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us())
+
+    async def delete(self, service: CatalogService, name: str, timeout_ms: int) -> None:
+        """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
+        if name != documents.CATALOG_TOPIC:
+            check_topic_name(name)
+        self._require_leader()
+        await service.make_current(timeout_ms)
+        entry = service.catalog.topics.get(name)
+        if entry is None:
+            raise ShoalError("unknown-topic", f"there is no topic {name!r}")
+        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
+        await service.tell_peers()
+
+    def _require_leader(self) -> None:
+        leader = self._catalog_leader()
+        if leader is None:
+            raise ShoalError("no-leader", "the catalog has no leader at present")
+        if not leader.local:
+            raise not_leader("the catalog", leader)
