@@ -360,9 +360,9 @@ class RaftCore:
     def caught_up(self, receiver: ReplicaId, last_index: LogIndex, now_ms: int) -> None:
         """receiver has got whole segments up to last_index beside Raft (safety 27): try what follows.
 
-        Only committed entries may be shipped. A longer log of the receiver may hold entries whose commit this
-        leader has yet to learn: it is replaced only when this leader's whole log is committed. The receiver
-        stores at least the term of its new last entry before the new log counts (safety 3).
+        Shipping stands for an AppendEntries of this term from the head of the log on: the receiver stores
+        this very term before its new log counts (safety 3). Its own log is replaced only if it is shorter, or
+        if this leader's log is shipped to its end: a longer tail may hold what is committed (section 5.3).
         """
         behaviour = self._state.behaviour
         progress = behaviour.progress.get(receiver) if isinstance(behaviour, Leader) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import HardState, Run
 from shoal.replication.log_view import LogView
-from shoal.replication.messages import Message, PreVote, PreVoteReply
+from shoal.replication.messages import AppendReply, Message, PreVote, PreVoteReply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +119,8 @@ class Outbox:
         """The log lost its entries from from_index on."""
         for flight in self._in_flight:
             flight.stable_to = min(flight.stable_to, LogIndex(from_index - 1))
+        # An acknowledgement of what is gone would do no harm, its term being over; it is better not said.
+        self._after_sync = [item for item in self._after_sync if not _acknowledges(item, from_index)]
         if self._noop_index is not None and self._noop_index >= from_index:
             self._noop_index = None
         if from_index <= self.handed_out:
@@ -201,3 +203,7 @@ class Outbox:
         assert all(flight.stable_to <= log.last_index for flight in self._in_flight)
         if self._noop_index is not None:
             assert self.handed_out < self._noop_index <= log.last_index
+
+
+def _acknowledges(message: Message, index: LogIndex) -> bool:
+    return isinstance(message, AppendReply) and message.accepted and message.match_index >= index

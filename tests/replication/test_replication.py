@@ -406,6 +406,17 @@ def test_entries_replaced_before_they_were_handed_out_need_no_truncation() -> No
     assert ready.append == (Run(LogIndex(1), LogIndex(1), Term(1)), Run(LogIndex(2), LogIndex(2), Term(2)))
 
 
+def test_what_is_gone_is_not_acknowledged() -> None:
+    """An acknowledgement that waits for the disk is dropped with the entries it speaks of."""
+    core = make_core(1)
+    core.step(append((0, 0), (1, 3, 1)), 0)
+    core.step(append((1, 1), (2, 2, 2)), 0)
+    replies = take(core).messages_after_sync
+    assert [(reply.term, reply.match_index) for reply in replies if isinstance(reply, AppendReply)] == [
+        (2, 2)
+    ]
+
+
 def test_readies_are_advanced_in_order() -> None:
     """ready.py: the driver's mistake is an assertion."""
     core = make_core(1)

@@ -121,7 +121,12 @@ class OneVotePerTerm(Invariant):
 
 
 class PromisesAreDurable(Invariant):
-    """Votes, acknowledgements and candidacies leave after the disk knows what they promise (safety 3, G1)."""
+    """Votes, acknowledgements and candidacies leave after the disk knows what they promise (safety 3, G1).
+
+    When the disk knows a later term already, what was promised in an earlier one may be replaced: one sync
+    made both durable, in order. Nobody who counts the promise can win by it: whoever voted in the later term
+    has refused candidates that lack the entry.
+    """
 
     def on_send(self, host: Host, message: Message) -> None:
         disk = host.disk
@@ -134,9 +139,8 @@ class PromisesAreDurable(Invariant):
                 self.require(
                     disk.hard_state.term >= message.term, lambda: f"{message} before its term is on disk"
                 )
-                self.require(
-                    len(disk.log) >= message.match_index, lambda: f"{message} with {len(disk.log)} on disk"
-                )
+                is_kept = disk.hard_state.term > message.term or len(disk.log) >= message.match_index
+                self.require(is_kept, lambda: f"{message} with {len(disk.log)} on disk")
 
     def on_role(self, host: Host) -> None:
         if host.core.role is Role.LEADER:

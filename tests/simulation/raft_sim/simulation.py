@@ -248,15 +248,13 @@ class Simulation:
         for receiver in leader.core.statistics().needs_segments:
             agent = self.agents[self.homes[receiver]] if receiver in self.homes else None
             host = agent.host if agent is not None else None
-            last_index = min(leader.core.commit_index, len(leader.disk.log))
             if agent is None or host is None or agent.paused or host.disk.replica_id != receiver:
                 continue
-            if last_index < leader.disk.first_index:
-                continue  # it has yet to learn that its own segments are committed
             # See RaftCore.caught_up for what may replace what.
-            is_behind = len(host.pages) < last_index or leader.core.commit_index == leader.core.last_index
-            knows_term = last_index and host.disk.hard_state.term >= leader.disk.log[last_index - 1].term
-            if is_behind and knows_term and host.core.commit_index < last_index:
+            last_index = len(leader.disk.log)
+            terms = {leader.core.term, host.core.term, host.disk.hard_state.term}
+            may_replace = len(host.pages) < last_index or last_index == leader.core.last_index
+            if len(terms) == 1 and may_replace and last_index >= leader.disk.first_index:
                 self._install(leader, host, last_index)
 
     def _install(self, leader: Host, host: Host, last_index: int) -> None:
