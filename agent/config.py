@@ -18,7 +18,6 @@ from typing import Any
 
 DEFAULT_HTTP_PORT = 7070
 DEFAULT_GOSSIP_PORT = 7946
-DEFAULT_DATA = "shoal-data"  # in the working directory
 DEFAULT_CLUSTER = "shoal"
 MAX_NAME_CHARACTERS = 64  # names and domains travel in gossip tags, which share 512 bytes
 MAX_SEEDS = 64  # enough for any seed list; a longer one is a mistake in a template
@@ -78,7 +77,8 @@ class AgentConfig:
         values.update(_from_file(file or {}))
         values.update(_from_environment(environment or {}))
         values.update(_from_flags(flags))
-        values.setdefault("data", DEFAULT_DATA)
+        if "data" not in values:
+            raise ConfigError("no data directory: give --data DIR, SHOAL_DATA or `data` in the file")
         values["cluster_is_explicit"] = "cluster" in values
         config = cls(**values)
         config.validate()

@@ -22,12 +22,12 @@ def test_flags_beat_environment_beat_file_beat_defaults() -> None:
 
 def test_the_cluster_name_counts_as_explicit_only_when_given() -> None:
     """mDNS beyond loopback depends on it."""
-    assert AgentConfig.from_sources({}).data == "shoal-data"
     assert not AgentConfig.from_sources({"data": "d"}).cluster_is_explicit
     assert AgentConfig.from_sources({"data": "d", "cluster": "shoal"}).cluster_is_explicit
 
 
 REFUSED = [
+    ({"data": None}, "--data DIR"),
     ({"data": "\0"}, "--data DIR"),
     ({"bind": "0.0.0.0"}, "--advertise ADDR"),
     ({"bind": "here"}, "not an IP address"),
