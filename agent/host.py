@@ -334,23 +334,35 @@ class Host:
         return await self._entry(group).reader.offsets(local=local)
 
     async def transfer_all(self, timeout_ms: int) -> int:
-        """Hand every leadership over that another voter can take (SIGTERM); how many moved within the
-        time."""
+        """Hand every leadership over that another voter can take (SIGTERM); how many moved within the time.
+
+        What the chosen voter did not take in time is offered again; what nobody can take is not waited for.
+        """
         leading = [
             entry.replica
             for entry in self._groups.values()
             if entry.replica.is_leader and len(entry.replica.core.configuration.voters) > 1
         ]
-        for replica in leading:
-            try:
-                replica.core.transfer_leadership(None, self.clock.now_ms())
-            except (NotLeader, InvalidChange) as error:
-                logger.info("leadership of %s stays: %s", replica.group, error)
-            self.schedule(replica)
         deadline_ms = self.clock.now_ms() + timeout_ms
-        while any(replica.is_leader for replica in leading) and self.clock.now_ms() < deadline_ms:  # noqa: ASYNC110
+        moving = leading
+        while self.clock.now_ms() < deadline_ms:
+            moving = [replica for replica in moving if replica.is_leader and self._offer(replica)]
+            if not moving:
+                break
             await asyncio.sleep(0.01)
         return sum(not replica.is_leader for replica in leading)
+
+    def _offer(self, replica: Replica) -> bool:
+        """Ask the best other voter to lead; False when there is none."""
+        if replica.core.is_transferring:
+            return True
+        try:
+            replica.core.transfer_leadership(None, self.clock.now_ms())
+        except (NotLeader, InvalidChange) as error:
+            logger.info("the leadership of %s is not handed over: %s", replica.group, error)
+            return False
+        self.schedule(replica)
+        return True
 
     def transfer(self, group: GroupId, to: ReplicaId | None) -> None:
         """Hand one leadership over. Raises NotLeader, InvalidChange."""

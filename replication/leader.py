@@ -311,13 +311,13 @@ class Leader:
         """See RaftCore.transfer_leadership."""
         if self.transfer is not None and to in (None, self.transfer.target):
             return
+        if self.quiet:
+            self.rouse(now_ms)  # nobody was asked to answer, so nobody counts as unreachable for it
         target = to if to is not None else self._best_voter(now_ms)
-        if (
-            target is None
-            or target == self._state.replica_id
-            or target not in self._state.configuration.voters
-        ):
-            raise InvalidChange(f"{target or 'nobody'} is no other voter that could lead")
+        if target is None:
+            raise InvalidChange("no other voter can be reached")
+        if target == self._state.replica_id or target not in self._state.configuration.voters:
+            raise InvalidChange(f"{target} is no other voter")
         self.start_transfer(target, now_ms)
 
     def start_transfer(self, target: ReplicaId, now_ms: int) -> None:

@@ -174,6 +174,12 @@ class RaftCore:
         return not isinstance(behaviour, Candidate) and behaviour.quiet
 
     @property
+    def is_transferring(self) -> bool:
+        """Whether leadership is being handed over, and not given up yet."""
+        behaviour = self._state.behaviour
+        return isinstance(behaviour, Leader) and behaviour.transfer is not None
+
+    @property
     def violation_count(self) -> int:
         """Messages dropped that no correct replica could have sent."""
         return self._state.violations

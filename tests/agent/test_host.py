@@ -271,6 +271,29 @@ async def test_transfer_all_hands_over_and_loses_nothing(tmp_path: Path) -> None
         assert await read_values(successor) == ["a", "b"]
 
 
+async def test_transfer_all_hands_quiet_groups_over(tmp_path: Path) -> None:
+    """An idle cluster is the usual one that somebody stops: its leaders hand over as well."""
+    async with Cluster(str(tmp_path), 3) as cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        await until(lambda: leader.host.replica(GROUP).core.is_quiet)
+        await asyncio.sleep(0.8)  # longer than an election timeout: nobody was heard for as long
+        assert await leader.host.transfer_all(3_000) == 1
+
+
+async def test_transfer_all_does_not_wait_for_the_dead(tmp_path: Path) -> None:
+    """Nobody is left to take over: the last agent to stop stops at once."""
+    async with Cluster(str(tmp_path), 3) as cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        for node in list(cluster.nodes):
+            if node is not leader:
+                await cluster.stop(node)
+        began_ms = leader.host.clock.now_ms()
+        assert await leader.host.transfer_all(20_000) in (0, 1)  # 1: it has stepped down by itself
+        assert leader.host.clock.now_ms() - began_ms < 5_000
+
+
 async def test_a_quiet_group_wakes_when_its_leader_dies(tmp_path: Path) -> None:
     """Without heartbeats, the silence of the leader's agent is what starts the election (safety 25)."""
     async with Cluster(str(tmp_path), 3) as cluster:

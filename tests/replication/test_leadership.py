@@ -236,6 +236,28 @@ def test_an_idle_group_goes_quiet() -> None:
     assert group.leaders() == [0]
 
 
+def test_a_quiet_leader_hands_over_to_whoever_is_not_silent() -> None:
+    """Nobody was asked to answer while the group was quiet, so nobody is unreachable for not having
+    answered."""
+    group = quiet_group()
+    group.pass_time(5_000)
+    group.cores[0].transfer_leadership(None, group.now_ms)
+    assert group.cores[0].is_transferring
+    group.settle()
+    assert group.leaders() == [1]
+    assert not group.cores[0].is_transferring
+
+
+def test_without_a_voter_to_take_over_the_transfer_is_refused_at_once() -> None:
+    """The agents of all others are silent: there is nothing to wait for, and the reason says so."""
+    group = quiet_group()
+    group.cut = {1, 2}
+    for agent in ("b", "c"):
+        group.cores[0].peer_silent(agent, group.now_ms)
+    with pytest.raises(InvalidChange, match="no other voter can be reached"):
+        group.cores[0].transfer_leadership(None, group.now_ms)
+
+
 def test_a_group_with_something_unknown_does_not_go_quiet() -> None:
     """Safety 25: a reachable replica that does not hold the commit keeps the heartbeats going."""
     group = Group(config=QUIET)
