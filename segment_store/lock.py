@@ -50,3 +50,32 @@ class DirectoryLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+class ReaderLock:
+    """Held while a stopped agent's directory is read: no agent starts meanwhile, and nothing is written.
+
+    `acquire` raises NotOwner while an agent runs on the directory, OSError when there is no lock file to
+    read.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        fd = os.open(os.path.join(self._directory, LOCK_FILE), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, _MAX_PID_BYTES, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            who = f"process {holder}" if holder.isdecimal() else "another process"
+            raise NotOwner(f"{self._directory} is in use by {who}") from error
+        self._fd = fd
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._fd)

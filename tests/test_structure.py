@@ -56,6 +56,7 @@ PURE = (
     "segment_store/layout.py",
     "segment_store/index.py",
     "segment_store/tail.py",
+    "segment_store/examination.py",
     "segment_store/recovery.py",
     "agent/bootstrap.py",
     "agent/catalog.py",

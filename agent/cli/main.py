@@ -11,7 +11,7 @@ import sys
 import typer
 from typer import TyperException
 
-from shoal.agent.cli import agent_commands, cluster, consume, doctor, produce, topic
+from shoal.agent.cli import agent_commands, cluster, consume, doctor, log, produce, topic
 from shoal.agent.cli.output import CliError, drop_stdout, example, fail, say
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -31,6 +31,7 @@ cluster.register(app)
 topic.register(app)
 produce.register(app)
 consume.register(app)
+log.register(app)
 
 
 def _version(wanted: bool) -> None:

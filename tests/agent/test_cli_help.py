@@ -28,6 +28,10 @@ COMMANDS = [
     ("topic", "list"),
     ("topic", "describe"),
     ("topic", "delete"),
+    ("log",),
+    ("log", "inspect"),
+    ("log", "verify"),
+    ("log", "export"),
 ]
 
 
