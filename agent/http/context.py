@@ -48,6 +48,8 @@ class Call:
         self.arguments = arguments
         self.query = query
         self.raw_query = raw_query
+        if "forward" in query:
+            boolean(query, "forward", True)  # refused when it is nonsense, also where nothing is forwarded
 
     def timeout_ms(self) -> int:
         """?timeout, or its default."""

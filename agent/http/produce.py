@@ -115,7 +115,7 @@ class ProduceHandlers:
             else:
                 chunk = await asyncio.to_thread(decode_whole, call, media, body)
             one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
-            if topic is not None and one_partition and chunk.records <= CHUNK_RECORDS_MAX:
+            if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
                 answer = await self._append_at_once(topic, partition or 0, chunk, options)
                 if answer is not None:
                     return answer

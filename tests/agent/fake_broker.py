@@ -414,6 +414,7 @@ class FakeBroker:
         acks: str,
         timeout_ms: int,
     ) -> FakeAppended:
+        assert len(columns), "the real host has nothing to append either"
         message = message_from_batch(columns_to_batch(columns, time.time_ns() // 1000))
         return await self.append(
             topic, partition, [message], producer=producer, acks=acks, timeout_ms=timeout_ms

@@ -77,6 +77,7 @@ CASES = {
     "not UTF-8": Case("bad-request", "", b'{"records":[{"value":"\xff"}]}'),
     "deep": Case("bad-request", "", b'{"records":' + b"[" * 200_000),
     "an array": Case("bad-request", "", b"[1,2]"),
+    "forward": Case("bad-request", "forward", GOOD, path=RECORDS + "?forward=maybe"),
     "NaN": Case("bad-request", "", b'{"records":[{"value":NaN}]}'),
     "charset": Case("unsupported-media-type", "latin-1", GOOD, "application/json; charset=latin-1"),
     "gzip": Case("unsupported-media-type", "gzip", GOOD, headers={"Content-Encoding": "gzip"}),

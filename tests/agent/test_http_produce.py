@@ -291,6 +291,15 @@ async def test_arrow_with_empty_batches(agent: Agent) -> None:
     assert agent.broker.cluster.values("t") == [b"x"]
 
 
+@pytest.mark.parametrize("path", ["/v1/topics/t/records", "/v1/topics/t/partitions/0/records"])
+async def test_no_records_at_all(agent: Agent, path: str) -> None:
+    """A list without records is a request for nothing, of a topic that exists as of one that does not."""
+    for _ in range(2):
+        answer = await agent.post(path, b'{"records":[]}', media="application/json")
+        assert (answer.status, answer.json) == (200, {"count": 0, "appended": []})
+        await agent.post("/v1/topics/t/records", b"v")
+
+
 async def test_an_unexpected_failure_is_not_definite(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     """A bug in the agent is a 500 that promises nothing and shows nothing of the inside."""
     agent.broker.fail_next = [RuntimeError("secret detail")]  # type: ignore[list-item]
