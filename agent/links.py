@@ -28,6 +28,7 @@ from shoal.agent.peer_wire import (
     decode_request,
     encode_request,
 )
+from shoal.errors import ShoalError
 
 MAX_REQUESTS_IN_FLIGHT = 64
 """Per peer and direction: placement and catalogue questions, a few a second."""
@@ -253,16 +254,18 @@ class Links:
             peer.last_complaint = reason
             logger.warning("peer %s: %s", peer.agent_id, reason)
 
-    async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def accept(self, request: web.BaseRequest) -> None:
         """The handler of GET /v1/peer: takes the connection over from the HTTP server and returns when it is
-        closed."""
+        closed. ShoalError bad-request, not-ready, overloaded before anything was written."""
         transport = request.transport
         if request.headers.get("Upgrade", "").lower() != PROTOCOL:
-            return web.Response(status=426, headers={"Upgrade": PROTOCOL}, text=f"upgrade to {PROTOCOL}\n")
-        if not self._running or self.cluster_id is None or len(self._greeting) >= MAX_WAITING_CONNECTIONS:
-            return web.Response(status=503, text="not ready for peers\n")
+            raise ShoalError("bad-request", f"Upgrade: {PROTOCOL} is wanted; this is the link between agents")
+        if not self._running or self.cluster_id is None:
+            raise ShoalError("not-ready", "this agent has no cluster yet, and so no peers")
+        if len(self._greeting) >= MAX_WAITING_CONNECTIONS:
+            raise ShoalError("overloaded", "too many connections of peers are being greeted")
         if transport is None or transport.is_closing():
-            return web.Response(status=400)
+            return
         http_protocol = request.protocol
         connection = PeerConnection(self, None)
         self._greeting.add(connection)
@@ -281,7 +284,6 @@ class Links:
             connection.abort()
             # The HTTP server still counts this connection among its own: tell it what its transport told us.
             http_protocol.connection_lost(None)
-        return web.Response()
 
     async def _greet_in_time(self, connection: PeerConnection) -> None:
         try:

@@ -100,7 +100,7 @@ class Node:
             on_change=self.changes.append,
         )
         app = web.Application()
-        app.router.add_get("/v1/peer", self.links.accept)
+        app.router.add_get("/v1/peer", self._accept)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
         self.site = web.TCPSite(self.runner, "127.0.0.1", self.port)
@@ -108,6 +108,13 @@ class Node:
         self.port = self.runner.addresses[0][1]
         await self.links.start()
         self.running = asyncio.create_task(self.host.run())
+
+    async def _accept(self, request: web.Request) -> web.StreamResponse:
+        try:
+            await self.links.accept(request)
+        except ShoalError as error:
+            return web.json_response(error.to_problem(), status=error.status)
+        return web.Response()
 
     async def open(self, birth: Configuration, group: GroupId = GROUP, **options: Any) -> None:
         """Open the group with the default schema."""

@@ -22,6 +22,7 @@ from shoal.agent.peer_wire import (
     RawFrame,
     frame_head,
 )
+from shoal.errors import ShoalError
 
 CLUSTER = b"c" * 16
 FAST = LinkConfig(heartbeat_interval_ms=20, silence_after_ms=200, silence_after_loss_ms=60, redial_min_ms=10)
@@ -62,13 +63,20 @@ class Node:
     async def start(self, port: int = 0) -> None:
         """Serve and dial."""
         app = web.Application()
-        app.router.add_get("/v1/peer", self.links.accept)
+        app.router.add_get("/v1/peer", self._accept)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", port)
         await site.start()
         self.port = self.runner.addresses[0][1]
         await self.links.start()
+
+    async def _accept(self, request: web.Request) -> web.StreamResponse:
+        try:
+            await self.links.accept(request)
+        except ShoalError as error:
+            return web.json_response(error.to_problem(), status=error.status)
+        return web.Response()
 
     async def stop(self) -> None:
         """Links first: the HTTP server waits for its handlers, and an accepted link is one."""
@@ -382,7 +390,23 @@ async def test_plain_http_gets_an_http_answer() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         writer.write(b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = await asyncio.wait_for(reader.read(), 5)
-        assert answer.startswith(b"HTTP/1.1 426 ")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"Upgrade: shoal-peer/1 is wanted" in answer
+        writer.close()
+
+
+async def test_an_agent_without_a_cluster_says_that_it_takes_no_peers_yet() -> None:
+    """The dialler gets a whole answer and tries again; the connection is not merely dropped."""
+    a = Node("a")
+    async with nodes(a):
+        a.links.cluster_id = None
+        reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
+        writer.write(
+            b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nUpgrade: shoal-peer/1\r\nConnection: close\r\n\r\n"
+        )
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"not-ready" in answer
         writer.close()
 
 
