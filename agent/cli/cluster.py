@@ -147,6 +147,26 @@ def problems(
     return {"failed": failed, "leaderless": leaderless, "under_replicated": under_replicated}
 
 
+def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why it is so and what to do, one line for each kind of trouble that has a cure."""
+    lines = []
+    if report["failed"]:
+        lines.append(
+            f"restart {', '.join(report['failed'][:LISTED_PROBLEMS_MAX])} on the same --data; an agent that"
+            " will not come back: `shoal force-leave NAME`"
+        )
+    factors = [entry.get("replication_factor") for entry in topics if entry.get("under_replicated")]
+    wanted = max((factor for factor in factors if isinstance(factor, int)), default=0)
+    if wanted > report["alive"]:
+        lines.append(
+            f"topics want {wanted} replicas (3 unless told otherwise) and {plural(report['alive'], 'member')}"
+            f" {'is' if report['alive'] == 1 else 'are'} alive: records are kept, in fewer copies. Start more"
+            " agents (--join this one's gossip address), or make topics with --replication-factor"
+            f" {max(report['alive'], 1)}"
+        )
+    return lines
+
+
 def status(
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
@@ -189,7 +209,7 @@ async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
             raise
         ready, found, routes, topics = False, [], {}, []
     trouble = problems(found, routes, topics)
-    return {
+    report: dict[str, Any] = {
         "healthy": ready and not any(trouble.values()),
         "ready": ready,
         "alive": sum(1 for member in found if member["status"] == "alive"),
@@ -198,6 +218,8 @@ async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
         "partitions": sum(len(entry["partitions"]) for entry in routes.values()),
         **trouble,
     }
+    report["advice"] = advice(report, topics)
+    return report
 
 
 def _show_report(report: Mapping[str, Any]) -> None:
@@ -212,6 +234,8 @@ def _show_report(report: Mapping[str, Any]) -> None:
         if names:
             more = f" and {len(names) - LISTED_PROBLEMS_MAX} more" if len(names) > LISTED_PROBLEMS_MAX else ""
             print(f"{kind.replace('_', '-')}: {', '.join(names[:LISTED_PROBLEMS_MAX])}{more}")
+    for line in report["advice"]:
+        print(line)
 
 
 def join(

@@ -14,7 +14,7 @@ from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
 
 from shoal.agent.cli import doctor_checks
-from shoal.agent.cli.cluster import problems
+from shoal.agent.cli.cluster import advice, problems
 from shoal.agent.cli.output import age_text
 
 
@@ -59,6 +59,21 @@ def test_what_counts_as_trouble(
     """Failed members, partitions without a live leader, replicas missing."""
     found = problems(members, routes, topics)
     assert (found["failed"], found["leaderless"], found["under_replicated"]) == expected
+
+
+def test_trouble_comes_with_its_reason_and_its_cure() -> None:
+    """A lone agent with default topics keeps every record; the report says what is missing and what helps."""
+    topics = [
+        {"name": "t", "under_replicated": 1, "replication_factor": 3},
+        {"name": "u", "under_replicated": 0},
+    ]
+    lone = advice({"failed": [], "alive": 1}, topics)
+    assert len(lone) == 1
+    assert "want 3 replicas" in lone[0]
+    assert "1 member is alive" in lone[0]
+    assert "--replication-factor 1" in lone[0]
+    assert "restart b" in advice({"failed": ["b"], "alive": 3}, topics)[0]
+    assert advice({"failed": [], "alive": 3}, topics) == []
 
 
 @pytest.mark.parametrize(
