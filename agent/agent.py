@@ -386,6 +386,7 @@ class Agent:
             logger.warning("mDNS is not available (%s): use --join HOST:PORT to meet other agents", error)
             return
         parts.push_async_callback(discovery.stop)
+        meeting.heard = discovery.found
 
     # ---- the cluster -----------------------------------------------------------------------------
 

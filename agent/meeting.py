@@ -17,6 +17,10 @@ from shoal.membership.mdns import Found
 
 RETRY_MS_MIN = 250  # agents of one script start within a second of each other
 RETRY_MS_MAX = 10_000
+RETRY_FOUND_MS_MIN = (
+    2_000  # whom mDNS hears but nobody reached yet: the first try comes with the announcement
+)
+RETRY_FOUND_MS_MAX = 60_000  # one that died without a goodbye is heard of until its record expires
 MAX_FOUND = 64  # announcements waiting to be answered; a lost one is announced again
 REMEMBER_INTERVAL_S = 5.0
 
@@ -39,6 +43,8 @@ class Meeting:
         join: Callable[[Sequence[Address]], Awaitable[int]],
         remember: Callable[[list[Address]], Awaitable[None]],
     ) -> None:
+        self.heard: Callable[[], Sequence[Found]] = tuple
+        """Everybody whom mDNS hears at present; set when it is there."""
         self._agent_id = agent_id
         self._cluster = cluster
         self._seeds = list(dict.fromkeys([*seeds, *remembered]))
@@ -51,16 +57,20 @@ class Meeting:
 
     def on_found(self, found: Found) -> None:
         """mDNS has heard somebody."""
-        if found.cluster != self._cluster or found.agent_id == self._agent_id or self._found.full():
-            return
-        member = self._roster.find(found.agent_id)
-        if member is None or member.status not in ("alive", "suspect"):
+        if self._is_missing(found) and not self._found.full():
             self._found.put_nowait((found.address, found.port))
+
+    def _is_missing(self, found: Found) -> bool:
+        if found.cluster != self._cluster or found.agent_id == self._agent_id:
+            return False
+        member = self._roster.find(found.agent_id)
+        return member is None or member.status not in ("alive", "suspect")
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._answer_found())
+            tasks.create_task(self._retry_found())
             tasks.create_task(self._remember_for_ever())
             if self._seeds:
                 tasks.create_task(self._call_seeds())
@@ -68,6 +78,17 @@ class Meeting:
     async def _answer_found(self) -> None:
         while True:
             await self._contact([await self._found.get()])
+
+    async def _retry_found(self) -> None:
+        """mDNS tells of each agent once, and the one call that follows may have failed."""
+        delay_ms = RETRY_FOUND_MS_MIN
+        while True:
+            await asyncio.sleep(delay_ms * self._rng.uniform(0.75, 1.0) / 1_000)
+            missing = [(found.address, found.port) for found in self.heard() if self._is_missing(found)]
+            if missing and not await self._contact(missing[:MAX_FOUND]):
+                delay_ms = min(2 * delay_ms, RETRY_FOUND_MS_MAX)
+            else:
+                delay_ms = RETRY_FOUND_MS_MIN
 
     async def _call_seeds(self) -> None:
         """While this agent is alone: the seeds, more and more slowly."""
