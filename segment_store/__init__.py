@@ -21,7 +21,7 @@ from shoal.segment_store.errors import (
     StoreError,
 )
 from shoal.segment_store.lock import DirectoryLock
-from shoal.segment_store.log import LogStatistics, PartitionLog
+from shoal.segment_store.log import LogStatistics, PartitionLog, SegmentSpan
 
 __all__ = [
     "ChainBroken",
@@ -40,6 +40,7 @@ __all__ = [
     "OffsetOutOfRange",
     "Overloaded",
     "PartitionLog",
+    "SegmentSpan",
     "StoreError",
     "SyncFailed",
     "ThreadDisk",

@@ -11,6 +11,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -33,10 +34,22 @@ from shoal.segment_store.segment import Segment, SegmentFiles
 from shoal.segment_store.tail import TRAILER_BYTES
 from shoal.segment_store.tail_cache import TailCache
 from shoal.segment_store.writer import Writer
-from shoal.segment_store.writes import Append, Roll, Truncate
+from shoal.segment_store.writes import Append, Roll, Trim, Truncate
 
 MAX_QUEUED_BYTES = 256 * 2**20  # accepted and not yet written; Raft's own bounds lie far below
 _EMPTY = Chain(LogIndex(1), Offset(0), Term(0))
+
+
+class SegmentSpan(NamedTuple):
+    """One segment as retention sees it. Sizes in bytes, append times in microseconds since the epoch (0:
+    empty)."""
+
+    first_index: LogIndex
+    first_offset: Offset
+    end_offset: Offset
+    size_bytes: int
+    first_append_time_us: int
+    last_append_time_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,11 @@ class PartitionLog:
         """Where the segment that holds the entry begins (its checkpoint). Raises OffsetOutOfRange."""
         return self._segment_of(index).first_index
 
+    def spans(self) -> list[SegmentSpan]:
+        """The segments as planned, oldest first."""
+        ends = [segment.name.first_offset for segment in self._segments[1:]] + [self.end_offset]
+        return [_span(segment, end) for segment, end in zip(self._segments, ends, strict=False)]
+
     def entry(self, index: LogIndex) -> Entry:
         """Numbers and place of one entry. Raises OffsetOutOfRange."""
         return self._segment_of(index).index.entry(index)
@@ -294,7 +312,8 @@ class PartitionLog:
         try:
             self._writer.check_open()
             self._writer.check_disk()
-            if from_index < self.first_index:
+            if from_index < self.first_index or from_index == self.first_index > 1:
+                # A log whose head was trimmed keeps its first entry: without it the next number is unknown.
                 raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
         except StoreError as error:
             return _raise(error)
@@ -320,6 +339,28 @@ class PartitionLog:
             self._runs.pop()
         self._cache.cut(from_index)
         self._chain = self._chain_at_end()
+
+    def trim(self, before_index: LogIndex) -> Coroutine[None, None, None]:
+        """Drop the segments whose entries all lie before `before_index`; the newest always stays. Await it:
+        returns once their files are gone, durably. Reads below the new first_index raise OffsetOutOfRange
+        from this call on; those under way end. Awaiting raises LogClosed, DiskFailed.
+
+        The caller holds a committed decision: what is trimmed is never asked for again (safety 17, 18).
+        """
+        try:
+            self._writer.check_open()
+            self._writer.check_disk()
+        except StoreError as error:
+            return _raise(error)
+        keep_from = max(0, bisect_right(self._segments, before_index, key=_segment_index) - 1)
+        removed, self._segments = self._segments[:keep_from], self._segments[keep_from:]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if removed:
+            first = self.first_index
+            head = bisect_right(self._runs, first, key=_run_index) - 1
+            self._runs[: head + 1] = [(first, self._runs[head][1])]
+        self._writer.submit(Trim(removed, done))  # with nothing to remove, it waits for what was asked before
+        return _wait(done)
 
     def _roll_back(self, written_index: LogIndex) -> None:
         """The writer met a fault: what lies behind `written_index` never happened."""
@@ -467,6 +508,14 @@ class PartitionLog:
         """Close, and remove the directory with everything in it; durable when this returns."""
         await self._writer.close(flush=False)
         await self._files.disk.remove_tree(self._files.directory)
+
+
+def _span(segment: Segment, end_offset: Offset) -> SegmentSpan:
+    first_us = last_us = 0
+    if len(segment.index):
+        first_us = segment.index.entry(segment.first_index).append_time_us
+        last_us = segment.index.entry(segment.last_index).append_time_us
+    return SegmentSpan(*segment.name, end_offset, segment.planned_end, first_us, last_us)
 
 
 def _run_index(run: tuple[LogIndex, Term]) -> LogIndex:

@@ -17,7 +17,7 @@ from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreErr
 from shoal.segment_store.open_files import Handle
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TRAILER_BYTES
-from shoal.segment_store.writes import Append, Roll, Truncate, Work, take_group
+from shoal.segment_store.writes import Append, Roll, Trim, Truncate, Work, take_group
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +112,15 @@ class Writer:
             return
         if isinstance(work, Roll):
             await self._roll(work)
+        elif isinstance(work, Trim):
+            await self._trim(work)
         else:
             await self._truncate(work)
         # Off the queue only when done, so that a fault finds it there.
         assert self._queue[0] is work
         self._queue.popleft()
-        if isinstance(work, Truncate) and not work.done.done():
-            work.done.set_result(None)
+        if isinstance(work, Truncate | Trim):
+            _answer(work.done, None)
 
     async def _file(self, segment: Segment) -> File:
         """The active segment's file, pinned until another becomes active."""
@@ -248,6 +250,11 @@ class Writer:
         segment.written_end = start
         segment.soiled_end = 0
 
+    async def _trim(self, work: Trim) -> None:
+        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap."""
+        for segment in work.removed:
+            await self._remove(segment)
+
     async def _shorten_index(self, segment: Segment, last: LogIndex) -> None:
         try:
             await segment.replace_index(last)
@@ -287,7 +294,7 @@ class Writer:
             elif isinstance(work, Roll):
                 await self._undo_roll(work)
             else:
-                await self._truncate(work)
+                await (self._trim(work) if isinstance(work, Trim) else self._truncate(work))
                 _answer(work.done, None)
             self._queue.popleft()
 

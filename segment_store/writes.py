@@ -68,7 +68,17 @@ class Truncate:
         self.cut_position = kept.position_of(from_index) if kept is not None else 0
 
 
-Work = Append | Roll | Truncate
+class Trim:
+    """Remove whole sealed segments, the oldest first."""
+
+    __slots__ = ("done", "removed")
+
+    def __init__(self, removed: list[Segment], done: asyncio.Future[None]) -> None:
+        self.removed = removed
+        self.done = done
+
+
+Work = Append | Roll | Truncate | Trim
 
 
 def take_group(queue: deque[Work], max_bytes: int) -> list[Append]:

@@ -1,4 +1,4 @@
-"""The log against a list, by Hypothesis: any sequence of appends, rolls, truncations, reads and
+"""The log against a list, by Hypothesis: any sequence of appends, rolls, truncations, trims, reads and
 reopenings."""
 
 import asyncio
@@ -22,6 +22,7 @@ _operations = st.lists(
         st.tuples(st.just("large"), st.integers(1, 40)),
         st.tuples(st.just("term"), st.integers(1, 3)),
         st.tuples(st.just("truncate"), _number),
+        st.tuples(st.just("trim"), _number),
         st.tuples(st.just("read"), st.tuples(_number, _number, st.integers(1, 20_000))),
         st.tuples(st.just("reopen"), st.booleans()),
     ),
@@ -35,6 +36,7 @@ class _Model:
     def __init__(self, seed: int) -> None:
         self.disk = MemoryDisk(random.Random(seed), pause_max=3)
         self.frames: list[Frame] = []
+        self.heads: list[int] = []  # first indices of the segments that are left
         self.term = 1
         self.fill = 0
         self.pending: list[asyncio.Future[None]] = []
@@ -45,8 +47,18 @@ class _Model:
         frame = next_frame(
             self.log, rows, term=self.term, fill=self.fill, first_of_segment=roll, value_bytes=value_bytes
         )
+        if roll or not self.heads:
+            self.heads.append(frame.stamp.index)
         self.pending.append(asyncio.ensure_future(self.log.append([frame])))
         self.frames.append(frame)
+
+    @property
+    def first(self) -> int:
+        return self.heads[0] if self.heads else 1
+
+    @property
+    def held(self) -> list[Frame]:
+        return self.frames[self.first - 1 :]
 
     async def settle(self) -> None:
         await asyncio.gather(*self.pending)
@@ -62,11 +74,21 @@ class _Model:
             case "term", int(step):
                 self.term += step
             case "truncate", int(number):
-                from_index = 1 + number % (len(self.frames) + 2)
+                lowest = 1 if self.first == 1 else self.first + 1
+                from_index = lowest + number % (len(self.frames) + 3 - lowest)
                 self.pending.append(asyncio.ensure_future(self.log.truncate_suffix(from_index)))
                 del self.frames[from_index - 1 :]
+                self.heads = [head for head in self.heads if head < from_index]
+            case "trim", int(number):
+                before = number % (len(self.frames) + 3)
+                self.pending.append(asyncio.ensure_future(self.log.trim(before)))
+                self.heads = self.heads[max(0, sum(head <= before for head in self.heads) - 1) :]
             case "read", (first, count, max_bytes):
-                await self.read(1 + first % (len(self.frames) + 1), count % 8, max_bytes)
+                held = len(self.frames) + 1 - self.first
+                await self.read(self.first + first % (held + 1), count % 8, max_bytes)
+                if self.first > 1:
+                    with pytest.raises(OffsetOutOfRange):
+                        await self.log.read(self.first - 1, self.first, max_bytes)
             case "reopen", power:
                 await self.settle()
                 await self.log.close()
@@ -87,18 +109,24 @@ class _Model:
 
     def check(self) -> None:
         log, frames = self.log, self.frames
-        assert log.last_index == len(frames)
+        assert (log.first_index, log.last_index) == (self.first, len(frames))
+        assert [span.first_index for span in log.spans()] == self.heads
         assert log.last_term == (frames[-1].stamp.term if frames else 0)
         end = 0
         for frame in frames:
             assert frame.stamp.base_offset == end
             for offset in range(end, end + frame.stamp.record_count):
-                assert log.index_for_offset(offset) == frame.stamp.index
+                if frame.stamp.index >= self.first:
+                    assert log.index_for_offset(offset) == frame.stamp.index
+            if frame.stamp.index == self.first:
+                assert log.start_offset == end
             end += frame.stamp.record_count
-            assert log.term_at(frame.stamp.index) == frame.stamp.term
+            held = frame.stamp.index >= self.first
+            assert log.term_at(frame.stamp.index) == (frame.stamp.term if held else None)
         assert log.end_offset == end
         terms = [frame.stamp.term for frame in frames]
-        runs = [(at + 1, term) for at, term in enumerate(terms) if at == 0 or terms[at - 1] != term]
+        terms = terms[self.first - 1 :]
+        runs = [(at + self.first, term) for at, term in enumerate(terms) if not at or terms[at - 1] != term]
         assert log.term_runs() == runs
 
 
@@ -109,12 +137,14 @@ async def _run(operations: list[tuple[str, object]], seed: int) -> None:
         await model.apply(name, argument)
     await model.settle()
     assert model.log.synced_index == len(model.frames)
-    assert await contents(model.log) == [frame.data for frame in model.frames]
+    assert await contents(model.log) == [frame.data for frame in model.held]
     assert await model.log.verify() == []
     await model.log.close()
+    names = await model.disk.list("log")
+    assert len(names) == 2 * len(model.heads)
     model.log = await open_log(model.disk)
     assert model.log.damage == ()
-    assert await contents(model.log) == [frame.data for frame in model.frames]
+    assert await contents(model.log) == [frame.data for frame in model.held]
     await model.log.close()
 
 

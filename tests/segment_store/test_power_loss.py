@@ -41,6 +41,8 @@ class _Witness:
         self.promised: dict[int, bytes] = {}
         self.allowed: dict[int, set[bytes]] = {}
         self.outstanding: set[_Offer] = set()
+        self.trim_asked = 1  # the log may begin anywhere up to here
+        self.trim_done = 1  # it does not begin before
 
     def truncation_asked(self, from_index: int) -> None:
         self.promised = {index: data for index, data in self.promised.items() if index < from_index}
@@ -52,13 +54,18 @@ class _Witness:
             if index >= from_index:
                 self.allowed[index] = self.allowed[index] - before
 
-    def check(self, held: list[bytes]) -> None:
+    def check(self, frames: list[Frame]) -> None:
+        held = {frame.stamp.index: frame.data for frame in frames}
+        first = min(held, default=1)
+        assert self.trim_done <= first <= self.trim_asked, (self.trim_done, first, self.trim_asked)
         for index, data in self.promised.items():
-            assert index <= len(held), f"acknowledged entry {index} is lost; the log ends at {len(held)}"
-            assert held[index - 1] == data, f"acknowledged entry {index} was replaced"
-        for index, data in enumerate(held, start=1):
+            if index >= first:
+                assert index in held, f"acknowledged entry {index} is lost; the log ends at {max(held)}"
+                assert held[index] == data, f"acknowledged entry {index} was replaced"
+        for index, data in held.items():
             assert data in self.allowed.get(index, ()), f"entry {index} was never offered, or was truncated"
-        self.promised = dict(enumerate(held, start=1))
+        self.trim_asked = self.trim_done = first
+        self.promised = held
         self.allowed = {index: {data} for index, data in self.promised.items()}
         self.outstanding.clear()
 
@@ -91,11 +98,21 @@ async def _append(log: PartitionLog, witness: _Witness, rng: random.Random, term
 
 
 async def _truncate(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
-    from_index = max(1, log.last_index + 1 - rng.randrange(5))
+    lowest = 1 if log.first_index == 1 else log.first_index + 1
+    # What a trim relies on is committed, and never truncated.
+    from_index = max(lowest, witness.trim_asked + 1, log.last_index + 1 - rng.randrange(5))
     before = {index: set(offered) for index, offered in witness.allowed.items()}
     witness.truncation_asked(from_index)
     await log.truncate_suffix(from_index)
     witness.truncation_done(from_index, before)
+
+
+async def _trim(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
+    heads = [span.first_index for span in log.spans()]
+    before = rng.choice(heads) if heads else 1
+    witness.trim_asked = max(witness.trim_asked, before)
+    await log.trim(before)
+    witness.trim_done = max(witness.trim_done, before)
 
 
 async def _work(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
@@ -107,6 +124,8 @@ async def _work(log: PartitionLog, witness: _Witness, rng: random.Random) -> Non
             if rng.random() < 0.12:
                 term += 1
                 steps.append(_truncate(log, witness, rng))
+            elif rng.random() < 0.06:
+                steps.append(_trim(log, witness, rng))
             else:
                 steps.append(_append(log, witness, rng, term))
         results = await asyncio.gather(*steps, return_exceptions=True)
@@ -121,8 +140,8 @@ async def _work(log: PartitionLog, witness: _Witness, rng: random.Random) -> Non
             return
 
 
-async def _held(log: PartitionLog) -> list[bytes]:
-    return [frame.data async for frame in log.scan(log.first_index)] if log.last_index else []
+async def _held(log: PartitionLog) -> list[Frame]:
+    return [frame async for frame in log.scan(log.first_index)] if log.last_index else []
 
 
 async def _life(seed: int, crashes: int, config: LogConfig, witness: _Witness) -> None:
@@ -153,9 +172,9 @@ class _Doubter(_Witness):
     """Without fsync nothing is promised; what is there must still have been offered, and nothing looks
     damaged."""
 
-    def check(self, held: list[bytes]) -> None:
+    def check(self, frames: list[Frame]) -> None:
         self.promised.clear()
-        super().check(held)
+        super().check(frames)
 
 
 def _lives(seeds: range, config: LogConfig, witness: type[_Witness]) -> None:
