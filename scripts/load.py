@@ -136,6 +136,8 @@ class _Run:
 async def measure(request: bytes, url: str, *, connections: int, requests: int, timeout_s: float) -> Measured:
     """Sends `requests` requests over `connections` connections. Raises LoadProblem."""
     parts = urllib.parse.urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     run = _Run(request, requests, connections, done)
