@@ -278,17 +278,21 @@ class RouteTable:
         """The newest claim decides; a leader that is not live is no leader. None: nobody claims anything.
 
         Claims are ordered by (term, configuration index), a leader's own claim first among equals: at most
-        one leader exists per term, so equal claims agree.
+        one leader exists per term, so equal claims agree. About itself an agent knows best: others that
+        were not heard since may still name one that has stepped down.
         """
         best: Claim | None = None
         best_key = (-1, -1, False, -1)
-        for claim in self.claims_about(group).values():
+        claims = self.claims_about(group)
+        for claim in claims.values():
             key = (claim.term, claim.configuration_index, claim.role == "leader", claim.high_watermark)
             if claim.leader is not None and key > best_key:
                 best, best_key = claim, key
         if best is None:
             return self._leaderless(group)
-        leader = best.leader if best.leader is not None and is_live(best.leader) else None
+        leader = best.leader
+        if leader is not None and (not is_live(leader) or _has_stepped_down(claims.get(leader), best.term)):
+            leader = None
         return _leadership(best, leader)
 
     def _leaderless(self, group: GroupKey) -> Leadership | None:
@@ -298,6 +302,10 @@ class RouteTable:
         return _leadership(
             max(claims, key=lambda claim: (claim.configuration_index, claim.high_watermark)), None
         )
+
+
+def _has_stepped_down(own: Claim | None, term: int) -> bool:
+    return own is not None and own.role != "leader" and own.term >= term
 
 
 def _leadership(claim: Claim, leader: str | None) -> Leadership:

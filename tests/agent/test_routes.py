@@ -50,6 +50,18 @@ LEADERS = [
         "a",
         3,
     ),
+    (
+        "who stepped down leads no more, whatever the dead have last said",
+        {"a": ("follower", 3, None), "b": ("follower", 3, "a")},
+        None,
+        3,
+    ),
+    (
+        "an older claim of the newly elected does not speak against it",
+        {"a": ("follower", 2, "c"), "b": ("follower", 3, "a")},
+        "a",
+        3,
+    ),
     ("nobody knows", {"a": ("follower", 3, None)}, None, 3),
 ]
 
