@@ -79,6 +79,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 CLOSE_TIMEOUT_S = 8.0  # HTTP lets handlers finish for five seconds; the rest is quick
 CLOSE_AT_ONCE_S = 1.0  # after a second signal: what closes by itself may, the rest dies with the process
+UNREADY_SAID_MS = 5_000  # long against an election; whoever waits at the log should learn what for
 READY_POLL_MS = 100  # some of what readiness depends on is not announced by the watch
 
 logger = logging.getLogger("shoal.agent")
@@ -474,9 +475,20 @@ class Agent:
             await catalog.wait_for(state.version + 1, 60_000)
 
     async def _announce(self, on_ready: Callable[[Agent], None]) -> None:
+        said_at_ms = self._clock.now_ms()
         while not self.broker.readiness()[0]:
             await self._watch.wait_next(READY_POLL_MS)
+            if self._clock.now_ms() - said_at_ms >= UNREADY_SAID_MS:
+                said_at_ms = self._clock.now_ms()
+                self._say_unready()
         on_ready(self)
+
+    def _say_unready(self) -> None:
+        checks = self.broker.readiness()[1].items()
+        reason = "; ".join(f"{check}: {state}" for check, state in checks if state != "ok")
+        if reason and reason != self._last_said:
+            self._last_said = reason
+            logger.warning("not ready yet: %s", reason)
 
     async def _make_host(
         self, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]

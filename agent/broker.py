@@ -22,7 +22,7 @@ from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
 from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
-from shoal.agent.identity import GroupId
+from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.links import Links
 from shoal.agent.metrics import render_metrics
 from shoal.agent.roster import Roster
@@ -217,7 +217,7 @@ class Broker:
         if service.halted is not None:
             return service.halted
         if self.catalog_leader() is None:
-            return "the catalog has no leader"
+            return _own_catalog_fault(joined.host) or "the catalog has no leader"
         newest = max(self._roster.catalog_versions().values(), default=0)
         if service.catalog.version < newest:
             return f"at version {service.catalog.version} of {newest}"
@@ -470,10 +470,19 @@ class Broker:
             raise self._translated(error, topic, partition) from None
 
 
+def _own_catalog_fault(host: Host) -> str | None:
+    """Why this agent's own replica of the catalog cannot help to elect a leader; None when it can, or when
+    it holds none."""
+    status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
+    if status is None or status.state == "active":
+        return None
+    return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
+
+
 def _disk_check(host: Host) -> str:
     statistics = host.statistics()
     if statistics.free_bytes < MIN_FREE_BYTES:
         return f"{statistics.free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
     if statistics.failed or statistics.lost:
-        return f"{statistics.failed} replicas have failed, {statistics.lost} are lost; see the log"
+        return f"replicas here: {statistics.failed} failed, {statistics.lost} lost; the log says why"
     return "ok"

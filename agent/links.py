@@ -261,7 +261,7 @@ class Links:
         if request.headers.get("Upgrade", "").lower() != PROTOCOL:
             raise ShoalError("bad-request", f"Upgrade: {PROTOCOL} is wanted; this is the link between agents")
         if not self._running or self.cluster_id is None:
-            raise ShoalError("not-ready", "this agent has no cluster yet, and so no peers")
+            raise ShoalError("not-ready", "this agent takes no peers: it has no cluster yet, or is leaving")
         if len(self._greeting) >= MAX_WAITING_CONNECTIONS:
             raise ShoalError("overloaded", "too many connections of peers are being greeted")
         if transport is None or transport.is_closing():
