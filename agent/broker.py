@@ -380,6 +380,12 @@ class Broker:
         """PUT /v1/topics/{topic}; see TopicAdmin.create."""
         return await self._admin.create(self._parts().catalog, name, body, timeout_ms)
 
+    async def change_topic(
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    ) -> dict[str, Any]:
+        """PATCH /v1/topics/{topic}; see TopicAdmin.change."""
+        return await self._admin.change(self._parts().catalog, name, body, timeout_ms)
+
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
         """DELETE /v1/topics/{topic}; see TopicAdmin.delete."""
         await self._admin.delete(self._parts().catalog, name, timeout_ms)

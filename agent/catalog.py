@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from shoal.agent.topic_settings import TopicSettings, settings_from_body
+from shoal.agent.topic_settings import TopicSettings, settings_from_body, with_changes
 from shoal.errors import ShoalError
 from shoal.routing import HashRange
 
@@ -72,6 +72,14 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeTopic:
+    """By id too. Only the settings that may change are taken; the last change wins."""
+
+    topic_id: bytes
+    settings: TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteTopic:
     """By id, so that a late retry never deletes a namesake."""
 
@@ -93,7 +101,7 @@ class Seal:
     successor: bytes
 
 
-Command = CreateTopic | DeleteTopic | ConfirmDeletion | Seal
+Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal
 Outcome = Literal["done", "name-taken", "unknown-id", "sealed", "not-empty", "already-applied"]
 
 
@@ -126,6 +134,8 @@ class Catalog:
         match command:
             case CreateTopic(entry):
                 return self._create(entry)
+            case ChangeTopic(topic_id, settings):
+                return self._change(topic_id, settings)
             case DeleteTopic(topic_id):
                 return self._delete(topic_id)
             case ConfirmDeletion(topic_id, agent_id):
@@ -140,6 +150,14 @@ class Catalog:
             return "name-taken"
         self.topics[entry.name] = entry
         self._by_id[entry.topic_id] = entry
+        return "done"
+
+    def _change(self, topic_id: bytes, settings: TopicSettings) -> Outcome:
+        entry = self._by_id.get(topic_id)
+        if entry is None:
+            return "unknown-id"
+        changed = replace(entry, settings=with_changes(entry.settings, settings))
+        self.topics[entry.name] = self._by_id[topic_id] = changed
         return "done"
 
     def _delete(self, topic_id: bytes) -> Outcome:
@@ -217,6 +235,8 @@ def encode_command(command: Command) -> bytes:
     match command:
         case CreateTopic(entry):
             document |= {"op": "create", "topic": _entry_document(entry)}
+        case ChangeTopic(topic_id, settings):
+            document |= {"op": "change", "id": topic_id.hex(), "settings": settings.to_document()}
         case DeleteTopic(topic_id):
             document |= {"op": "delete", "id": topic_id.hex()}
         case ConfirmDeletion(topic_id, agent_id):
@@ -233,6 +253,8 @@ def decode_command(data: bytes) -> Command:
     match operation:
         case "create":
             return CreateTopic(_entry_from(document.get("topic")))
+        case "change":
+            return ChangeTopic(_id(document, "id"), _settings_from(document.get("settings")))
         case "delete":
             return DeleteTopic(_id(document, "id"))
         case "confirm":
@@ -258,10 +280,7 @@ def _entry_document(entry: TopicEntry) -> dict[str, Any]:
 
 def _entry_from(item: Any) -> TopicEntry:
     document = _mapping(item)
-    try:
-        settings, _ = settings_from_body(_mapping(document.get("settings")))
-    except ShoalError as error:
-        raise CatalogError(f"settings: {error.detail}") from None
+    settings = _settings_from(document.get("settings"))
     partitions = tuple(_birth_from(birth) for birth in _list(document, "partitions"))
     if len(partitions) != settings.partitions:
         raise CatalogError("the number of births is not the number of partitions")
@@ -269,6 +288,13 @@ def _entry_from(item: Any) -> TopicEntry:
     if not isinstance(name, str) or not name:
         raise CatalogError("a topic without a name")
     return TopicEntry(name, _id(document, "id"), settings, partitions, _integer(document, "created_us"))
+
+
+def _settings_from(item: Any) -> TopicSettings:
+    try:
+        return settings_from_body(_mapping(item))[0]
+    except ShoalError as error:
+        raise CatalogError(f"settings: {error.detail}") from None
 
 
 def _birth_from(item: Any) -> PartitionBirth:

@@ -73,6 +73,7 @@ class Groups(Protocol):
     """What the catalog needs of the host."""
 
     def has(self, group: GroupId) -> bool: ...
+    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
     async def open_group(
         self,
         group: GroupId,
@@ -380,6 +381,7 @@ class CatalogService:
         """
         await self._save_state()
         done = await self._open_missing()
+        self._pass_settings_on()
         for topic_id, tombstone in list(self.catalog.tombstones.items()):
             if self._agent_id in tombstone.waiting_for:
                 done &= await self._delete_and_confirm(topic_id, tombstone.partitions)
@@ -409,6 +411,14 @@ class CatalogService:
         if missing:
             logger.info("opened %d of %d replicas", sum(results), len(missing))
         return all(results)
+
+    def _pass_settings_on(self) -> None:
+        """What a change of settings means to replicas that are open already."""
+        for entry in self.catalog.topics.values():
+            for partition in held_partitions(entry, self._agent_id):
+                group = GroupId(entry.topic_id, partition)
+                if self._groups.has(group):
+                    self._groups.set_segment_bytes(group, entry.settings.segment_bytes)
 
     async def _open(self, entry: TopicEntry, partition: int, limit: asyncio.Semaphore) -> bool:
         settings = entry.settings

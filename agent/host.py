@@ -210,6 +210,12 @@ class Host:
         """Whether the group is open here, serving or not."""
         return group in self._groups or group in self._unserved
 
+    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
+        """How large the group's segments grow from now on; a replica that does not serve has none."""
+        entry = self._groups.get(group)
+        if entry is not None:
+            entry.replica.log.set_segment_bytes(segment_bytes)
+
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
         entry = self._groups.get(group)

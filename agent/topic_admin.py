@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.agent import documents
-from shoal.agent.catalog import CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.roster import Roster, natural
@@ -22,6 +22,7 @@ from shoal.agent.routes import GroupKey
 from shoal.agent.topic_settings import (
     MAX_REPLICATION_FACTOR,
     TopicSettings,
+    changed_settings,
     check_topic_name,
     settings_from_body,
 )
@@ -156,8 +157,27 @@ class TopicAdmin:
             await asyncio.sleep(0)  # placing a thousand partitions takes a second in all: heartbeats go on
         return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us())
 
+    async def change(
+        self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    ) -> dict[str, Any]:
+        """PATCH: the topic with its new settings, once they are committed. ShoalError bad-request,
+        unknown-topic, and as delete()."""
+        entry = await self._existing(service, name, timeout_ms)
+        settings = changed_settings(entry.settings, body)
+        await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
+        committed = service.catalog.by_id(entry.topic_id)
+        if committed is None:
+            raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
+        await service.tell_peers()
+        return self._document(committed)
+
     async def delete(self, service: CatalogService, name: str, timeout_ms: int) -> None:
         """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
+        entry = await self._existing(service, name, timeout_ms)
+        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
+        await service.tell_peers()
+
+    async def _existing(self, service: CatalogService, name: str, timeout_ms: int) -> TopicEntry:
         if name != documents.CATALOG_TOPIC:
             check_topic_name(name)
         self._require_leader()
@@ -165,8 +185,7 @@ class TopicAdmin:
         entry = service.catalog.topics.get(name)
         if entry is None:
             raise ShoalError("unknown-topic", f"there is no topic {name!r}")
-        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
-        await service.tell_peers()
+        return entry
 
     def _require_leader(self) -> None:
         leader = self._catalog_leader()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from shoal.errors import ShoalError
@@ -108,6 +108,45 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
         fsync=_fsync(body.get("fsync", True)),
     )
     return settings, factor is not None
+
+
+def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
+    """The settings after PATCH: what the body names is changed, the rest stays.
+
+    Raises ShoalError bad-request. What decides where records live (kind, partitions, replicas) and what was
+    promised to whoever wrote them (fsync) is fixed at birth.
+    """
+    body = body or {}
+    unknown = sorted(set(body) - {"retention", "segment"})
+    if unknown:
+        raise ShoalError(
+            "bad-request",
+            f"{unknown[0]!r} of an existing topic cannot be changed: only retention and segment",
+        )
+    if not body:
+        raise ShoalError(
+            "bad-request", 'nothing to change: name retention or segment, as {"retention": {"age": "7d"}}'
+        )
+    retention = _table(body, "retention", {"age", "bytes"})
+    segment = _table(body, "segment", {"bytes", "age"})
+    return replace(
+        current,
+        retention_age_ms=_age(retention, "retention.age", "age", current.retention_age_ms),
+        retention_bytes=_optional_bytes(retention) if "bytes" in retention else current.retention_bytes,
+        segment_bytes=_integer(segment, "bytes", current.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+        segment_age_ms=_age(segment, "segment.age", "age", current.segment_age_ms),
+    )
+
+
+def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
+    """`current` with the changeable settings of `asked`."""
+    return replace(
+        current,
+        retention_age_ms=asked.retention_age_ms,
+        retention_bytes=asked.retention_bytes,
+        segment_bytes=asked.segment_bytes,
+        segment_age_ms=asked.segment_age_ms,
+    )
 
 
 def format_duration(duration_ms: int | None) -> str | None:

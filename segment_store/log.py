@@ -10,7 +10,7 @@ Knows segments and disks. Must not know Raft, HTTP or clocks: times are argument
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -166,6 +166,11 @@ class PartitionLog:
     def next_append_time_us(self, now_us: int) -> int:
         """The append time of the next frame: never before its predecessor's (safety 17)."""
         return max(self._chain.append_time_us, now_us)
+
+    def set_segment_bytes(self, segment_bytes: int) -> None:
+        """When the leader rolls from now on; segments that are there keep their size."""
+        if segment_bytes != self._files.config.segment_bytes:
+            self._files.config = replace(self._files.config, segment_bytes=segment_bytes)
 
     def should_roll(self, extra_bytes: int) -> bool:
         """Whether `extra_bytes` more would take the active segment past segment_bytes. Never for an empty

@@ -1,7 +1,7 @@
 """Topics: list, create, describe, delete, and the offsets of all partitions.
 
-Creation and deletion are the catalog leader's; the offsets of a partition are its leader's. This agent
-asks them.
+Creation, change and deletion are the catalog leader's; the offsets of a partition are its leader's. This
+agent asks them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class TopicHandlers:
             Route("GET", "/v1/topics", self.list_topics, frozenset(("cursor", "limit"))),
             Route("PUT", "/v1/topics/*", self.create, CHANGE_PARAMETERS),
             Route("GET", "/v1/topics/*", self.describe),
+            Route("PATCH", "/v1/topics/*", self.change, CHANGE_PARAMETERS),
             Route("DELETE", "/v1/topics/*", self.delete, CHANGE_PARAMETERS),
             Route("GET", "/v1/topics/*/offsets", self.offsets, frozenset(("at", "timeout", "forward"))),
         ]
@@ -68,6 +69,20 @@ class TopicHandlers:
         """One topic: settings, partitions, replicas, offsets."""
         name = self._context.broker.topic(call.arguments[0]).name
         return json_response(await self._context.broker.topic_document(name))
+
+    async def change(self, call: Call) -> web.Response:
+        """200 with the topic once its new settings are durable."""
+        name = call.arguments[0]
+        body = await optional_object(call)
+
+        async def change_here(timeout_ms: int) -> Json:
+            return await self._context.broker.change_topic(name, body, timeout_ms)
+
+        async def change_there(url: str, timeout_ms: int) -> Json:
+            return (await exchange_change(call, url, "PATCH", name, body, timeout_ms)).document()
+
+        deadline = Deadline(call.timeout_ms())
+        return json_response(await at_catalog(call, change_here, change_there, deadline))
 
     async def delete(self, call: Call) -> web.Response:
         """204 once the deletion is durable."""

@@ -321,6 +321,18 @@ class FakeBroker:
         self.cluster.create(name, partitions)
         return True, await self.topic_document(name)
 
+    async def change_topic(self, name: str, body: Json | None, timeout_ms: int) -> Json:
+        check_topic_name(name)
+        self._raise_injected()
+        self._check_catalog_leader()
+        topic = self.topic(name)
+        if not body or set(body) - {"retention", "segment"}:
+            raise ShoalError("bad-request", "only retention and segment of a topic can be changed")
+        changed = {**topic.settings, **body}
+        self.cluster.topics[name] = dataclasses.replace(topic, settings=changed)
+        self.cluster.bump()
+        return await self.topic_document(name)
+
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
         check_topic_name(name)
         self._raise_injected()
@@ -342,7 +354,10 @@ class FakeBroker:
 
     async def topic_document(self, name: str) -> Json:
         topic = self.topic(name)
-        return {"name": name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges)}
+        document = {"name": name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges)}
+        return document | {
+            name: topic.settings[name] for name in ("retention", "segment") if name in topic.settings
+        }
 
     def topic(self, name: str) -> FakeTopic:
         try:

@@ -229,6 +229,20 @@ async def test_a_lost_race_is_answered_by_what_was_committed() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_change_of_settings() -> None:
+    """Committed by id, shown in the answer, told to the peers; refused for a topic that is not there."""
+    fixture = Fixture()
+    topic = await fixture.topic()
+    told = fixture.catalog.told
+    document = await fixture.broker.change_topic("t", {"retention": {"age": "1d"}}, 100)
+    assert document["retention"] == {"age": "1d", "bytes": None}
+    assert fixture.catalog.catalog.by_id(topic.id).settings.retention_age_ms == 86_400_000
+    assert fixture.catalog.told == told + 1
+    assert (await code(fixture.broker.change_topic("t", {"kind": "log"}, 100))).code == "bad-request"
+    assert (await code(fixture.broker.change_topic("u", {"segment": {}}, 100))).code == "unknown-topic"
+
+
+@pytest.mark.usefixtures("quick")
 async def test_deletion() -> None:
     """By the id that the name has now; unknown afterwards."""
     fixture = Fixture()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal.agent.catalog import (
     Catalog,
     CatalogError,
+    ChangeTopic,
     Command,
     ConfirmDeletion,
     CreateTopic,
@@ -22,6 +23,7 @@ from shoal.agent.catalog import (
 )
 from shoal.agent.topic_settings import (
     TopicSettings,
+    changed_settings,
     check_topic_name,
     format_duration,
     settings_from_body,
@@ -54,6 +56,57 @@ def test_a_name_is_born_once() -> None:
     assert catalog.apply(1, CreateTopic(second)) == "name-taken"
     assert catalog.topics["t"] == first
     assert catalog.by_id(second.topic_id) is None
+
+
+def test_a_change_keeps_what_was_fixed_at_birth() -> None:
+    """Retention and segments follow the last change; partitions, replicas and fsync stay, the birth too."""
+    born = entry(partitions=2)
+    asked = TopicSettings(partitions=9, replication_factor=1, fsync=False, retention_age_ms=60_000)
+    change = decode_command(encode_command(ChangeTopic(born.topic_id, asked)))
+    catalog = folded(CreateTopic(born), change)
+    changed = catalog.topics["t"]
+    assert changed is catalog.by_id(born.topic_id)
+    assert changed.partitions == born.partitions
+    assert changed.settings == TopicSettings(partitions=2, retention_age_ms=60_000)
+    assert Catalog.from_bytes(catalog.to_bytes()).topics["t"] == changed
+
+
+def test_a_change_of_a_deleted_topic_changes_nothing() -> None:
+    """By id: a late change of the old topic must not touch a new one of the same name."""
+    old, new = entry(number=1), entry(number=2)
+    catalog = folded(CreateTopic(old), DeleteTopic(old.topic_id), CreateTopic(new))
+    late = ChangeTopic(old.topic_id, TopicSettings(partitions=2, retention_bytes=1 << 21))
+    assert catalog.apply(3, late) == "unknown-id"
+    assert catalog.topics["t"] == new
+
+
+def test_what_a_patch_may_name() -> None:
+    """What is named changes, what is not named stays, null takes a limit away."""
+    current = TopicSettings(partitions=3, retention_age_ms=1_000, retention_bytes=1 << 30)
+    changed = changed_settings(current, {"retention": {"age": "7d"}, "segment": {"bytes": 1 << 20}})
+    assert (changed.retention_age_ms, changed.retention_bytes) == (7 * 86_400_000, 1 << 30)
+    assert (changed.segment_bytes, changed.partitions) == (1 << 20, 3)
+    assert changed_settings(current, {"retention": {"bytes": None}}).retention_bytes is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        {},
+        {"partitions": 4},
+        {"fsync": False},
+        {"retention": 7},
+        {"retention": {"hours": 1}},
+        {"segment": {"bytes": 1}},
+        {"retention": {"age": "soon"}},
+    ],
+)
+def test_what_a_patch_may_not_name(body: dict[str, object] | None) -> None:
+    """One clear refusal; nothing is changed by half."""
+    with pytest.raises(ShoalError) as refused:
+        changed_settings(TopicSettings(), body)
+    assert refused.value.code == "bad-request"
 
 
 def test_deletion_is_by_id_and_frees_the_name() -> None:

@@ -83,6 +83,9 @@ class FakeGroups:
     def has(self, group: GroupId) -> bool:
         return group in self.opened
 
+    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
+        self.opened[group]["segment_bytes"] = segment_bytes
+
     async def open_group(self, group: GroupId, **arguments: Any) -> None:
         if self.refuse:
             self.refuse -= 1

@@ -31,6 +31,16 @@ async def test_create_describe_list_delete(agent: Agent) -> None:
     (await agent.get("/v1/topics/flights")).problem("unknown-topic")
 
 
+async def test_change_a_topic(agent: Agent) -> None:
+    """PATCH: 200 with the topic as it is now; 400 for what cannot change, 404 for what is not there."""
+    await agent.request("PUT", "/v1/topics/flights")
+    answer = await agent.request("PATCH", "/v1/topics/flights", {"retention": {"age": "7d"}})
+    assert (answer.status, answer.json["retention"]) == (200, {"age": "7d"})
+    (await agent.request("PATCH", "/v1/topics/flights", {"partitions": 9})).problem("bad-request")
+    (await agent.request("PATCH", "/v1/topics/flights", b"[]")).problem("bad-request")
+    (await agent.request("PATCH", "/v1/topics/absent", {"retention": {}})).problem("unknown-topic")
+
+
 async def test_a_body_sent_by_curl_d(agent: Agent) -> None:
     """curl -d sends a form's content type; a topic's settings have only one meaning, so they are taken."""
     answer = await agent.request(
