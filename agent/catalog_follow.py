@@ -36,6 +36,7 @@ from shoal.agent.peer_messages import (
     decode_version,
     encode_version,
 )
+from shoal.agent.retention import Retention
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Frame, Message, ProducerStamp, message_from_batch, to_record_batch
@@ -81,6 +82,7 @@ class Groups(Protocol):
         birth: Configuration,
         schema: pa.Schema,
         log_config: LogConfig,
+        retention: Retention | None = None,
         apply: Callable[[Frame], None] | None = None,
         replica_id: ReplicaId | None = None,
     ) -> None: ...
@@ -429,6 +431,9 @@ class CatalogService:
                     birth=Configuration.birth(entry.partitions[partition].voters),
                     schema=DEFAULT_SCHEMA,
                     log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
+                    retention=Retention(
+                        settings.retention_age_ms, settings.retention_bytes, settings.segment_age_ms
+                    ),
                 )
             except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
                 logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)

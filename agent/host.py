@@ -35,6 +35,8 @@ from shoal.agent.peer_wire import (
 from shoal.agent.reading import Fetch, Offsets, Reader
 from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
+from shoal.agent.retention import ClockWatch, Retention
+from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
 from shoal.agent.waiting import Appended, Waiter
 from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp
@@ -50,6 +52,8 @@ from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import StoreError
 
 FREE_SPACE_INTERVAL_MS = 1_000
+RETENTION_INTERVAL_MS = 5_000
+"""Ages are at least a second, segments seldom filled faster than that."""
 MIN_FREE_BYTES = 64 * 2**20
 """Below it appends are refused as disk-full, while the log can still write what is under way and its
 checkpoints."""
@@ -64,6 +68,7 @@ class _Group:
     appender: Appender
     reader: Reader
     applier: Applier | None
+    trimmer: Trimmer
     plan: Plan
 
 
@@ -87,6 +92,7 @@ class Host:
         raft_config: RaftConfig,
         log_config: LogConfig,
         on_change: Callable[[GroupId], None],
+        retention_interval_ms: int = RETENTION_INTERVAL_MS,
     ) -> None:
         self.agent_id = agent_id
         self.boot_nonce = boot_nonce
@@ -97,6 +103,8 @@ class Host:
         self._raft_config = raft_config
         self._log_config = log_config
         self._on_change = on_change
+        self._retention_interval_ms = retention_interval_ms
+        self._clock_watch = ClockWatch(clock.now_us(), clock.now_ms())
         self._groups: dict[GroupId, _Group] = {}
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
@@ -121,6 +129,7 @@ class Host:
         birth: Configuration,
         schema: pa.Schema,
         log_config: LogConfig | None = None,
+        retention: Retention | None = None,
         apply: Apply | None = None,
         state: GroupState | None = None,
         replica_id: ReplicaId | None = None,
@@ -145,6 +154,7 @@ class Host:
             replica_id,
             state,
             apply is not None,
+            retention or Retention(),
         )
         await self._open(plan, apply)
 
@@ -174,7 +184,12 @@ class Host:
         self._unserved.pop(group, None)
         applier = None if apply is None else Applier(replica, apply)
         self._groups[group] = _Group(
-            replica, Appender(replica), Reader(replica, lambda: self.schedule(replica)), applier, plan
+            replica,
+            Appender(replica),
+            Reader(replica, lambda: self.schedule(replica)),
+            applier,
+            Trimmer(replica, plan.retention, self._clock_watch),
+            plan,
         )
         if replica.log.damage:
             replica.fail("damaged", f"{len(replica.log.damage)} damaged stretches: {replica.log.damage[0]}")
@@ -191,6 +206,7 @@ class Host:
             return
         if entry.applier is not None:
             await entry.applier.stop()
+        entry.trimmer.stop()
         await entry.replica.close()
         self._turns.forget(entry.replica)
 
@@ -329,6 +345,15 @@ class Host:
         await answer
         return frame.stamp.index
 
+    async def trim(self, group: GroupId, before: Offset, timeout_ms: int) -> Offset:
+        """Drop the segments that lie wholly before the offset, and that every replica holds, on all replicas;
+        where the log then starts. Raises ShoalError as propose_control, and beyond-end."""
+        entry = self._for_append(group)
+        control = entry.trimmer.control_for(before)
+        if control is not None:
+            await self.propose_control(group, Kind.TRIM, control, timeout_ms)
+        return entry.replica.log.start_offset
+
     async def read(
         self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int = 0, local: bool = False
     ) -> Fetch:
@@ -382,6 +407,7 @@ class Host:
         """Serve deadlines until cancelled or stopped."""
         self._side(self._watch_peers())
         self._side(self._watch_free_space())
+        self._side(self._watch_retention())
         try:
             await self._turns.run()
         finally:
@@ -483,6 +509,13 @@ class Host:
             logger.warning("replica %s is opened again: there is room on the disk", group)
             await self.close_group(group)
             await self._open(entry.plan, None)
+
+    async def _watch_retention(self) -> None:
+        """Leaders look at the age and size of their logs."""
+        while True:
+            await asyncio.sleep(self._retention_interval_ms / 1000)
+            for entry in list(self._groups.values()):
+                entry.trimmer.check()
 
     # What replicas ask (ReplicaHost)
 

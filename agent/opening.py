@@ -9,7 +9,7 @@ index stored.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from shoal.agent.identity import (
 )
 from shoal.agent.partition import FoldError, GroupState, PartitionState
 from shoal.agent.replica import Replica, ReplicaHost
+from shoal.agent.retention import Retention
 from shoal.batch import LogIdentity, LogIndex
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
@@ -70,6 +71,7 @@ class Plan:
     replica_id: ReplicaId | None = None
     folds: GroupState | None = None
     applies: bool = False
+    retention: Retention = field(default_factory=Retention)
 
 
 async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:

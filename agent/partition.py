@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from shoal.agent.producers import ProducerTable, ProducerTableError
+from shoal.agent.retention import RetentionError, decode_trim
 from shoal.batch import (
     BatchError,
     Flag,
@@ -152,6 +153,9 @@ class PartitionState:
         # again.
         self._uncommitted: deque[Tail] = deque()
         self._configurations: list[Configuration] = [birth]
+        self.trim_before = LogIndex(1)
+        """The group has committed that everything before this entry may go, as far as folded here."""
+        self._trims: deque[tuple[LogIndex, LogIndex]] = deque()
 
     def __repr__(self) -> str:
         tail = self.tail
@@ -174,6 +178,11 @@ class PartitionState:
     def configurations(self) -> tuple[Configuration, ...]:
         """The committed one, then those in the log that are not committed."""
         return tuple(self._configurations)
+
+    @property
+    def trim_asked(self) -> LogIndex:
+        """As `trim_before`, with what is in the log and not committed."""
+        return max([self.trim_before, *(before for _, before in self._trims)])
 
     def start_from(self, head: Frame) -> None:
         """Begin with a segment's first frame instead of index 1. A CHECKPOINT restores; anything else must
@@ -228,6 +237,8 @@ class PartitionState:
             self._configurations.append(decode_configuration(control_payload(frame.data)))
         elif kind == Kind.GROUP_STATE and self.group_state is not None:
             self.group_state.fold(frame)
+        elif kind == Kind.TRIM:
+            self._fold_trim(frame)
         self.tail = Tail(
             stamp.index,
             stamp.term,
@@ -236,6 +247,12 @@ class PartitionState:
             tail.log_bytes + len(frame.data),
         )
         self._uncommitted.append(self.tail)
+
+    def _fold_trim(self, frame: Frame) -> None:
+        try:
+            self._trims.append((frame.stamp.index, decode_trim(control_payload(frame.data))))
+        except RetentionError as error:
+            raise FoldError(f"entry {frame.stamp.index}: {error}") from error
 
     def _record_producers(self, frame: Frame) -> None:
         stamp = frame.stamp
@@ -276,6 +293,8 @@ class PartitionState:
         configurations = self._configurations
         while len(configurations) > 1 and configurations[-1].index >= from_index:
             configurations.pop()
+        while self._trims and self._trims[-1][0] >= from_index:
+            self._trims.pop()
 
     def commit(self, commit_index: LogIndex) -> bool:
         """The group committed up to here; True when this replica's committed end moved."""
@@ -292,6 +311,8 @@ class PartitionState:
         configurations = self._configurations
         while len(configurations) > 1 and configurations[1].index <= committed.last_index:
             configurations.pop(0)
+        while self._trims and self._trims[0][0] <= committed.last_index:
+            self.trim_before = max(self.trim_before, self._trims.popleft()[1])
         return True
 
     def term_at(self, index: LogIndex) -> Term | None:

@@ -255,6 +255,14 @@ class Replica:
             return False  # the log has not seen the last roll yet
         return self.log.should_roll(self.state.bytes_after(log_index) + size)
 
+    def roll(self) -> None:
+        """Start a new segment now, unless one is on its way. Raises ShoalError; nothing was proposed
+        then."""
+        self.require_leader()
+        self._catch_up_with_core()
+        if self.log.last_index >= self._roll_index:
+            self._roll()
+
     def _roll(self) -> None:
         """Head a new segment with the fold of everything before it (safety 12, 18)."""
         proposal = self._propose()

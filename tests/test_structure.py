@@ -65,6 +65,7 @@ PURE = (
     "agent/growth.py",
     "agent/partition.py",
     "agent/producers.py",
+    "agent/retention.py",
     "agent/routes.py",
     "agent/topic_settings.py",
     "shoal/arrow_metadata.py",

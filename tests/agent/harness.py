@@ -98,6 +98,7 @@ class Node:
             raft_config=self.raft_config,
             log_config=self.log_config,
             on_change=self.changes.append,
+            retention_interval_ms=20,
         )
         app = web.Application()
         app.router.add_get("/v1/peer", self._accept)

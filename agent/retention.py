@@ -1,0 +1,126 @@
+"""Which segments a partition may drop, and when it starts a new one: pure (safety 17, 18).
+
+Ages count from append times, sizes from stored bytes; the producers' timestamps decide nothing. The leader
+asks; its answer becomes a committed TRIM entry, and every replica drops the same whole segments. Never
+dropped: the newest segment whose checkpoint is committed, and anything after it.
+
+A replica that lags holds the head back, so that it can still be sent what it lacks, but not for ever: once
+the log holds twice what the topic allows (twice the bytes, or segments of twice the age), the head goes
+without it, and it needs whole segments then.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.batch import LogIndex
+
+LAGGARD_PATIENCE = 2  # times what retention allows, held for a replica that lags
+MAX_CLOCK_JUMP_US = 60_000_000  # safety 17: over a minute, and no age is believed
+
+_TRIM = struct.Struct("<4sHHq")
+_MAGIC = b"SHTR"
+_VERSION = 1
+
+
+class RetentionError(ValueError):
+    """The payload of a TRIM entry that is none."""
+
+
+class Span(Protocol):
+    """One segment. Times in microseconds since the epoch, of the first and last entry; 0 for an empty one."""
+
+    @property
+    def first_index(self) -> LogIndex: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def first_append_time_us(self) -> int: ...
+    @property
+    def last_append_time_us(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a topic keeps: ages in milliseconds, sizes in bytes, None without limit. `segment_age_ms`: a
+    segment with records that is older gets a successor, so that its records can go in time."""
+
+    age_ms: int | None = None
+    size_bytes: int | None = None
+    segment_age_ms: int | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.age_ms is None and self.size_bytes is None
+
+    def to_trim(
+        self, spans: Sequence[Span], *, commit_index: int, held_index: int, now_us: int | None
+    ) -> LogIndex | None:
+        """Before which entry the log may be trimmed; None when nothing may go.
+
+        `held_index`: the last entry that every replica holds. `now_us`: None when the clock is not to be
+        believed; then no age counts.
+        """
+        patient = min(self._expired(spans, now_us, 1), droppable(spans, min(commit_index, held_index)))
+        overdue = min(self._expired(spans, now_us, LAGGARD_PATIENCE), droppable(spans, commit_index))
+        count = max(patient, overdue)
+        return spans[count].first_index if count else None
+
+    def _expired(self, spans: Sequence[Span], now_us: int | None, patience: int) -> int:
+        """How many segments from the head on exceed `patience` times what is kept."""
+        too_old = too_many = 0
+        if self.age_ms is not None and now_us is not None:
+            limit_us = now_us - patience * self.age_ms * 1000
+            while too_old < len(spans) and 0 < spans[too_old].last_append_time_us < limit_us:
+                too_old += 1
+        if self.size_bytes is not None:
+            held = sum(span.size_bytes for span in spans)
+            # A segment goes only if what is left still holds as much as is to be kept.
+            while too_many < len(spans) and held - spans[too_many].size_bytes >= patience * self.size_bytes:
+                held -= spans[too_many].size_bytes
+                too_many += 1
+        return max(too_old, too_many)
+
+    def should_roll(self, active: Span, now_us: int | None) -> bool:
+        """Whether the active segment has grown old with records in it."""
+        ages = [age for age in (self.segment_age_ms, self.age_ms) if age is not None]
+        if not ages or now_us is None or active.end_offset == active.first_offset:
+            return False
+        return 0 < active.first_append_time_us < now_us - min(ages) * 1000
+
+
+def droppable(spans: Sequence[Span], index: int) -> int:
+    """How many segments from the head on may go so that what is left begins at or before `index`: with a
+    committed checkpoint, or with an entry that a replica which holds `index` can be sent on from."""
+    return max(0, sum(span.first_index <= index for span in spans) - 1)
+
+
+class ClockWatch:
+    """Whether the wall clock goes as the monotonic one does. After a jump no age is believed until both
+    agree again."""
+
+    def __init__(self, wall_us: int, monotonic_ms: int) -> None:
+        self._difference_us = wall_us - monotonic_ms * 1000
+
+    def agrees(self, wall_us: int, monotonic_ms: int) -> bool:
+        return abs(wall_us - monotonic_ms * 1000 - self._difference_us) <= MAX_CLOCK_JUMP_US
+
+
+def encode_trim(before_index: LogIndex) -> bytes:
+    """The control payload of a TRIM entry: everything before this entry may go, in whole segments."""
+    return _TRIM.pack(_MAGIC, _VERSION, 0, before_index)
+
+
+def decode_trim(data: bytes) -> LogIndex:
+    """Raises RetentionError."""
+    if len(data) != _TRIM.size:
+        raise RetentionError(f"a trim of {len(data)} bytes")
+    magic, version, reserved, before_index = _TRIM.unpack(data)
+    if magic != _MAGIC or version != _VERSION or reserved or before_index < 1:
+        raise RetentionError(f"not a trim of version {_VERSION}")
+    return LogIndex(before_index)
