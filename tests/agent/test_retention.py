@@ -194,11 +194,11 @@ async def test_a_follower_that_lags_still_gets_what_it_lacks(tmp_path: Path) -> 
         await cluster.stop(away)
         await _fill(cluster, 31, 5)
         await asyncio.sleep(0.1)
-        assert _start(await cluster.leader()) == 0
+        assert _start(await cluster.leader()) <= 5  # what it has may go
         await cluster.start(away, retention=Retention(size_bytes=40_000))
         await until(lambda: away.host.status(GROUP).high_watermark == 36)
         for node in cluster.nodes:
-            await until(lambda node=node: _start(node) > 0)
+            await until(lambda node=node: _start(node) > 5)
 
 
 async def test_trim_by_hand(tmp_path: Path) -> None:
