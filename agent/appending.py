@@ -28,7 +28,7 @@ from shoal.batch import (
     to_record_batch,
 )
 from shoal.errors import ShoalError
-from shoal.records import RecordColumns, columns_to_batch
+from shoal.records import RecordColumns, columns_to_message
 
 Acks: TypeAlias = Literal["all", "leader", "none"]
 
@@ -154,8 +154,7 @@ class Appender:
     def _propose_gathered(self, fresh: list[Submission]) -> None:
         gathered = merge(fresh)
         try:
-            batch = columns_to_batch(gathered.columns, self._replica.host.clock.now_us())
-            message = message_from_batch(batch)
+            message = columns_to_message(gathered.columns, self._replica.host.clock.now_us())
         except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             self._propose_one_by_one(fresh, error)
             return

@@ -24,8 +24,11 @@ from shoal.batch import (
     MAX_RECORD_BYTES,
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
+    Message,
+    message_from_batch,
 )
 from shoal.errors import ShoalError
+from shoal.row_encoding import encode_rows
 
 Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 ValueAs: TypeAlias = Literal["text", "json"]
@@ -292,6 +295,18 @@ def columns_to_batch(columns: RecordColumns, now_us: int) -> pa.RecordBatch:
         header_array = pa.array(columns.headers, headers)
     arrays = [pa.array(timestamps, timestamp), pa.array(columns.keys, key), pa.array(columns.values, value)]
     return pa.RecordBatch.from_arrays([*arrays, header_array], schema=DEFAULT_SCHEMA)
+
+
+def columns_to_message(columns: RecordColumns, now_us: int) -> Message:
+    """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises what pyarrow
+    raises for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
+    for too many bytes."""
+    if columns.headers.count(None) == len(columns):
+        timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
+        message = encode_rows(timestamps, columns.keys, columns.values)
+        if message is not None:
+            return message
+    return message_from_batch(columns_to_batch(columns, now_us))
 
 
 def render_records(

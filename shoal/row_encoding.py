@@ -1,0 +1,104 @@
+"""Records without headers -> an Arrow record batch message, written by hand.
+
+A record posted alone becomes a batch of one, and pyarrow's fixed costs (four arrays, a batch, its
+serialization, the maximum of one number: 65 us) are then ten times those of the record. This writes the same
+columns, with the flatbuffer that arrow_metadata writes for every client's batch. What it does not cover it
+leaves to pyarrow. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+from shoal.arrow_metadata import RecordBatchHeader, encode_record_batch_header
+from shoal.arrow_stream import MAX_BODY_BYTES, Message
+
+MAX_ROWS: Final = 256
+"""Beyond it pyarrow's fixed costs no longer count."""
+
+_PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
+_ALL_NULL: Final = -1
+_Buffer = tuple[int, int]
+
+
+def encode_rows(
+    timestamps_us: Sequence[int], keys: Sequence[bytes | None], values: Sequence[bytes | None]
+) -> Message | None:
+    """A message of DEFAULT_SCHEMA whose headers are all null; None for what pyarrow has to encode: a column
+    with both nulls and values, or a batch larger than this is for.
+
+    Raises OverflowError for a time beyond int64, TypeError for a value that is no bytes.
+    """
+    rows = len(timestamps_us)
+    assert rows == len(keys) == len(values)
+    if not 0 < rows <= MAX_ROWS:
+        return None
+    parts: list[bytes] = [array("q", timestamps_us).tobytes()]
+    sizes: list[int] = []
+    for column in (keys, values):
+        nulls = column.count(None)
+        if nulls == rows:
+            parts.append(_no_values(rows))
+            sizes.append(_ALL_NULL)
+        elif nulls:
+            return None
+        else:
+            sizes.append(_add_values(parts, column))
+    parts.append(_no_headers(rows))
+    body = b"".join(parts)
+    if len(body) > MAX_BODY_BYTES:
+        return None
+    return Message(_metadata(rows, *sizes), body, rows, max(timestamps_us))
+
+
+def _add_values(parts: list[bytes], column: Sequence[bytes | None]) -> int:
+    """Append offsets and data of a binary column without nulls; the bytes of its data."""
+    data = b"".join(column)  # type: ignore[arg-type]  # without nulls, as the caller has counted
+    offsets = array("i", accumulate(map(len, column), initial=0)).tobytes()  # type: ignore[arg-type]
+    parts += (offsets, _PADDING[len(offsets) % 8], data, _PADDING[len(data) % 8])
+    return len(data)
+
+
+def _padded(size_bytes: int) -> int:
+    return size_bytes + -size_bytes % 8
+
+
+@lru_cache(maxsize=256)  # of row counts in use: 64 connections gather up to 64 rows
+def _no_values(rows: int) -> bytes:
+    """Validity and offsets of a column of nulls."""
+    return bytes(_padded((rows + 7) // 8) + _padded(4 * (rows + 1)))
+
+
+@lru_cache(maxsize=256)
+def _no_headers(rows: int) -> bytes:
+    """A null list for each row, and the offsets of its empty children's strings.
+
+    No list refers to a child's slot, so that the children have none, and a single offset each.
+    """
+    return _no_values(rows) + 2 * bytes(_padded(4))
+
+
+@lru_cache(maxsize=1_024)  # a few hundred bytes each; equal sizes come again and again
+def _metadata(rows: int, key_bytes: int, value_bytes: int) -> bytes:
+    """The flatbuffer: a node for each of 7 fields, and their 17 buffers one behind the other."""
+    bitmap_bytes, offsets_bytes = (rows + 7) // 8, 4 * (rows + 1)
+    lengths = [0, 8 * rows]
+    nodes = [(rows, 0)]
+    for data_bytes in (key_bytes, value_bytes):
+        nulls = rows if data_bytes == _ALL_NULL else 0
+        nodes.append((rows, nulls))
+        lengths += (bitmap_bytes if nulls else 0, offsets_bytes, max(0, data_bytes))
+    nodes += ((rows, rows), (0, 0), (0, 0), (0, 0))
+    lengths += (bitmap_bytes, offsets_bytes, 0, 0, 4, 0, 0, 4, 0)
+    buffers: list[_Buffer] = []
+    position = 0
+    for length in lengths:
+        buffers.append((position, length))
+        position += _padded(length)
+    packed = b"".join(struct.pack("<qq", *node) for node in nodes)
+    return encode_record_batch_header(RecordBatchHeader(rows, position, packed, tuple(buffers), None))
