@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from shoal.batch import Frame
 from shoal.replication.interfaces import HardState
 from shoal.replication.ready import Ready
+from shoal.segment_store.errors import StoreError
 from shoal.segment_store.log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,8 @@ class DiskOrder:
         self._items: deque[_Item] = deque()
         self._slow: deque[_Item] = deque()
         self._worker: asyncio.Task[None] | None = None
-        self._appends: set[asyncio.Future[None]] = set()
+        self._writes = 0
+        self._writes_over: asyncio.Future[None] | None = None
         self._stopped = False
         self.unsynced_bytes = 0
         self.unsynced_frames = 0
@@ -98,15 +101,18 @@ class DiskOrder:
             item.done = True
             self._release()
             return
-        written = asyncio.ensure_future(self._log.append(item.frames))
-        self._appends.add(written)
-        written.add_done_callback(lambda future: self._written(item, future))
+        self._writes += 1
+        answer = partial(self._written, item)
+        try:
+            self._log.begin_append(item.frames, answer)
+        except StoreError as error:  # heard of later, like any other outcome: the caller is in its turn
+            asyncio.get_running_loop().call_soon(answer, error)
 
-    def _written(self, item: _Item, future: asyncio.Future[None]) -> None:
-        self._appends.discard(future)
-        if future.cancelled():
-            return
-        error = future.exception()
+    def _written(self, item: _Item, error: StoreError | None) -> None:
+        self._writes -= 1
+        if not self._writes and self._writes_over is not None:
+            self._writes_over.set_result(None)
+            self._writes_over = None
         if error is not None:
             self._fail(error)
             return
@@ -137,8 +143,9 @@ class DiskOrder:
 
     async def drain(self) -> None:
         """Wait for everything under way; then the log may be closed."""
-        while self._worker is not None or self._appends:
-            waiting: set[asyncio.Future[None]] = set(self._appends)
+        while self._worker is not None or self._writes:
             if self._worker is not None:
-                waiting.add(self._worker)
-            await asyncio.wait(waiting)
+                await asyncio.wait([self._worker])
+            else:
+                self._writes_over = self._writes_over or asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._writes_over])

@@ -110,6 +110,7 @@ class Host:
         """Groups that could not be opened: state and reason."""
         self._opening: set[GroupId] = set()
         self._turns = Turns(clock, self._flush_outbox)
+        disk.after_completions = self._turns.serve_now
         self._outbox: dict[str, list[tuple[GroupId, bytes]]] = {}
         self._silent: set[str] = set()
         self._side_tasks: set[asyncio.Task[None]] = set()

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
+Done = Callable[[BaseException | None], None]
 
 MAX_BUFFERS_PER_WRITE = 512  # below IOV_MAX (1024): more are joined first
 MAX_INTERRUPTIONS = 1000  # EINTR and EAGAIN in a row before they are an error: a bound, never met in practice
@@ -51,6 +52,10 @@ class File(Protocol):
     async def write_and_sync(self, offset: int, data: Data) -> None:
         """SyncFailed when the sync was what failed."""
 
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        """write_and_sync without anybody awaiting it: `done` is called once with None or the error, from the
+        event loop and never before this returns."""
+
     async def allocate(self, length: int) -> None:
         """Reserve blocks so that the file is at least `length` bytes long; new bytes read as zeros."""
 
@@ -61,6 +66,9 @@ class Disk(Protocol):
     """A file system. Names made or removed are durable only after sync_directory of their parent."""
 
     kind: str
+    after_completions: Callable[[], None]
+    """Called when a round of completions has been handed out, by disks that hand out several at once; set
+    by whoever waits for all of them. Does nothing unless set."""
 
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:
@@ -80,6 +88,20 @@ class Disk(Protocol):
         """(free for this user, total) bytes of the file system that holds path."""
 
     async def close(self) -> None: ...
+
+
+def nothing_to_do() -> None:
+    """What `after_completions` is at first."""
+
+
+def call_when_done(task: asyncio.Future[None], done: Done) -> None:
+    """Tell `done` how the task ended; a cancelled one tells nobody, its loop is ending."""
+
+    def ended(future: asyncio.Future[None]) -> None:
+        if not future.cancelled():
+            done(future.exception())
+
+    task.add_done_callback(ended)
 
 
 def buffers_of(data: Data) -> list[Buffer]:
@@ -233,6 +255,7 @@ class ThreadDisk:
     kind = "threads"
 
     def __init__(self, threads: int = THREADS) -> None:
+        self.after_completions = nothing_to_do
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")
 
     def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
@@ -321,6 +344,15 @@ class ThreadFile:
 
     async def write_and_sync(self, offset: int, data: Data) -> None:
         await self._run(_write_and_sync, offset, buffers_of(data))
+
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        if self._fd >= 0:
+            task = self._disk.run(_write_and_sync, self._fd, offset, buffers_of(data))
+        else:  # the error is told as any other
+            task = asyncio.ensure_future(self.write_and_sync(offset, data))
+        self._active.add(task)
+        task.add_done_callback(self._active.discard)
+        call_when_done(task, done)
 
     async def allocate(self, length: int) -> None:
         await self._run(allocate_blocks, length)

@@ -11,6 +11,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from shoal.segment_store.segment import Segment, SegmentFiles
 from shoal.segment_store.tail import TRAILER_BYTES
 from shoal.segment_store.tail_cache import TailCache
 from shoal.segment_store.writer import Writer
-from shoal.segment_store.writes import Append, Roll, Trim, Truncate
+from shoal.segment_store.writes import Answer, Append, Roll, Trim, Truncate
 
 MAX_QUEUED_BYTES = 256 * 2**20  # accepted and not yet written; Raft's own bounds lie far below
 _EMPTY = Chain(LogIndex(1), Offset(0), Term(0))
@@ -244,12 +245,22 @@ class PartitionLog:
         ever). Calls are carried out in their order, all those queued while a write is under way by one
         following write and sync.
         """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.check()
-            end = self._check_frames(frames)
+            self.begin_append(frames, partial(_settle, done))
         except StoreError as error:
             return _raise(error)
-        return _wait(self._plan(frames, end))
+        return _wait(done)
+
+    def begin_append(self, frames: Sequence[Frame], answer: Answer) -> None:
+        """The same without anybody awaiting it: `answer` is called once, with None or the error, and never
+        before this returns (but for no frames). Raises what says that nothing was taken."""
+        self._writer.check()
+        end = self._check_frames(frames)
+        if frames:
+            self._plan(frames, end, answer)
+        else:
+            answer(None)
 
     def _check_frames(self, frames: Sequence[Frame]) -> Chain:
         """The chain behind the frames; nothing has changed yet."""
@@ -268,11 +279,7 @@ class PartitionLog:
             raise Overloaded(f"{self._files.directory}: {self._writer.queued_bytes} bytes wait for the disk")
         return chain
 
-    def _plan(self, frames: Sequence[Frame], end: Chain) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not frames:
-            done.set_result(None)
-            return done
+    def _plan(self, frames: Sequence[Frame], end: Chain, answer: Answer) -> None:
         start = 0
         for place, frame in enumerate(frames):
             if place > start and self._starts_segment(frame):
@@ -283,11 +290,10 @@ class PartitionLog:
             self._segments[-1].plan(frame)
             self._add_run(frame.stamp.index, frame.stamp.term)
             self._cache.put(frame)
-        self._submit(frames[start:], done)
         self._chain = end
         self._frames_appended += len(frames)
+        self._submit(frames[start:], answer)
         self._cache.shrink(self._writer.stored_index)
-        return done
 
     def _starts_segment(self, frame: Frame) -> bool:
         active = self._segments[-1] if self._segments else None
@@ -302,11 +308,11 @@ class PartitionLog:
         self._writer.submit(Roll(previous, segment))
         self._segments.append(segment)
 
-    def _submit(self, frames: Sequence[Frame], done: asyncio.Future[None] | None) -> None:
+    def _submit(self, frames: Sequence[Frame], answer: Answer | None) -> None:
         segment = self._segments[-1]
         position = segment.index.entry(frames[0].stamp.index).position
         work = Append(segment, frames, position, self._writer.generation)
-        work.done = done
+        work.answer = answer
         self._writer.submit(work)
 
     def truncate_suffix(self, from_index: LogIndex) -> Coroutine[None, None, None]:
@@ -533,6 +539,15 @@ def _segment_index(segment: Segment) -> LogIndex:
 
 def _segment_offset(segment: Segment) -> Offset:
     return segment.name.first_offset
+
+
+def _settle(done: asyncio.Future[None], error: StoreError | None) -> None:
+    if done.done():
+        return  # the caller was cancelled meanwhile
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 async def _wait(done: asyncio.Future[None]) -> None:

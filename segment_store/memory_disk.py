@@ -15,7 +15,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.segment_store.disk import Data, File, SyncFailed, buffers_of
+from shoal.segment_store.disk import (
+    Data,
+    Done,
+    File,
+    SyncFailed,
+    buffers_of,
+    call_when_done,
+    nothing_to_do,
+)
 
 SECTOR_BYTES = 512
 MAX_SECTOR_VERSIONS = 4  # of one sector between two syncs: a crash chooses among the newest
@@ -103,6 +111,7 @@ class MemoryDisk:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     ) -> None:
         self.capacity_bytes = capacity_bytes
+        self.after_completions = nothing_to_do
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead
@@ -276,6 +285,7 @@ class MemoryFile:
         self._inode = inode
         self._epoch = disk.epoch
         self._closed = False
+        self._begun: set[asyncio.Future[None]] = set()
 
     def _check(self) -> None:
         if self._closed:
@@ -340,6 +350,12 @@ class MemoryFile:
     async def write_and_sync(self, offset: int, data: Data) -> None:
         await self.write(offset, data)
         await self.sync()
+
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        task = asyncio.ensure_future(self.write_and_sync(offset, data))
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+        call_when_done(task, done)
 
     async def allocate(self, length: int) -> None:
         self._check()

@@ -15,9 +15,11 @@ Directory operations have no gain from a ring and run on the threads of ThreadDi
 
 import asyncio
 import errno
+import logging
 import os
 from collections import deque
 from enum import Enum, auto
+from functools import partial
 
 import liburing as uring
 
@@ -26,13 +28,17 @@ from shoal.segment_store.disk import (
     TRANSIENT_ERRORS,
     Buffer,
     Data,
+    Done,
     File,
     SyncFailed,
     ThreadDisk,
     after_prefix,
     buffers_of,
+    call_when_done,
     length_of,
 )
+
+logger = logging.getLogger(__name__)
 
 RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we know, reads want more
 MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
@@ -56,6 +62,7 @@ class _Operation:
     __slots__ = (
         "buffers",
         "done",
+        "error",
         "fd",
         "file",
         "interruptions",
@@ -68,7 +75,7 @@ class _Operation:
     )
 
     def __init__(
-        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int
+        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int, done: Done
     ) -> None:
         self.file = file
         self.fd = file.descriptor()
@@ -77,7 +84,8 @@ class _Operation:
         self.buffers = buffers
         self.length = length  # bytes still to be read, written or allocated
         self.vector: uring.Iovec | None = None
-        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.done = done
+        self.error: OSError | None = None
         self.result = 0
         self.sync_result = 0
         self.interruptions = 0
@@ -111,6 +119,7 @@ class RingDisk(ThreadDisk):
         self._completion = uring.Cqe()
         self._waiting: deque[_Operation] = deque()
         self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: asyncio.Future[None] | None = None
         self._in_flight: dict[int, _Operation] = {}
         self._entries_in_flight = 0
         self._unsubmitted = 0
@@ -122,10 +131,13 @@ class RingDisk(ThreadDisk):
     async def open(self, path: str, *, create: bool = False) -> File:
         return RingFile(self, path, await self.open_descriptor(path, create))
 
-    async def perform(self, operation: _Operation) -> int:
+    async def perform(
+        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int
+    ) -> int:
         """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
         gave it."""
-        file = operation.file
+        ended: asyncio.Future[None] = self._loop.create_future()
+        operation = _Operation(file, kind, offset, buffers, length, partial(_settle, ended))
         file.active += 1
         try:
             while len(self._waiting) >= MAX_WAITING_OPERATIONS:
@@ -138,7 +150,22 @@ class RingDisk(ThreadDisk):
             raise
         self._waiting.append(operation)
         self._plan_flush()
-        return await operation.done
+        await ended
+        return operation.result
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether an operation can go in without waiting."""
+        return not self._closed and len(self._waiting) < MAX_WAITING_OPERATIONS
+
+    def begin(self, operation: _Operation) -> None:
+        """Submit an operation in this very call, while `takes_more`; with many logs at work that costs a
+        system call each, with few it spares a turn of the loop."""
+        assert self.takes_more
+        operation.file.active += 1
+        self._waiting.append(operation)
+        if not self._flush_planned:
+            self._submit_waiting()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -152,8 +179,11 @@ class RingDisk(ThreadDisk):
     def _flush(self) -> None:
         """Prepare what fits, submit it by one call, and read what completed at once."""
         self._flush_planned = False
-        if self._closed:
-            return
+        if not self._closed and self._submit_waiting() and uring.io_uring_cq_ready(self._ring):
+            self._reap()
+
+    def _submit_waiting(self) -> bool:
+        """Prepare what fits and submit it by one call; whether the kernel took it all."""
         while self._waiting and self._entries_in_flight + self._waiting[0].entries <= self._entries:
             self._prepare(self._waiting.popleft())
         while self._room and len(self._waiting) < MAX_WAITING_OPERATIONS:
@@ -161,10 +191,7 @@ class RingDisk(ThreadDisk):
             if not room.done():
                 room.set_result(None)
                 break  # one caller a turn takes the room it was promised; each flush wakes the next
-        if self._unsubmitted and not self._submit():
-            return
-        if uring.io_uring_cq_ready(self._ring):
-            self._reap()
+        return not self._unsubmitted or self._submit()
 
     def _submit(self) -> bool:
         try:
@@ -234,7 +261,9 @@ class RingDisk(ThreadDisk):
 
     def _reap(self) -> None:
         """Hand every completion to its operation. Each has exactly one: a pair either that of its sync, or,
-        when the write was short or failed, that of its write alone."""
+        when the write was short or failed, that of its write alone. Then, all being in order, tell the
+        callers."""
+        ended: list[_Operation] = []
         for number, result in self._completions():
             operation = self._in_flight.pop(number >> 1)
             self._entries_in_flight -= operation.entries
@@ -242,51 +271,67 @@ class RingDisk(ThreadDisk):
                 operation.result, operation.sync_result = operation.length, result
             else:
                 operation.result = result
-            self._settle(operation)
+            if self._is_over(operation):
+                ended.append(operation)
         if self._waiting or self._room:
             self._plan_flush()
+        for operation in ended:
+            self._finish(operation)
+        if self._idle is not None and not self._in_flight and not self._waiting:
+            self._idle.set_result(None)
+            self._idle = None
+        self.after_completions()
 
-    def _settle(self, operation: _Operation) -> None:
-        """All completions of the operation are in: done, failed, or the rest goes in again."""
+    def _is_over(self, operation: _Operation) -> bool:
+        """All completions of the operation are in: done, failed, or the rest goes in again (False)."""
         problem = _problem(operation)
         if problem == 0 and _advance(operation):
-            self._finish(operation, None)
-        elif problem == 0:
+            return True
+        if problem == 0:
             operation.interruptions = 0
-            self._again(operation)
         elif problem in TRANSIENT_ERRORS and operation.interruptions < MAX_INTERRUPTIONS:
             operation.interruptions += 1
-            self._again(operation)
         else:
             kind = SyncFailed if operation.sync_failed else OSError
-            self._finish(operation, kind(problem, os.strerror(problem), operation.file.path))
+            operation.error = kind(problem, os.strerror(problem), operation.file.path)
+            return True
+        self._again(operation)
+        return False
 
     def _again(self, operation: _Operation) -> None:
         # In front: an interrupted operation has waited already. It was counted before, so the bound holds.
         self._waiting.appendleft(operation)
         self._plan_flush()
 
-    def _finish(self, operation: _Operation, error: OSError | None) -> None:
+    def _finish(self, operation: _Operation) -> None:
         operation.vector = None
         operation.file.finished()
-        if operation.done.done():
-            return  # the caller was cancelled meanwhile
-        if error is None:
-            operation.done.set_result(operation.result)
-        else:
-            operation.done.set_exception(error)
+        try:
+            operation.done(operation.error)
+        except Exception:
+            # One caller's bug must not keep the completions of the others.
+            logger.exception("the completion of an operation on %s was not taken", operation.file.path)
 
     async def close(self) -> None:
         """Wait for what is in flight, then give the ring back."""
         while self._in_flight or self._waiting:
-            await asyncio.wait([operation.done for operation in [*self._in_flight.values(), *self._waiting]])
-            await asyncio.sleep(0)
+            self._idle = self._idle or self._loop.create_future()
+            await asyncio.wait([self._idle])
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._event)
             uring.io_uring_queue_exit(self._ring)
             os.close(self._event)
         await super().close()
+
+
+def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    if ended.done():
+        return  # the caller was cancelled meanwhile
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
 
 
 def _problem(operation: _Operation) -> int:
@@ -328,6 +373,7 @@ class RingFile:
         self._disk = disk
         self._fd = fd
         self._idle: asyncio.Future[None] | None = None
+        self._begun: set[asyncio.Future[None]] = set()
 
     def descriptor(self) -> int:
         if self._fd < 0:
@@ -351,28 +397,39 @@ class RingFile:
     async def read_into(self, offset: int, buffer: memoryview) -> int:
         if not len(buffer):
             return 0
-        left = await self._disk.perform(_Operation(self, _Kind.READ, offset, [buffer], len(buffer)))
+        left = await self._disk.perform(self, _Kind.READ, offset, [buffer], len(buffer))
         return len(buffer) - left
 
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
         if buffers:
-            await self._disk.perform(_Operation(self, _Kind.WRITE, offset, buffers, length_of(buffers)))
+            await self._disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
 
     async def sync(self) -> None:
-        await self._disk.perform(_Operation(self, _Kind.SYNC, 0, [], 0))
+        await self._disk.perform(self, _Kind.SYNC, 0, [], 0)
 
     async def write_and_sync(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
         if not buffers:
             await self.sync()
             return
-        await self._disk.perform(_Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers)))
+        await self._disk.perform(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers))
+
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        buffers = buffers_of(data)
+        if self._fd >= 0 and buffers and self._disk.takes_more:
+            length = length_of(buffers)
+            self._disk.begin(_Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length, done))
+            return
+        task = asyncio.ensure_future(self.write_and_sync(offset, buffers))
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+        call_when_done(task, done)
 
     async def allocate(self, length: int) -> None:
         size = await self.size()
         if length > size:
-            await self._disk.perform(_Operation(self, _Kind.ALLOCATE, size, [], length - size))
+            await self._disk.perform(self, _Kind.ALLOCATE, size, [], length - size)
 
     async def close(self) -> None:
         """Waits for operations under way, also those whose callers were cancelled: the kernel knows the

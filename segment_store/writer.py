@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from shoal.batch import LogIndex
 from shoal.segment_store.disk import Buffer, File
@@ -45,6 +46,8 @@ class Writer:
         self._queue: deque[Work] = deque()
         self._refusing: DiskFull | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_writing = False  # a write is under way that no task awaits
+        self._write_over: asyncio.Future[None] | None = None
         self._active = active
         self._handle: Handle | None = None
         self._index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, close
@@ -71,7 +74,7 @@ class Writer:
             raise DiskFull(str(self._refusing))
 
     def submit(self, work: Work) -> None:
-        """Queue it; the writer takes it up on the next turn of the loop."""
+        """Queue it, and begin with it when nothing is under way."""
         assert not self._closed
         if isinstance(work, Append):
             self.queued_bytes += work.length
@@ -80,11 +83,55 @@ class Writer:
             self.synced_index = LogIndex(min(self.synced_index, work.from_index - 1))
             self.stored_index = LogIndex(min(self.stored_index, work.from_index - 1))
         self._queue.append(work)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work_off())
+        self._go_on()
 
-    async def _work_off(self) -> None:
+    def _go_on(self) -> None:
+        """Take up what is queued, unless something is under way: a plain write without a task, which costs as
+        much as the rest of an append; whatever has to be prepared for, in one."""
+        if self._queue and self._task is None and not self._is_writing and not self._begin_write():
+            self._work(None)
+
+    def _work(self, error: BaseException | None) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work_off(error))
+
+    def _begin_write(self) -> bool:
+        """The common case: the active segment's file is open, clean, and has blocks for the frames. False:
+        nothing was begun."""
+        segment = self._queue[0].segment if isinstance(self._queue[0], Append) else None
+        if segment is None or segment is not self._active or self._handle is None or self.failure is not None:
+            return False
+        if segment.soiled_end or not self._files.config.fsync:
+            return False
+        group = take_group(self._queue, self._files.config.max_write_bytes)
+        if group[-1].position + group[-1].length + TRAILER_BYTES > segment.allocated:
+            self._queue.extendleft(reversed(group))
+            return False
+        self._is_writing = True
+        buffers = self._buffers(group)
+        self._handle.file.begin_write_and_sync(group[0].position, buffers, partial(self._write_ended, group))
+        return True
+
+    def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
+        self._is_writing = False
+        if error is not None:
+            self._queue.extendleft(reversed(group))  # the fault is answered to them first
+            self._work(error)
+        else:
+            self.syncs += 1
+            self._written(group)
+            self._go_on()  # before anybody hears of it: what they queue shares the write after the next
+            for work in group:
+                _answer(work, None)
+        if self._write_over is not None:
+            self._write_over.set_result(None)
+            self._write_over = None
+
+    async def _work_off(self, error: BaseException | None) -> None:
         try:
+            if isinstance(error, OSError):
+                await self._fault(error)
+            elif error is not None:
+                raise error
             while self._queue:
                 if self.failure is not None:  # the index's task met it
                     self._fail(self.failure)
@@ -120,7 +167,7 @@ class Writer:
         assert self._queue[0] is work
         self._queue.popleft()
         if isinstance(work, Truncate | Trim):
-            _answer(work.done, None)
+            _answer(work, None)
 
     async def _file(self, segment: Segment) -> File:
         """The active segment's file, pinned until another becomes active."""
@@ -139,25 +186,30 @@ class Writer:
         """One write of all the frames, the marker and the tail record, and one sync."""
         segment, last = group[0].segment, group[-1]
         end = last.position + last.length
-        length = end - group[0].position
         file = await self._file(segment)
         if end + TRAILER_BYTES > segment.allocated:
             await segment.reserve(file, end + TRAILER_BYTES)
         if segment.soiled_end:
             await self._clean(segment, file)
-        buffers: list[Buffer] = [frame.data for work in group for frame in work.frames]
-        buffers.append(segment.trailer(last.last_index, last.last_term, end, self.synced_index))
-        buffers += segment.zeros_after(end + TRAILER_BYTES, length)
-        segment.soiled_end = end + TRAILER_BYTES  # until the write has succeeded
+        buffers = self._buffers(group)
         if self._files.config.fsync:
             await file.write_and_sync(group[0].position, buffers)
             self.syncs += 1
         else:
             await file.write(group[0].position, buffers)
-        segment.soiled_end = 0
-        segment.written_end = end
-        self.writes += 1
-        self._written(group, length)
+        self._written(group)
+        for work in group:
+            _answer(work, None)
+
+    def _buffers(self, group: list[Append]) -> list[Buffer]:
+        """What a write consists of; its place is soiled until it has succeeded."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        buffers: list[Buffer] = [frame.data for work in group for frame in work.frames]
+        buffers.append(segment.trailer(last.last_index, last.last_term, end, self.synced_index))
+        buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
+        segment.soiled_end = end + TRAILER_BYTES
+        return buffers
 
     async def _clean(self, segment: Segment, file: File) -> None:
         """Clear what a refused write left: a frame of it behind the next, other write must not join the
@@ -166,8 +218,14 @@ class Writer:
         await file.sync()
         segment.soiled_end = 0
 
-    def _written(self, group: list[Append], length: int) -> None:
-        last = group[-1]
+    def _written(self, group: list[Append]) -> None:
+        """A write has succeeded, with its sync."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        length = end - group[0].position
+        segment.soiled_end = 0
+        segment.written_end = end
+        self.writes += 1
         self.queued_bytes -= length
         self.written_index = last.last_index
         # A truncation that is queued behind takes back what it removes, and others may be planned there
@@ -176,9 +234,6 @@ class Writer:
         self.stored_index = LogIndex(max(self.stored_index, kept))
         if self._files.config.fsync:
             self.synced_index = self.stored_index
-        for work in group:
-            if work.done is not None and not work.done.done():
-                work.done.set_result(None)
         self._unindexed_bytes += length
         if self._unindexed_bytes >= self._files.config.index_interval_bytes:
             self._start_indexing()
@@ -282,7 +337,7 @@ class Writer:
         finally:
             self._refusing = None
         for work in refused:  # only now: who hears of it may offer the same frames again at once
-            _answer(work.done, DiskFull(str(refusal)))
+            _answer(work, DiskFull(str(refusal)))
 
     async def _refuse_queued(self, refused: list[Append]) -> None:
         """Take everything off the queue: appends in vain, truncations done (they need no space)."""
@@ -295,7 +350,7 @@ class Writer:
                 await self._undo_roll(work)
             else:
                 await (self._trim(work) if isinstance(work, Trim) else self._truncate(work))
-                _answer(work.done, None)
+                _answer(work, None)
             self._queue.popleft()
 
     async def _undo_roll(self, work: Roll) -> None:
@@ -319,12 +374,12 @@ class Writer:
         if self.failure is None:
             self.failure = failure
             logger.error("%s: this log accepts no append until it is opened again", failure)
-        while self._queue:
-            work = self._queue.popleft()
-            if not isinstance(work, Roll):
-                _answer(work.done, DiskFailed(str(failure)))
+        waiting = [work for work in self._queue if not isinstance(work, Roll)]
+        self._queue.clear()
         self.queued_bytes = 0
         self._roll_back(self.written_index)
+        for work in waiting:
+            _answer(work, DiskFailed(str(failure)))
 
     def _start_indexing(self) -> None:
         if self._index_timer is not None:
@@ -359,8 +414,12 @@ class Writer:
 
     async def drain(self) -> None:
         """Return when nothing is queued or under way."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while self._task is not None or self._is_writing:
+            if self._task is not None:
+                await asyncio.wait([self._task])
+            else:
+                self._write_over = self._write_over or asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._write_over])
 
     async def close(self, *, flush: bool) -> None:
         """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
@@ -384,10 +443,13 @@ class Writer:
             await self._files.open_files.close()
 
 
-def _answer(done: asyncio.Future[None] | None, error: StoreError | None) -> None:
-    if done is None or done.done():
-        return
-    if error is None:
-        done.set_result(None)
+def _answer(work: Append | Truncate | Trim, error: StoreError | None) -> None:
+    if isinstance(work, Append):
+        if work.answer is not None:
+            work.answer(error)
+    elif work.done.done():
+        return  # the caller was cancelled meanwhile
+    elif error is None:
+        work.done.set_result(None)
     else:
-        done.set_exception(error)
+        work.done.set_exception(error)

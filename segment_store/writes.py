@@ -2,19 +2,22 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.batch import Frame, LogIndex, Term
 from shoal.segment_store.disk import MAX_BUFFERS_PER_WRITE
+from shoal.segment_store.errors import StoreError
 from shoal.segment_store.segment import Segment
+
+Answer = Callable[[StoreError | None], None]
 
 
 class Append:
-    """Contiguous frames for one segment, at `position`. `done` is set once they are written and synced;
-    None when a later part of the same call carries it. `generation` tells whether a truncation came after
-    it."""
+    """Contiguous frames for one segment, at `position`. `answer` is called once they are written and synced,
+    with the error if they will not be; None when a later part of the same call carries it. `generation` tells
+    whether a truncation came after it."""
 
-    __slots__ = ("done", "frames", "generation", "length", "position", "segment")
+    __slots__ = ("answer", "frames", "generation", "length", "position", "segment")
 
     def __init__(self, segment: Segment, frames: Sequence[Frame], position: int, generation: int) -> None:
         self.segment = segment
@@ -22,7 +25,7 @@ class Append:
         self.position = position
         self.length = sum([len(frame.data) for frame in frames])
         self.generation = generation
-        self.done: asyncio.Future[None] | None = None
+        self.answer: Answer | None = None
 
     @property
     def last_index(self) -> LogIndex:

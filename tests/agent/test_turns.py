@@ -67,6 +67,21 @@ def make() -> tuple[Turns, VirtualClock, list[int], Any]:
     return Turns(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
 
 
+async def test_a_turn_served_at_once_does_not_come_again() -> None:
+    """What the disk's completions have scheduled is served in their own round, and only there."""
+    turns, _, flushes, replica = make()
+    turns.serve_now()
+    assert not flushes
+    turns.schedule(replica)
+    turns.serve_now()
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (2, 2)
+
+
 async def test_one_turn_for_all_that_was_scheduled() -> None:
     """However often it is scheduled in one round, a replica gets one ready, and the outbox goes out once."""
     turns, _, flushes, replica = make()

@@ -81,6 +81,38 @@ class DiskSuite:
         for file in files:
             await file.close()
 
+    async def test_a_write_that_nobody_awaits(self, disk: Disk, root: str) -> None:
+        """Its outcome is told once, from the loop and never in the call; errors are told the same way."""
+        file = await disk.open(f"{root}/a", create=True)
+        outcomes: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        for number in range(3):
+            file.begin_write_and_sync(number * 4, [b"ab", b"cd"], outcomes.put_nowait)
+            assert outcomes.empty()
+            assert await outcomes.get() is None
+        assert await file.read(0, 100) == b"abcd" * 3
+        await file.close()
+        file.begin_write_and_sync(0, b"late", outcomes.put_nowait)
+        assert outcomes.empty()
+        error = await outcomes.get()
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EBADF
+        assert outcomes.empty()
+
+    async def test_closing_waits_for_a_write_that_nobody_awaits(self, disk: Disk, root: str) -> None:
+        """A descriptor number used again while it runs would send its bytes into another file."""
+        file = await disk.open(f"{root}/a", create=True)
+        outcomes: list[BaseException | None] = []
+        for number in range(20):
+            file.begin_write_and_sync(number, b"x", outcomes.append)
+        if disk.kind != "memory":
+            await file.close()
+        while len(outcomes) < 20:
+            await asyncio.sleep(0.001)
+        assert outcomes == [None] * 20
+        file = await disk.open(f"{root}/a")
+        assert await file.read(0, 100) == b"x" * 20
+        await file.close()
+
     async def test_a_cancelled_caller_leaves_the_disk_whole(self, disk: Disk, root: str) -> None:
         """Cancelling does not stop the operation; close waits for it, and the next file is not written
         into."""
