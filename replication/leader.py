@@ -259,6 +259,8 @@ class Leader:
 
     def _notice_commit_soon(self, now_ms: int) -> None:
         """Tell those who do not know the commit yet, if no entry or heartbeat does it before."""
+        if not self.progress:
+            return  # alone: a timer after every commit would wake the driver for nobody
         if self._state.config.commit_notice_ms == 0:
             self._notice_due = True
         elif self._notice_deadline_ms is None:
