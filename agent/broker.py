@@ -467,6 +467,14 @@ class Broker:
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
 
+    async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
+        """Drop the segments wholly before the offset, on all replicas; where the log then starts."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.trim(group, before, timeout_ms)
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
     async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
         """The first offset whose record is at or after the time; the end if there is none."""
         host, group = self._led_here(topic, partition)

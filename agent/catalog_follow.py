@@ -37,6 +37,7 @@ from shoal.agent.peer_messages import (
     encode_version,
 )
 from shoal.agent.retention import Retention
+from shoal.agent.topic_settings import TopicSettings
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Frame, Message, ProducerStamp, message_from_batch, to_record_batch
@@ -75,6 +76,7 @@ class Groups(Protocol):
 
     def has(self, group: GroupId) -> bool: ...
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
+    def set_retention(self, group: GroupId, retention: Retention) -> None: ...
     async def open_group(
         self,
         group: GroupId,
@@ -421,6 +423,7 @@ class CatalogService:
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
                     self._groups.set_segment_bytes(group, entry.settings.segment_bytes)
+                    self._groups.set_retention(group, _retention_of(entry.settings))
 
     async def _open(self, entry: TopicEntry, partition: int, limit: asyncio.Semaphore) -> bool:
         settings = entry.settings
@@ -431,9 +434,7 @@ class CatalogService:
                     birth=Configuration.birth(entry.partitions[partition].voters),
                     schema=DEFAULT_SCHEMA,
                     log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
-                    retention=Retention(
-                        settings.retention_age_ms, settings.retention_bytes, settings.segment_age_ms
-                    ),
+                    retention=_retention_of(settings),
                 )
             except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
                 logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)
@@ -472,3 +473,7 @@ async def _wait_or(event: asyncio.Event, timeout_ms: int) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+def _retention_of(settings: TopicSettings) -> Retention:
+    return Retention(settings.retention_age_ms, settings.retention_bytes, settings.segment_age_ms)

@@ -233,6 +233,13 @@ class Host:
         if entry is not None:
             entry.replica.log.set_segment_bytes(segment_bytes)
 
+    def set_retention(self, group: GroupId, retention: Retention) -> None:
+        """What the group keeps from now on; a replica that does not serve keeps everything."""
+        entry = self._groups.get(group)
+        if entry is not None:
+            entry.trimmer.retention = retention
+            entry.plan = replace(entry.plan, retention=retention)
+
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
         entry = self._groups.get(group)

@@ -22,7 +22,7 @@ class Trimmer:
 
     def __init__(self, replica: Replica, retention: Retention, watch: ClockWatch) -> None:
         self._replica = replica
-        self._retention = retention
+        self.retention = retention
         self._watch = watch
         self._removals: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -68,7 +68,7 @@ class Trimmer:
             logger.debug("%s: no trim now: %s", replica.group, error)
 
     def _propose(self) -> None:
-        replica, retention = self._replica, self._retention
+        replica, retention = self._replica, self.retention
         spans = replica.log.spans()
         if not spans:
             return

@@ -30,6 +30,7 @@ from shoal.agent.http.produce import ProduceHandlers
 from shoal.agent.http.read import ReadHandlers
 from shoal.agent.http.respond import cut_off
 from shoal.agent.http.topics import TopicHandlers
+from shoal.agent.http.trim import TrimHandlers
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -51,6 +52,7 @@ class Entrance:
                 *produce.routes(),
                 *ReadHandlers(context).routes(),
                 *TopicHandlers(context).routes(),
+                *TrimHandlers(context).routes(),
                 *MemberHandlers(context).routes(),
                 *OperateHandlers(context).routes(),
             ),

@@ -471,6 +471,15 @@ class FakeBroker:
         log = self._log(topic, partition)
         return FakeOffsets(log.start, log.end, log.end)
 
+    async def trim(self, topic: FakeTopic, partition: int, before: int, timeout_ms: int) -> int:
+        """One batch is one segment here."""
+        log = self._log(topic, partition)
+        if before > log.end:
+            raise ShoalError("beyond-end", f"offset {before} lies beyond the end", **log.range_members())
+        ends = [first + count for first, count, _, _ in log.batches]
+        log.start = max([log.start, *(end for end in ends if end <= before)])
+        return log.start
+
     async def offset_at_time(self, topic: FakeTopic, partition: int, time_us: int) -> int:
         log = self._log(topic, partition)
         for first, _, max_timestamp_us, _ in log.batches:

@@ -86,6 +86,9 @@ class FakeGroups:
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
         self.opened[group]["segment_bytes"] = segment_bytes
 
+    def set_retention(self, group: GroupId, retention: Any) -> None:
+        self.opened[group]["retention"] = retention
+
     async def open_group(self, group: GroupId, **arguments: Any) -> None:
         if self.refuse:
             self.refuse -= 1

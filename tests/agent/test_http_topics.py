@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from http_fixtures import Agent, one_agent
+from http_fixtures import Agent, one_agent, two_agents
 
 from shoal.errors import ShoalError
 
@@ -219,3 +219,29 @@ async def test_catalog_errors_pass_through(agent: Agent) -> None:
     answer = await agent.request("PUT", "/v1/topics/t", {"replication_factor": 3})
     assert answer.problem("not-enough-members")["detail"] == "1 of 3 live"
     assert answer.status == 409
+
+
+async def test_trim_a_partition(agent: Agent) -> None:
+    """The head goes up to the offset; reads below are 410; wrong bodies and offsets are refused."""
+    agent.broker.cluster.create("t", 2)
+    path = "/v1/topics/t/partitions/1"
+    for value in (b"a", b"b", b"c"):
+        await agent.post(f"{path}/records", value)
+    answer = await agent.request("POST", f"{path}/trim", {"before": 2})
+    assert (answer.status, answer.json) == (200, {"log_start_offset": 2})
+    assert (await agent.request("POST", f"{path}/trim", {"before": 1})).json == {"log_start_offset": 2}
+    (await agent.get(f"{path}/records?offset=1")).problem("trimmed")
+    (await agent.request("POST", f"{path}/trim", {"before": 4})).problem("beyond-end")
+    for body in ({}, {"before": -1}, {"before": "2"}, {"before": True}, {"before": 1, "after": 2}, b""):
+        (await agent.request("POST", f"{path}/trim", body)).problem("bad-request")
+    (await agent.request("POST", "/v1/topics/none/partitions/0/trim", {"before": 0})).problem("unknown-topic")
+
+
+async def test_trim_goes_to_the_leader() -> None:
+    """Asked elsewhere it is handed on, or refused with where to go."""
+    async with two_agents() as (first, second):
+        first.broker.cluster.create("t", 2)
+        await first.post("/v1/topics/t/partitions/1/records", b"v")
+        for agent in (first, second):
+            answer = await agent.request("POST", "/v1/topics/t/partitions/1/trim", {"before": 1})
+            assert answer.json == {"log_start_offset": 1}
