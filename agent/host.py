@@ -294,7 +294,7 @@ class Host:
         """Append whole batches. Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced,
         sequence-gap, disk-full, too-large, damaged (nothing happened); timeout, leadership-lost (it may
         have)."""
-        entry = self._for_append(group)
+        entry = self._for_append(group, sum(len(message.body) for message in messages))
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
         entry.appender.append(
@@ -318,7 +318,7 @@ class Host:
         consecutive: bool = True,
     ) -> Appended:
         """Append records, gathered with everybody else's into one batch. Raises as append."""
-        entry = self._for_append(group)
+        entry = self._for_append(group, sum(len(value) for value in columns.values if value))
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
         entry.appender.append_records(
@@ -331,7 +331,8 @@ class Host:
         )
         return await answer
 
-    def _for_append(self, group: GroupId) -> _Group:
+    def _for_append(self, group: GroupId, size_bytes: int = 0) -> _Group:
+        """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
@@ -339,6 +340,7 @@ class Host:
         if self._free_bytes < MIN_FREE_BYTES:
             raise ShoalError("disk-full", f"{self._free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}")
         self._appends += 1
+        self._free_bytes -= size_bytes
         return entry
 
     async def propose_control(self, group: GroupId, kind: Kind, control: bytes, timeout_ms: int) -> LogIndex:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from shoal.agent.host import MIN_FREE_BYTES
 from shoal.agent.identity import ReplicaState
 from shoal.agent.waiting import Appended
 from shoal.batch import Offset
@@ -84,6 +85,28 @@ async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
         disk.capacity_bytes = roomy
         await until(lambda: node.host.statistics().free_bytes > 2**26)
         assert await node.host.append(GROUP, [message("b")], timeout_ms=1_000) == Appended(Offset(1), 1)
+
+
+async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
+    """What was taken since the last look counts: the reserve holds, and the replica goes on."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = await cluster.leader()
+        disk = disks[node.agent_id]
+        disk.capacity_bytes = disk.used_bytes() + MIN_FREE_BYTES + 24 * 2**20
+        await until(lambda: node.host.statistics().free_bytes < MIN_FREE_BYTES + 2**25)
+        refused, taken = None, 0
+        while refused is None and taken < 100:
+            try:
+                await node.host.append_records(GROUP, columns("x" * 2**20), timeout_ms=5_000)
+                taken += 1
+            except ShoalError as error:
+                refused = error
+        assert refused is not None
+        assert (refused.code, refused.definite) == ("disk-full", True)
+        assert 12 <= taken <= 26
+        assert node.host.status(GROUP).state == "active"
+        assert (await node.host.read(GROUP, Offset(0), max_bytes=1)).next_offset == 1
 
 
 async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room() -> None:
