@@ -109,9 +109,11 @@ class PeerConnection(asyncio.Protocol):
             return b""
         status = bytes(self._upgrade[:end]).split(b"\r\n", 1)[0]
         rest = bytes(self._upgrade[end + 4 :])
-        self._upgrade = None
         if status.split(b" ")[:2] != [b"HTTP/1.1", b"101"]:
-            raise PeerWireError(f"no upgrade but {status[:80]!r}")
+            raise PeerWireError(
+                f"no upgrade but {status[:80]!r}"
+            )  # and not a byte more: it still speaks HTTP
+        self._upgrade = None
         assert self._dialled is not None
         kind, peer_id, _ = self._dialled
         self._send_hello(kind, peer_id)
@@ -156,7 +158,10 @@ class PeerConnection(asyncio.Protocol):
 
     def _write(self, frame_type: int, pieces: Sequence[bytes]) -> None:
         assert self._transport is not None
-        self._transport.writelines([frame_head(frame_type, sum(map(len, pieces))), *pieces])
+        # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and the
+        # transport could then neither rest nor close.
+        head = frame_head(frame_type, sum(map(len, pieces)))
+        self._transport.writelines([head, *(piece for piece in pieces if piece)])
 
     def refuse(self, reason: str) -> None:
         """Say why, and close."""

@@ -418,3 +418,28 @@ async def test_forgotten_agents_are_disconnected() -> None:
         a.links.set_addresses({})
         assert a.links.statistics() == ()
         await until(lambda: not any(peer.control for peer in b.links.statistics()))
+
+
+async def test_a_server_that_does_not_upgrade_hears_nothing_more() -> None:
+    """What answers anything but 101 still speaks HTTP: the dialler closes without a frame."""
+    heard: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+        heard.append(await reader.read())
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    a = Node("a")
+    await a.start()
+    try:
+        port = server.sockets[0].getsockname()[1]
+        a.links.set_addresses({agent_id("b"): f"http://127.0.0.1:{port}"})
+        await asyncio.wait_for(ended.wait(), 5)
+    finally:
+        await a.stop()
+        server.close()
+    assert heard[0] == b""
