@@ -67,6 +67,8 @@ class LineReader:
                 self._read_one(path)
             self._put(None)
         except (OSError, LineTooLong) as error:
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = path  # reading, unlike opening, does not say what
             self._put(error)
 
     def _read_one(self, path: str) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer import TyperException
 
 from shoal.agent.cli import agent_commands, cluster, consume, doctor, log, produce, topic
-from shoal.agent.cli.output import CliError, drop_stdout, example, fail, say
+from shoal.agent.cli.output import CliError, drop_stdout, example, fail, reopen_closed, say
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -53,6 +53,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 only if all went well."""
+    reopen_closed()
     try:
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -71,6 +72,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         drop_stdout()  # the reader has seen enough (`| head`): nothing failed
         return 0
+    except OSError as error:
+        drop_stdout()
+        fail(f"{error.filename or 'the output cannot be written'}: {error.strerror or error}")
+        return 1
     return code if isinstance(code, int) else 0
 
 

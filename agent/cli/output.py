@@ -120,6 +120,12 @@ def age_text(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
+def reopen_closed() -> None:
+    """A stream that the caller has closed (`>&-`) swallows what is written to it."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for the process's life
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
 def drop_stdout() -> None:
     """After a broken pipe: let nothing else be written there, not even by the interpreter as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

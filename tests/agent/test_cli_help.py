@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import shlex
 import subprocess
 import sys
 
@@ -114,3 +116,23 @@ async def test_no_agent_is_one_line_that_says_what_to_do(arguments: tuple[str, .
     """Nobody listens on port 1."""
     ran = await run(*arguments, agent="http://127.0.0.1:1")
     assert_one_line(ran, "http://127.0.0.1:1 cannot be reached", "shoal dev", "--agent")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "says"),
+    [
+        (">/dev/full", 1, "shoal: the output cannot be written: No space left on device"),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+async def test_output_that_cannot_be_written_is_one_line(redirection: str, code: int, says: str) -> None:
+    """A full disk or a closed stream at the other end is no traceback."""
+    process = await asyncio.create_subprocess_shell(
+        f"exec {shlex.quote(sys.executable)} -m shoal.agent --version {redirection}",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, errors.decode().strip()) == (code, says)

@@ -135,6 +135,13 @@ async def test_a_bad_line_is_named_and_those_before_it_are_kept(
     assert_one_line(missing, "No such file")
 
 
+async def test_a_directory_among_the_files_is_named(cluster: FakeCluster, tmp_path: pathlib.Path) -> None:
+    """It opens like a file, and only reading it fails."""
+    ran = await run("produce", "t", str(tmp_path), agent=cluster.urls[0])
+    assert ran.code == 1
+    assert f"shoal: {tmp_path}: Is a directory" in ran.stderr
+
+
 async def test_records_that_are_refused_end_it_with_exit_code_1(cluster: FakeCluster) -> None:
     """One line with the code and what to do, after the count of those acknowledged."""
     cluster.faults.append(refuse("too-large"))
