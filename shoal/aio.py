@@ -86,13 +86,17 @@ class AsyncClient:
 
     async def ready(self) -> bool:
         """Whether the first agent that answers can serve: joined, catalog caught up, disk writable."""
+        return await self.unready_reason() is None
+
+    async def unready_reason(self) -> str | None:
+        """Why the first agent that answers cannot serve; None when it can."""
         try:
             await self._cluster.anywhere(Call("GET", "/readyz"))
         except ShoalError as error:
             if error.code in ("not-ready", "stopping"):
-                return False
+                return error.detail
             raise
-        return True
+        return None
 
     async def members(self) -> dict[str, Any]:
         """GET /v1/members."""

@@ -378,6 +378,8 @@ def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Un
 def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers there does not speak HTTP (a gossip port, perhaps)"
     return str(error) or type(error).__name__
 
 

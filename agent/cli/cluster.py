@@ -200,18 +200,19 @@ async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
     from shoal.errors import ShoalError
 
     try:
-        ready = await client.ready()
+        unready = await client.unready_reason()
         found = (await client.members())["members"]
         routes = (await client.routes())["topics"]
         topics = await client.topics()
     except (Unreachable, ShoalError):
         if not patient:
             raise
-        ready, found, routes, topics = False, [], {}, []
+        unready, found, routes, topics = "it does not answer", [], {}, []
     trouble = problems(found, routes, topics)
     report: dict[str, Any] = {
-        "healthy": ready and not any(trouble.values()),
-        "ready": ready,
+        "healthy": unready is None and not any(trouble.values()),
+        "ready": unready is None,
+        "unready_reason": unready,
         "alive": sum(1 for member in found if member["status"] == "alive"),
         "members": len(found),
         "topics": len(topics),
@@ -228,7 +229,7 @@ def _show_report(report: Mapping[str, Any]) -> None:
     topics, partitions = plural(report["topics"], "topic"), plural(report["partitions"], "partition")
     print(f"{verdict}: {alive}, {topics}, {partitions}")
     if not report["ready"]:
-        print("not ready: the agent has not joined a cluster, or its catalog is not there yet")
+        print(f"not ready: {report['unready_reason']}")
     for kind in ("failed", "leaderless", "under_replicated"):
         names = report[kind]
         if names:

@@ -84,6 +84,30 @@ def test_ages_are_told_in_their_largest_unit(seconds: float, expected: str) -> N
     assert age_text(seconds) == expected
 
 
+async def test_status_says_why_the_agent_is_not_ready(cluster: FakeCluster) -> None:
+    """In the agent's own words."""
+    cluster.ready = False
+    ran = await run("status", agent=cluster.urls[0])
+    assert ran.code == 1
+    assert "not ready: the catalog is not there yet" in ran.stdout
+
+
+async def test_an_agent_that_speaks_no_http_is_one_line() -> None:
+    """As when somebody gives the gossip port."""
+
+    async def chatter(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x01\nnot HTTP\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(chatter, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        ran = await run("members", agent=f"http://127.0.0.1:{port}")
+        assert_one_line(ran, "does not speak HTTP", str(port))
+    finally:
+        server.close()
+
+
 async def test_members_as_a_table_and_as_json(cluster: FakeCluster) -> None:
     """The table is aligned and free of escape codes when piped; the JSON is the API's document."""
     ran = await run("members", agent=cluster.urls[0])
