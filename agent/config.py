@@ -282,7 +282,10 @@ def _text(value: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError("a whole number is needed")
-    return int(value)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("a whole number is needed") from None
 
 
 def _boolean(value: Any) -> bool:

@@ -53,6 +53,7 @@ REFUSED = [
     ({"weight": 0}, "out of range"),
     ({"discovery_window": "11m"}, "10 minutes"),
     ({"heartbeat_interval": 5}, "raise it"),
+    ({"expect": "three"}, "a whole number is needed"),
     ({"election_timeout": 299}, "three heartbeat"),
     ({"shutdown_timeout": 0}, "more than 0"),
     ({"election_timeout": "soon"}, "duration"),
