@@ -7,7 +7,7 @@ sequences never overtake.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.agent.waiting import Answer
 from shoal.batch import GatheredRange, ProducerStamp
@@ -24,8 +24,7 @@ MAX_SUBMISSIONS = 4_096
 """In one batch: its producer table stays below 160 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """Records that came with one request. `deadline_ms` is on the monotonic clock."""
 
     columns: RecordColumns
@@ -110,8 +109,7 @@ class GatherQueue:
         return drained
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredBatch:
+class GatheredBatch(NamedTuple):
     """Columns of one batch and the rows each submission brought. `ranges`: of those with a producer."""
 
     columns: RecordColumns

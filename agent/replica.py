@@ -389,9 +389,11 @@ class Replica:
 
     def deadline(self) -> int | None:
         """When the host must give it a turn, at the latest: the core's, or a client's time is up."""
-        deadlines = [self.core.deadline(), self.waiting.deadline_ms]
-        deadlines += [hook() for hook in self.deadline_hooks]
-        return min((item for item in deadlines if item is not None), default=None)
+        nearest = self.core.deadline()
+        for deadline in (self.waiting.deadline_ms, *[hook() for hook in self.deadline_hooks]):
+            if deadline is not None and (nearest is None or deadline < nearest):
+                nearest = deadline
+        return nearest
 
     def turn(self, now_ms: int) -> None:
         """What the host gives each scheduled replica: input has been stepped, deadlines have not."""

@@ -7,19 +7,17 @@ leadership-lost when the entry is cut, and with timeout when neither happened in
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shoal.batch import LogIndex, Offset
 from shoal.errors import ShoalError
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """Where one submission's records went. `duplicate`: they were there before."""
 
     base_offset: Offset
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of an answer
     duplicate: bool = False
 
 

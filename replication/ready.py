@@ -4,7 +4,7 @@ Law of this file: the order of durable and visible actions is decided here and n
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import HardState, Run
@@ -12,8 +12,7 @@ from shoal.replication.log_view import LogView
 from shoal.replication.messages import AppendReply, Message, PreVote, PreVoteReply
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class Ready(NamedTuple):
     """What the driver must do, in this order:
 
     1. `messages` may leave at any time, even before (2).

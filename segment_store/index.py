@@ -11,7 +11,6 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import crc32c
@@ -31,11 +30,10 @@ _CHECKED_FROM = 12
 MAX_BLOCK_ENTRIES = 8192  # bounds what one block allocates when it is read: 384 KiB
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One frame: its numbers, and where its bytes lie in the segment (position and length in bytes)."""
 
-    index: LogIndex
+    index: LogIndex  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an entry
     base_offset: Offset
     position: int
     length: int

@@ -280,19 +280,21 @@ class PartitionLog:
         return chain
 
     def _plan(self, frames: Sequence[Frame], end: Chain, answer: Answer) -> None:
-        start = 0
+        start = position = 0
         for place, frame in enumerate(frames):
             if place > start and self._starts_segment(frame):
-                self._submit(frames[start:place], None)
+                self._submit(frames[start:place], position, None)
                 start = place
             if place == start and (not self._segments or self._starts_segment(frame)):
                 self._plan_segment(frame)
-            self._segments[-1].plan(frame)
+            entry = self._segments[-1].plan(frame)
+            if place == start:
+                position = entry.position
             self._add_run(frame.stamp.index, frame.stamp.term)
             self._cache.put(frame)
         self._chain = end
         self._frames_appended += len(frames)
-        self._submit(frames[start:], answer)
+        self._submit(frames[start:], position, answer)
         self._cache.shrink(self._writer.stored_index)
 
     def _starts_segment(self, frame: Frame) -> bool:
@@ -308,10 +310,8 @@ class PartitionLog:
         self._writer.submit(Roll(previous, segment))
         self._segments.append(segment)
 
-    def _submit(self, frames: Sequence[Frame], answer: Answer | None) -> None:
-        segment = self._segments[-1]
-        position = segment.index.entry(frames[0].stamp.index).position
-        work = Append(segment, frames, position, self._writer.generation)
+    def _submit(self, frames: Sequence[Frame], position: int, answer: Answer | None) -> None:
+        work = Append(self._segments[-1], frames, position, self._writer.generation)
         work.answer = answer
         self._writer.submit(work)
 

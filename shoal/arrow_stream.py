@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,8 +65,7 @@ _PREFIX = struct.Struct("<4si")
 _I64 = struct.Struct("<q")
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A record batch message without a stamp. `metadata`: the flatbuffer padded to 8 bytes, no framing."""
 
     metadata: bytes

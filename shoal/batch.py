@@ -173,8 +173,7 @@ class LogIdentity:
         object.__setattr__(self, "seed", crc32c(packed))
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """The fixed part at the end of a stored message's metadata.
 
     `base_offset` of a frame without records is the next offset at that point, so that previous base + count
@@ -187,7 +186,7 @@ class Stamp:
     base_offset: Offset
     term: Term
     previous_term: Term
-    index: LogIndex
+    index: LogIndex  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a stamp
     body_length: int
     control_length: int
     append_time_us: int

@@ -105,8 +105,7 @@ class TestIndex:
     def test_entries_that_contradict_each_other(self, change: dict[str, int]) -> None:
         """A checksum that holds does not excuse them."""
         entries = _entries(3)
-        fields = {name: getattr(entries[1], name) for name in Entry.__slots__} | change
-        entries[1] = Entry(**fields)
+        entries[1] = entries[1]._replace(**change)
         with pytest.raises(FormatError) as caught:
             decode_block(encode_blocks(entries, IDENTITY)[0], 0, IDENTITY)
         assert caught.value.reason == "invalid"
