@@ -38,6 +38,7 @@ from shoal.agent.http.interface import Topic
 from shoal.agent.http.limits import Holding
 from shoal.agent.http.parameters import choice, is_number, shown
 from shoal.agent.http.problems import JSON_TYPE, json_response
+from shoal.agent.http.short_answer import ShortAnswer, fits
 from shoal.agent.http.topics import create_topic_anywhere
 from shoal.batch import (
     DEFAULT_SCHEMA,
@@ -88,15 +89,15 @@ class ProduceHandlers:
             Hint("GET", "/v1/topics/*/records", READ_DETAIL),
         ]
 
-    async def to_topic(self, call: Call) -> web.Response:
+    async def to_topic(self, call: Call) -> web.StreamResponse:
         """By key hash."""
         return await self._produce(call, call.arguments[0], None)
 
-    async def to_partition(self, call: Call) -> web.Response:
+    async def to_partition(self, call: Call) -> web.StreamResponse:
         """Into the named partition."""
         return await self._produce(call, call.arguments[0], partition_number(call.arguments[1]))
 
-    async def _produce(self, call: Call, name: str, partition: int | None) -> web.Response:
+    async def _produce(self, call: Call, name: str, partition: int | None) -> web.StreamResponse:
         options = request_options(call)
         topic = find_topic(call, name)
         media = media_type(call.headers.get("Content-Type"))
@@ -116,7 +117,7 @@ class ProduceHandlers:
                 chunk = await asyncio.to_thread(decode_whole, call, media, body)
             one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
             if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
-                answer = await self._append_at_once(topic, partition or 0, chunk, options)
+                answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
                 if answer is not None:
                     return answer
             production = Production(call, options, name, topic, partition)
@@ -131,8 +132,8 @@ class ProduceHandlers:
         return production.answer()
 
     async def _append_at_once(
-        self, topic: Topic, partition: int, chunk: Chunk, options: Options
-    ) -> web.Response | None:
+        self, call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options
+    ) -> web.StreamResponse | None:
         """The hot path: one partition, led here. None when that is not so, and nothing happened."""
         try:
             done = await append_here(self._context, topic, partition, chunk, options, options.timeout_ms)
@@ -148,16 +149,16 @@ class ProduceHandlers:
                 {"partition": partition, "base_offset": done.base_offset, "count": done.count}
             ]
             return json_response({**document, "duplicate": True})
-        return appended_response(partition, done.base_offset, done.count)
+        body = appended_body(partition, done.base_offset, done.count)
+        if fits(call.request):
+            return ShortAnswer(body)
+        return web.Response(body=body, content_type=JSON_TYPE)
 
 
-def appended_response(partition: int, base_offset: int, count: int) -> web.Response:
-    """The answer of nearly every request, without a JSON encoder."""
-    return web.Response(
-        body=b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n'
-        % (count, partition, base_offset, count),
-        content_type=JSON_TYPE,
-    )
+def appended_body(partition: int, base_offset: int, count: int) -> bytes:
+    """The document of nearly every request, without a JSON encoder."""
+    numbers = (count, partition, base_offset, count)
+    return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
 
 
 def request_options(call: Call) -> Options:
@@ -360,7 +361,7 @@ class Production:
         if self._options.acks == "none":
             response = json_response({"count": self._count}, status=202)
         elif len(self._ranges) == 1 and not self._duplicates:
-            response = appended_response(*self._ranges[0])
+            response = web.Response(body=appended_body(*self._ranges[0]), content_type=JSON_TYPE)
         else:
             response = json_response(self._document())
         if self._created:

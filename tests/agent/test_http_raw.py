@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 
 import pytest
 from http_fixtures import Agent, one_agent
@@ -29,6 +30,39 @@ def problem_in(answer: bytes) -> dict[str, object]:
     assert isinstance(document, dict)
     assert str(document["status"]).encode() in head.split(b"\r\n")[0]
     return document
+
+
+def headers_in(answer: bytes) -> dict[str, str]:
+    """Status line under "", header names in lower case; a date in its form, not its second."""
+    first, *lines = answer.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    pairs = [line.split(": ", 1) for line in lines]
+    headers = {name.lower(): value for name, value in pairs}
+    assert len(headers) == len(pairs), answer
+    assert parsedate_to_datetime(headers.pop("date")).tzinfo is not None
+    return {"": first, **headers}
+
+
+async def test_the_short_answer_is_no_other_than_aiohttps(agent: Agent) -> None:
+    """An append's answer on a connection that stays open has the head that aiohttp gives one that ends."""
+    closing = await agent.raw(POST + b"Connection: close\r\nContent-Length: 1\r\n\r\na")
+    both = await agent.raw(
+        POST + b"Content-Length: 1\r\n\r\na" + POST + b"Connection: close\r\nContent-Length: 1\r\n\r\na"
+    )
+    short = headers_in(both)
+    long = headers_in(closing)
+    assert long.pop("connection") == "close"
+    assert short == long
+    body = both.partition(b"\r\n\r\n")[2]
+    length = int(short["content-length"])
+    assert json.loads(body[:length])["appended"] == [{"partition": 0, "base_offset": 1, "count": 1}]
+    assert body[length:].startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_older_clients_get_aiohttps_answer(agent: Agent) -> None:
+    """HTTP/1.0 is answered in its own terms."""
+    old = await agent.raw(POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: 1\r\n\r\na")
+    assert headers_in(old)[""].endswith("200 OK")
+    assert b"keep-alive" not in old
 
 
 SMUGGLED = {
