@@ -7,6 +7,7 @@ what the values mean is decided there.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shoal.agent.config import AgentConfig
 
 CONFIG_FILE_BYTES_MAX = 1 << 20
+COLLECTED_OBJECTS = 10_000
+"""New objects between two collections of the youngest: a third of a millisecond each, where 700, the default,
+would have tens of them a second look at the same requests in flight."""
 
 
 def register(app: typer.Typer) -> None:
@@ -126,7 +130,17 @@ def _run(config: AgentConfig, *, greet: bool = False) -> int:
     from shoal.agent.agent import run_agent
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    return asyncio.run(run_agent(config, _greet if greet else None))
+    return asyncio.run(run_agent(config, lambda agent: _begin(agent, greet)))
+
+
+def _begin(agent: Agent, greet: bool) -> None:
+    """The agent serves. What its start has made lives as long as it does: the collector need not go through
+    half a million objects again and again while requests wait (a tenth of a small request's time)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTED_OBJECTS, *gc.get_threshold()[1:])
+    if greet:
+        _greet(agent)
 
 
 def dev(
