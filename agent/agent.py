@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -573,6 +574,7 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
     """
     if config.cores > 1:
         return await run_cores(config)
+    _allow_open_files()
     stop = StopRequest()
     with _signals(stop):
         try:
@@ -587,6 +589,13 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
         except BaseExceptionGroup as group:
             return _report(group)
     return EXIT_FAILED if stop.at_once.is_set() else EXIT_OK
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets this process have: the soft limit is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:

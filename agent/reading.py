@@ -228,9 +228,9 @@ class Reader:
     async def _fetch(self, offset: Offset, max_bytes: int) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
         replica = self._replica
-        last = replica.readable_index
         try:
-            first = replica.log.index_for_offset(offset)
+            first = await replica.log.find_offset(offset)
+            last = replica.readable_index
             if first > last:
                 return None
             frames, _ = await replica.log.read_bytes(first, last, min(max_bytes, MAX_FETCH_BYTES))

@@ -15,7 +15,9 @@ class LogConfig:
     tail_cache_bytes: newest frames kept in memory, so that followers and consumers at the end never read
     the disk. max_write_bytes: what one group commit takes at most, so that one write cannot starve the
     first waiter. read_chunk_bytes: reads, scans and recovery go through buffers of this size.
-    max_open_files: sealed segments whose handles stay open.
+    max_open_files: sealed segments whose handles stay open. index_bytes: of the newest bytes of the log the
+    index is always in memory, twice what may be uncommitted and thus truncated; of older segments it is read
+    when it is needed, and that of max_open_indexes stays.
     """
 
     segment_bytes: int = 64 * 2**20
@@ -28,6 +30,8 @@ class LogConfig:
     max_write_bytes: int = 8 * 2**20
     read_chunk_bytes: int = 2**20
     max_open_files: int = 4
+    index_bytes: int = 128 * 2**20
+    max_open_indexes: int = 4
 
     def __post_init__(self) -> None:
         self.validate()
@@ -48,5 +52,7 @@ class LogConfig:
             raise ValueError("index_interval_ms and index_interval_bytes must be positive")
         if self.read_chunk_bytes < 4096 or self.read_chunk_bytes % 8:
             raise ValueError("read_chunk_bytes must be a multiple of 8, at least 4096")
-        if self.tail_cache_bytes < 0 or self.max_open_files < 1:
-            raise ValueError("tail_cache_bytes must not be negative, max_open_files at least 1")
+        if self.tail_cache_bytes < 0 or self.index_bytes < 0:
+            raise ValueError("tail_cache_bytes and index_bytes must not be negative")
+        if self.max_open_files < 1 or self.max_open_indexes < 1:
+            raise ValueError("max_open_files and max_open_indexes must be at least 1")

@@ -7,10 +7,14 @@ ends the file; what it held is found again by scanning the segment. Suffix trunc
 file before it touches the segment.
 """
 
+from __future__ import annotations
+
 import struct
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from operator import add, ge
 from typing import NamedTuple
 
 import crc32c
@@ -63,23 +67,58 @@ def entry_of(stamp: Stamp, position: int, length: int) -> Entry:
     )
 
 
+_COLUMN_CODES = (
+    "Q",
+    "Q",
+    "I",
+    "I",
+    "Q",
+    "Q",
+)  # base offset, position, length, record count, term, append time
+
+
+class IndexReleased(Exception):
+    """A place was asked of an index whose columns are not in memory: load them, and ask again.
+    `first_index` says which."""
+
+    def __init__(self, first_index: LogIndex) -> None:
+        super().__init__(f"the index from entry {first_index} on is not in memory")
+        self.first_index = first_index
+
+
 class SegmentIndex:
     """Entries of one segment, contiguous from `first_index`; 40 bytes each. Entries adjoin in index and
-    offset, not necessarily in position (an unreadable stretch may lie between two)."""
+    offset, not necessarily in position (an unreadable stretch may lie between two).
 
-    __slots__ = ("_counts", "_lengths", "_offsets", "_positions", "_terms", "_times", "first_index")
+    `release` keeps length, first and last entry only; what else is asked then raises IndexReleased until
+    `restore`.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_ends",
+        "_length",
+        "_lengths",
+        "_offsets",
+        "_positions",
+        "_terms",
+        "_times",
+        "columns",
+        "first_index",
+    )
 
     def __init__(self, first_index: LogIndex) -> None:
         self.first_index = first_index
-        self._offsets = array("Q")
-        self._positions = array("Q")
-        self._lengths = array("I")
-        self._counts = array("I")
-        self._terms = array("Q")
-        self._times = array("Q")
+        self._ends: tuple[Entry, Entry] | None = None  # first and last, while released
+        self._length = 0  # while released
+        self._take(tuple(array(code) for code in _COLUMN_CODES))
+
+    def _take(self, columns: tuple[array[int], ...]) -> None:
+        self.columns = columns
+        self._offsets, self._positions, self._lengths, self._counts, self._terms, self._times = columns
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._length or len(self._offsets)
 
     def __iter__(self) -> Iterator[Entry]:
         return self.slice(self.first_index, self.last_index)
@@ -90,7 +129,28 @@ class SegmentIndex:
     @property
     def last_index(self) -> LogIndex:
         """first_index - 1 when empty."""
-        return LogIndex(self.first_index + len(self._offsets) - 1)
+        return LogIndex(self.first_index + (self._length or len(self._offsets)) - 1)
+
+    @property
+    def is_released(self) -> bool:
+        return self._ends is not None
+
+    def release(self) -> None:
+        """Give the memory back; the caller can load the columns again."""
+        if self._ends is None and len(self._offsets) > 2:
+            self._ends = self.entry(self.first_index), self.entry(self.last_index)
+            self._length = len(self._offsets)
+            self._take(tuple(array(code) for code in _COLUMN_CODES))
+
+    def restore(self, loaded: SegmentIndex) -> None:
+        """The columns again, from an index that holds the same entries. FormatError when it does not."""
+        if self._ends is None:
+            return
+        first, last = self._ends
+        if len(loaded) != self._length or (loaded.entry(first.index), loaded.entry(last.index)) != self._ends:
+            raise FormatError("invalid", f"index entries {first.index} to {last.index} are no longer there")
+        self._ends, self._length = None, 0
+        self._take(loaded.columns)
 
     def append(self, entry: Entry) -> None:
         assert entry.index == self.first_index + len(self._offsets), (entry, self)
@@ -101,7 +161,15 @@ class SegmentIndex:
         self._terms.append(entry.term)
         self._times.append(entry.append_time_us)
 
+    def extend(self, following: SegmentIndex) -> None:
+        """Everything of an index that continues this one."""
+        assert following.first_index == self.last_index + 1
+        for column, more in zip(self.columns, following.columns, strict=True):
+            column.extend(more)
+
     def entry(self, index: LogIndex) -> Entry:
+        if self._ends is not None:
+            return self._end_entry(index)
         place = index - self.first_index
         assert 0 <= place < len(self._offsets), (index, self)
         return Entry(
@@ -114,21 +182,28 @@ class SegmentIndex:
             self._times[place],
         )
 
+    def _end_entry(self, index: LogIndex) -> Entry:
+        assert self._ends is not None
+        for entry in self._ends:
+            if entry.index == index:
+                return entry
+        raise IndexReleased(self.first_index)
+
+    def _check_present(self) -> None:
+        if self._ends is not None:
+            raise IndexReleased(self.first_index)
+
     def slice(self, first: LogIndex, last: LogIndex) -> Iterator[Entry]:
         for index in range(first, last + 1):
             yield self.entry(LogIndex(index))
 
     def truncate(self, from_index: LogIndex) -> None:
         """Forget `from_index` and everything after it."""
+        if from_index > self.last_index:
+            return
+        self._check_present()
         keep = max(0, from_index - self.first_index)
-        for column in (
-            self._offsets,
-            self._positions,
-            self._lengths,
-            self._counts,
-            self._terms,
-            self._times,
-        ):
+        for column in self.columns:
             del column[keep:]
 
     def index_for_offset(self, offset: Offset) -> LogIndex:
@@ -137,16 +212,49 @@ class SegmentIndex:
         Control entries hold no offset and share the base of their successor, so the last entry with a base
         at or below the offset is the one.
         """
+        self._check_present()
         place = bisect_right(self._offsets, offset) - 1
         assert place >= 0, (offset, self)
         return LogIndex(self.first_index + place)
 
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
+        """Where each term begins, found by halving: terms never fall."""
+        self._check_present()
         runs: list[tuple[LogIndex, Term]] = []
-        for place, term in enumerate(self._terms):
-            if not runs or runs[-1][1] != term:
-                runs.append((LogIndex(self.first_index + place), Term(term)))
+        place = 0
+        while place < len(self._terms):
+            term = self._terms[place]
+            runs.append((LogIndex(self.first_index + place), Term(term)))
+            place = bisect_right(self._terms, term, place)
         return runs
+
+    @classmethod
+    def from_body(cls, first_index: LogIndex, body: bytes) -> SegmentIndex:
+        """From packed entries, by columns: no step is taken for a single entry. FormatError unless they are
+        what this code could have written: contiguous, bounded, in order."""
+        words, halves = array("Q", body), array("I", body)
+        if sys.byteorder == "big":
+            words.byteswap()
+            halves.byteswap()
+        found = cls(first_index)
+        found._take((words[1::6], words[2::6], halves[6::12], halves[7::12], words[4::6], words[5::6]))
+        found._check(words[0::6])
+        return found
+
+    def _check(self, indices: array[int]) -> None:
+        count = len(indices)
+        if indices != array("Q", range(self.first_index, self.first_index + count)):
+            raise FormatError("invalid", "index entries are not the ones their header says")
+        offsets, positions, lengths = self._offsets, self._positions, self._lengths
+        if not 0 < min(lengths) <= max(lengths) <= MAX_FRAME_BYTES or any(map((7).__and__, positions)):
+            raise FormatError("invalid", f"an entry after {self.first_index} has an impossible place")
+        follows = (
+            offsets[1:] == array("Q", map(add, offsets[: count - 1], self._counts))
+            and all(map(ge, positions[1:], map(add, positions, lengths)))
+            and all(map(ge, self._terms[1:], self._terms))
+        )
+        if not follows:
+            raise FormatError("invalid", f"an entry after {self.first_index} does not follow the one before")
 
 
 def _fields(entry: Entry) -> tuple[int, int, int, int, int, int, int]:
@@ -178,7 +286,7 @@ def encode_blocks(entries: list[Entry], identity: LogIdentity) -> list[bytes]:
 
 def decode_block(
     buffer: bytes | bytearray | memoryview, position: int, identity: LogIdentity
-) -> tuple[list[Entry], int]:
+) -> tuple[SegmentIndex, int]:
     """The entries of the block at `position`, and where it ends; FormatError when it is not a good block."""
     header = bytes(buffer[position : position + HEADER_BYTES])
     if len(header) < HEADER_BYTES:
@@ -196,20 +304,7 @@ def decode_block(
         raise FormatError("checksum", "index block does not verify")
     if version != INDEX_VERSION:
         raise FormatError("version", f"index block version {version}, this code knows {INDEX_VERSION}")
-    entries = [Entry(*fields) for fields in _ENTRY.iter_unpack(body)]
-    _check_entries(entries, first_index)
-    return entries, end
-
-
-def _check_entries(entries: list[Entry], first_index: int) -> None:
-    """What holds of every index this code wrote: contiguous, bounded, in order."""
-    if entries[0].index != first_index:
-        raise FormatError("invalid", "index block starts at another entry than its header says")
-    for before, entry in zip([None, *entries], entries, strict=False):
-        if not 0 < entry.length <= MAX_FRAME_BYTES or entry.position % 8:
-            raise FormatError("invalid", f"index entry {entry.index} has an impossible place")
-        if before is not None and not _adjoins(before, entry):
-            raise FormatError("invalid", f"index entry {entry.index} does not follow {before.index}")
+    return SegmentIndex.from_body(LogIndex(first_index), body), end
 
 
 def _adjoins(before: Entry, entry: Entry) -> bool:
@@ -225,9 +320,13 @@ class IndexFile(NamedTuple):
     """What an index file's bytes proved: entries from the segment's first on, how many bytes hold them, and
     why reading stopped before the end of the file (None: it did not)."""
 
-    entries: list[Entry]
+    held: SegmentIndex
     good_bytes: int
     problem: str | None
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(self.held)
 
 
 def decode_index_file(
@@ -235,21 +334,21 @@ def decode_index_file(
 ) -> IndexFile:
     """Every leading block that verifies and continues the one before. Never raises: the rest is found by
     scanning."""
-    entries: list[Entry] = []
+    index = SegmentIndex(first_index)
     position = 0
     while position < len(data):
         try:
             block, end = decode_block(data, position, identity)
         except FormatError as error:
-            return IndexFile(entries, position, f"byte {position}: {error}")
-        head = block[0]
-        if entries:
-            fits = _adjoins(entries[-1], head)
+            return IndexFile(index, position, f"byte {position}: {error}")
+        head = block.entry(block.first_index)
+        if len(index):
+            fits = _adjoins(index.entry(index.last_index), head)
         else:
             fits = (head.index, head.base_offset) == (first_index, first_offset)
         if not fits:
             problem = f"byte {position}: block of entry {head.index} does not continue"
-            return IndexFile(entries, position, problem)
-        entries += block
+            return IndexFile(index, position, problem)
+        index.extend(block)
         position = end
-    return IndexFile(entries, position, None)
+    return IndexFile(index, position, None)

@@ -27,7 +27,8 @@ from shoal.segment_store.errors import (
     StoreError,
     disk_fault,
 )
-from shoal.segment_store.index import Entry
+from shoal.segment_store.index import Entry, IndexReleased
+from shoal.segment_store.index_cache import IndexCache, release_old
 from shoal.segment_store.layout import SegmentName
 from shoal.segment_store.opening import Recovered, recover
 from shoal.segment_store.recovery import Chain, chain_problem
@@ -81,10 +82,8 @@ class PartitionLog:
         self._segments = recovered.segments
         self.damage = tuple(recovered.damage)  # found when the log was opened
         self.recovery_notes = tuple(recovered.notes)
-        self._runs: list[tuple[LogIndex, Term]] = []
-        for segment in self._segments:
-            for index, term in segment.index.term_runs():
-                self._add_run(index, term)
+        self._runs = recovered.term_runs
+        self._indexes = IndexCache(files.disk, files.config.max_open_indexes)
         self._chain = self._chain_at_end()
         self._cache = TailCache(files.config.tail_cache_bytes)
         self._frames_appended = 0
@@ -108,7 +107,9 @@ class PartitionLog:
         """
         files = SegmentFiles(disk, directory, identity, schema, config)
         try:
-            return cls(files, await recover(files))
+            recovered = await recover(files)
+            await files.open_files.close()  # a thousand idle partitions hold no file open
+            return cls(files, recovered)
         except OSError as error:
             await files.open_files.close()
             raise disk_fault(error, directory) from error
@@ -180,8 +181,17 @@ class PartitionLog:
             return False
         return self._segments[-1].planned_end + extra_bytes + TRAILER_BYTES > self._files.config.segment_bytes
 
+    async def find_offset(self, offset: Offset) -> LogIndex:
+        """The entry whose [base, base + count) holds the offset. Raises OffsetOutOfRange, and Damaged for an
+        index that can no longer be read."""
+        while True:
+            try:
+                return self.index_for_offset(offset)
+            except IndexReleased as released:
+                await self._load_index(LogIndex(released.first_index))
+
     def index_for_offset(self, offset: Offset) -> LogIndex:
-        """The entry whose [base, base + count) holds the offset. Raises OffsetOutOfRange."""
+        """As find_offset, for offsets whose index is in memory; IndexReleased for others."""
         if not self.start_offset <= offset < self.end_offset:
             raise OffsetOutOfRange(offset, self.start_offset, self.end_offset)
         # Segments of control entries only share their first offset with their successor: the last one holds
@@ -199,7 +209,8 @@ class PartitionLog:
         return [_span(segment, end) for segment, end in zip(self._segments, ends, strict=False)]
 
     def entry(self, index: LogIndex) -> Entry:
-        """Numbers and place of one entry. Raises OffsetOutOfRange."""
+        """Numbers and place of one entry. Raises OffsetOutOfRange, and IndexReleased when its index is not in
+        memory."""
         return self._segment_of(index).index.entry(index)
 
     def statistics(self) -> LogStatistics:
@@ -309,6 +320,7 @@ class PartitionLog:
         segment = Segment(self._files, SegmentName(stamp.index, stamp.base_offset), stamp.previous_term)
         self._writer.submit(Roll(previous, segment))
         self._segments.append(segment)
+        release_old(self._segments, self._files.config.index_bytes)
 
     def _submit(self, frames: Sequence[Frame], position: int, answer: Answer | None) -> None:
         work = Append(self._segments[-1], frames, position, self._writer.generation)
@@ -332,6 +344,9 @@ class PartitionLog:
         kept = [segment for segment in self._segments if segment.first_index < from_index]
         removed = self._segments[len(kept) :]
         last = kept[-1] if kept else None
+        if last is not None and last.index.is_released and from_index <= last.last_index:
+            problem = f"{self._files.directory}: entry {from_index} lies too deep to be truncated"
+            return _raise(StoreError(problem))
         term = self.term_at(LogIndex(from_index - 1)) or Term(0)
         self._writer.submit(Truncate(from_index, last, removed, term, done))
         self._rewind(LogIndex(from_index - 1))
@@ -385,7 +400,7 @@ class PartitionLog:
         Frames accepted and not yet written are served too. Raises OffsetOutOfRange, LogClosed, and Damaged
         when the first frame does not verify; before a damaged one the answer ends.
         """
-        entries = self._select(first_index, last_index, max_bytes)
+        entries = await self._selected(first_index, last_index, max_bytes)
         generation = self._writer.generation
         frames: list[Frame] = []
         place = 0
@@ -427,6 +442,22 @@ class PartitionLog:
                 yield frame
                 index = LogIndex(frame.stamp.index + 1)
 
+    async def _selected(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
+        while True:
+            try:
+                return self._select(first_index, last_index, max_bytes)
+            except IndexReleased:
+                await self._load_index(first_index)
+
+    async def _load_index(self, index: LogIndex) -> None:
+        """Have the index of the entry's segment in memory. Raises OffsetOutOfRange, Damaged."""
+        segment = self._segment_of(index)
+        try:
+            await self._indexes.load(segment)
+        except OSError as error:
+            self._segment_of(index)  # trimmed meanwhile: that is the answer then
+            raise Damaged(segment.index_path, 0, f"read failed: {error}") from error
+
     def _select(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
         self._writer.check_open()
         if not self.first_index <= first_index <= last_index <= self.last_index:
@@ -439,6 +470,8 @@ class PartitionLog:
         while index <= last_index:
             if index > segment.last_index:
                 segment = self._segment_of(index)
+                if segment.index.is_released:
+                    break
             entry = segment.index.entry(index)
             size += entry.length
             if entries and size > max_bytes:
@@ -500,7 +533,7 @@ class PartitionLog:
         index = first_index or self.first_index
         last = LogIndex(min(self.last_index, self._writer.stored_index))
         while index <= last:
-            entries = self._select(index, last, self._files.config.read_chunk_bytes)
+            entries = await self._selected(index, last, self._files.config.read_chunk_bytes)
             run = [entry for entry in entries if self._segment_of(entry.index) is self._segment_of(index)]
             try:
                 index = LogIndex(index + len(await self._read_run(run)))

@@ -23,9 +23,10 @@ from shoal.batch import (
 from shoal.segment_store.disk import read_fully
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.examination import LogReport, SegmentReport, StoredFrame, compare_index
-from shoal.segment_store.index import Entry, IndexFile, decode_index_file, entry_of
+from shoal.segment_store.index import Entry, IndexFile, SegmentIndex, decode_index_file, entry_of
+from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES
 from shoal.segment_store.layout import SegmentName, parse_name
-from shoal.segment_store.opening import MAX_HEADER_BYTES, MAX_INDEX_FILE_BYTES
+from shoal.segment_store.opening import MAX_HEADER_BYTES
 from shoal.segment_store.recovery import (
     Chain,
     Found,
@@ -128,7 +129,7 @@ class _SegmentReader:
                 data = file.read(MAX_INDEX_FILE_BYTES)
         except FileNotFoundError:
             self.report.notes.append("there is no index file")
-            return IndexFile([], 0, None)
+            return IndexFile(SegmentIndex(self._name.first_index), 0, None)
         index = decode_index_file(data, self._name.first_index, self._name.first_offset, self._identity)
         self.report.index_entries = len(index.entries)
         return index

@@ -22,6 +22,7 @@ from shoal.batch import (
 from shoal.segment_store.disk import File
 from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, is_no_space
 from shoal.segment_store.index import Entry, decode_index_file
+from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.layout import SegmentName, sort_directory
 from shoal.segment_store.recovery import (
     Chain,
@@ -35,9 +36,6 @@ from shoal.segment_store.recovery import (
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, decode_trailer
 
-MAX_INDEX_FILE_BYTES = (
-    128 * 2**20
-)  # 2.7 million entries of 48 bytes: more than a segment of smallest frames holds
 MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
 
 logger = logging.getLogger(__name__)
@@ -49,6 +47,7 @@ class Recovered(NamedTuple):
     segments: list[Segment]
     damage: list[Damaged]
     notes: list[str]
+    term_runs: list[tuple[LogIndex, Term]]
 
 
 class _Window:
@@ -200,7 +199,7 @@ async def recover(files: SegmentFiles) -> Recovered:
         logger.debug("%s: %s", files.directory, note)
     for damage in opening.damage:
         logger.error("%s", damage)
-    return Recovered(opening.segments, opening.damage, opening.notes)
+    return Recovered(opening.segments, opening.damage, opening.notes, opening.term_runs)
 
 
 class _Opening:
@@ -212,6 +211,7 @@ class _Opening:
         self.segments: list[Segment] = []
         self.damage: list[Damaged] = []
         self.notes: list[str] = []
+        self.term_runs: list[tuple[LogIndex, Term]] = []
 
     async def take(self, name: SegmentName, successor: SegmentName | None) -> None:
         chain = self.chain
@@ -227,6 +227,10 @@ class _Opening:
         if segment is None:
             return
         self.segments.append(segment)
+        for index, term in segment.index.term_runs():
+            if not self.term_runs or self.term_runs[-1][1] != term:
+                self.term_runs.append((index, term))
+        release_old(self.segments, self.files.config.index_bytes)
 
     async def _read(self, name: SegmentName, file: File, successor: SegmentName | None) -> Segment | None:
         size = await file.size()
@@ -304,12 +308,11 @@ class _Opening:
         loaded = decode_index_file(data, name.first_index, name.first_offset, self.files.identity)
         if loaded.problem:
             self.notes.append(f"{name.index_file} is good up to {loaded.problem}")
-        for entry in loaded.entries:
-            segment.index.append(entry)
+        segment.index.extend(loaded.held)
         segment.index_bytes = loaded.good_bytes
         segment.indexed_index = segment.last_index
-        if loaded.entries:
-            last = loaded.entries[-1]
+        if len(loaded.held):
+            last = loaded.held.entry(loaded.held.last_index)
             scan.chain = scan.chain.after(last)
             scan.end_position = last.end_position
 

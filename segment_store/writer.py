@@ -306,7 +306,9 @@ class Writer:
         segment.soiled_end = 0
 
     async def _trim(self, work: Trim) -> None:
-        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap."""
+        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap. What
+        stays is durable before that: it alone says where the log stands."""
+        await self._sync_active()
         for segment in work.removed:
             await self._remove(segment)
 
