@@ -1,7 +1,6 @@
 """Retention: what may go, as a pure question; and logs that lose their head while they are used."""
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.retention import ClockWatch, Retention, RetentionError, decode_trim, droppable, encode_trim
+from shoal.agent.waiting import Appended
 from shoal.batch import LogIndex, Offset, ProducerStamp, producer_id_from_text
 from shoal.errors import ShoalError
 from shoal.segment_store.config import LogConfig
@@ -167,7 +167,9 @@ async def test_bytes_are_kept_in_bounds_on_every_replica(tmp_path: Path) -> None
         assert await read_values(leader) == kept
         await _open(cluster, Retention(size_bytes=20_000))
         leader = await cluster.leader()
-        assert (await cluster.append("once", producer=stamp)) == dataclasses.replace(first, duplicate=True)
+        assert (await cluster.append("once", producer=stamp)) == Appended(
+            first.base_offset, first.count, duplicate=True
+        )
         values = await read_values(leader)
         assert values == kept[-len(values) :]
 
