@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.batch import BatchError, Flag, Frame, LogIdentity, LogIndex, Offset, Term, parse_frame
+from shoal.batch import BatchError, Flag, Frame, LogIdentity, LogIndex, Offset, Stamp, Term, view_frame
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import (
@@ -400,9 +400,16 @@ class PartitionLog:
         Frames accepted and not yet written are served too. Raises OffsetOutOfRange, LogClosed, and Damaged
         when the first frame does not verify; before a damaged one the answer ends.
         """
+        found = await self._read(first_index, last_index, max_bytes)
+        return [Frame(stamp, bytes(data)) for stamp, data in found]
+
+    async def _read(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+    ) -> list[tuple[Stamp, bytes | memoryview]]:
+        """As read; bytes from the disk stay in the buffers they were read into."""
         entries = await self._selected(first_index, last_index, max_bytes)
         generation = self._writer.generation
-        frames: list[Frame] = []
+        frames: list[tuple[Stamp, bytes | memoryview]] = []
         place = 0
         while place < len(entries):
             cached = self._cache.get(entries[place].index)
@@ -419,7 +426,7 @@ class PartitionLog:
                 got = []
             if generation != self._writer.generation:
                 # Truncated meanwhile: the places that were looked up may hold another branch by now.
-                return await self.read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
+                return await self._read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
             frames += got
             place += len(run)
             if len(frames) < place:
@@ -429,10 +436,10 @@ class PartitionLog:
     async def read_bytes(
         self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
     ) -> tuple[list[bytes | memoryview], LogIndex]:
-        """As read, but only the frames' bytes, in order, and the index of the last one: what a fetch
-        sends."""
-        frames = await self.read(first_index, last_index, max_bytes)
-        return [frame.data for frame in frames], frames[-1].stamp.index
+        """As read, but only the frames' bytes, in order and uncopied, and the index of the last one: what a
+        fetch sends."""
+        found = await self._read(first_index, last_index, max_bytes)
+        return [data for _, data in found], found[-1][0].index
 
     async def scan(self, first_index: LogIndex) -> AsyncIterator[Frame]:
         """Every frame from `first_index` to what is the end now, in bounded pieces. Raises as read does."""
@@ -497,31 +504,33 @@ class PartitionLog:
             run.append(entry)
         return run
 
-    async def _read_run(self, run: list[Entry]) -> list[Frame]:
+    async def _read_run(self, run: list[Entry]) -> list[tuple[Stamp, memoryview]]:
         """Frames of adjoining entries, each verified and found to be the one the index names."""
         segment = self._segment_of(run[0].index)
         start = run[0].position
-        buffer = bytearray(run[-1].end_position - start)
+        # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and
+        # page faults would cost as much as the copy from the page cache.
+        buffer = memoryview(pa.allocate_buffer(run[-1].end_position - start)).cast("B")
         problem = "the file ends before the entry does"
-        frames: list[Frame] = []
+        frames: list[tuple[Stamp, memoryview]] = []
         try:
             async with self._files.open_files.pin(segment.path) as file:
-                filled = await file.read_into(start, memoryview(buffer))
+                filled = await file.read_into(start, buffer)
         except OSError as error:
             filled, problem = 0, f"read failed: {error}"
-        view = memoryview(buffer)[:filled]
+        view = buffer[:filled].toreadonly()
         for entry in run:
             if entry.end_position - start > filled:
                 break
             try:
-                frame = parse_frame(view, entry.position - start, self._files.identity)
+                stamp, data = view_frame(view, entry.position - start, self._files.identity)
             except BatchError as error:
                 problem = str(error)
                 break
-            if frame.stamp.index != entry.index or len(frame.data) != entry.length:
-                problem = f"entry {frame.stamp.index} of {len(frame.data)} bytes lies there"
+            if stamp.index != entry.index or len(data) != entry.length:
+                problem = f"entry {stamp.index} of {len(data)} bytes lies there"
                 break
-            frames.append(frame)
+            frames.append((stamp, data))
         if frames:
             return frames
         raise Damaged(segment.path, start, problem, run[0].index, run[0].index)

@@ -77,6 +77,7 @@ __all__ = [
     "schema_message",
     "stamp_message",
     "to_record_batch",
+    "view_frame",
 ]
 
 Term = NewType("Term", int)  # 0 = none
@@ -361,7 +362,16 @@ def parse_stamp(buffer: bytes | memoryview, position: int) -> tuple[Stamp, int]:
 def parse_frame(
     buffer: bytes | memoryview, position: int, identity: LogIdentity, *, verify: bool = True
 ) -> Frame:
-    """The frame at `position`, its bytes copied out. Lengths are bounded before they are used.
+    """The frame at `position`, its bytes copied out. Raises BatchError as view_frame does."""
+    stamp, view = view_frame(buffer, position, identity, verify=verify)
+    return Frame(stamp, bytes(view))
+
+
+def view_frame(
+    buffer: bytes | memoryview, position: int, identity: LogIdentity, *, verify: bool = True
+) -> tuple[Stamp, memoryview]:
+    """The frame at `position`: its stamp, and its bytes where they lie. Lengths are bounded before they are
+    used.
 
     Raises BatchError: short (ran out of bytes), magic, length, checksum, version, invalid.
     """
@@ -371,7 +381,7 @@ def parse_frame(
     view = memoryview(buffer)[position : position + total]
     if verify:
         _verify(view, stamp_position - position, fields[1], identity.seed)
-    return Frame(_decode_stamp(fields), bytes(view))
+    return _decode_stamp(fields), view
 
 
 def _verify(frame: memoryview, stamp_position: int, expected: int, seed: int) -> None:

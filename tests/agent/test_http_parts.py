@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import aiohttp
@@ -15,7 +16,7 @@ from shoal.agent.http.dispatch import REMEMBERED_PATHS_MAX, Hint, Route, RouteTa
 from shoal.agent.http.forward import broken, forward_target
 from shoal.agent.http.origin import REMEMBERED_HOSTS_MAX, HostPolicy, host_name
 from shoal.agent.http.parameters import decode_segment, parse_query
-from shoal.agent.http.respond import PIECE_BYTES, coalesced
+from shoal.agent.http.respond import PIECE_BYTES, UNCOPIED_BYTES, coalesced
 from shoal.errors import ShoalError
 
 
@@ -207,8 +208,10 @@ def test_what_a_broken_forward_means(error: Exception, method: str, code: str, d
 
 @given(st.lists(st.binary(max_size=50), max_size=30))
 def test_small_parts_are_joined(parts: list[bytes]) -> None:
-    """Pieces add up to the parts, and none but the last is small."""
+    """Pieces add up to the parts, no two in a row are small, and large parts are not copied."""
     scaled = [part * (PIECE_BYTES // 40) for part in parts]
     pieces = coalesced(scaled)
     assert b"".join(pieces) == b"".join(scaled)
-    assert all(len(piece) >= PIECE_BYTES for piece in pieces[:-1])
+    assert all(max(map(len, pair)) >= UNCOPIED_BYTES for pair in itertools.pairwise(pieces))
+    large = [id(part) for part in scaled if len(part) >= UNCOPIED_BYTES]
+    assert [id(piece) for piece in pieces if id(piece) in large] == large
