@@ -66,9 +66,10 @@ from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import Claim
 from shoal.agent.starting import Starter
+from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
+from shoal.membership.gossip import MemberEvent, Membership
 from shoal.membership.mdns import Discovery
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
@@ -129,6 +130,8 @@ class Agent:
         self._identities: IdentityStore
         self._registry: ReplicaRegistry
         self._links: Links
+        self._twins: TwinWatch
+        self._kept_http_port = 0
         self._dissolved: str | None = None
         self._last_said = ""
         self._goodbyes: list[Callable[[], Awaitable[None]]] = []
@@ -199,10 +202,14 @@ class Agent:
         listener = await self._listen_http(parts)
         self._make_links_and_roster(parts)
         self._make_broker(stop)
+        await self._look_for_twin()
         await self._serve_http(parts, listener)
         meeting = await self._start_gossip(parts)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(meeting.run(), name="meeting")]
+            running = [
+                tasks.create_task(meeting.run(), name="meeting"),
+                tasks.create_task(self._twins.run(), name="twins"),
+            ]
             record = await self._find_cluster(record)
             joined, guard = await self._start_cluster(parts, record)
             running += [
@@ -259,8 +266,8 @@ class Agent:
         port = int(listener.getsockname()[1])
         if choice.has_stepped(port):
             logger.info("port %d is in use: HTTP listens on %d", choice.kept or choice.default, port)
-        address = self.config.advertised_address
-        self.url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        self.url = self._url_at(port)
+        self._kept_http_port = self._identity.http_port
         self._identity = replace(self._identity, http_port=port)
         return listener
 
@@ -299,6 +306,18 @@ class Agent:
             join=lambda addresses: self.membership.join(addresses),
             force_leave=lambda name: self.membership.force_leave(name),
         )
+
+    async def _look_for_twin(self) -> None:
+        """Whoever copied the directory of a running agent starts it beside that agent, as a rule: there its
+        ports are taken."""
+        own = Life(self.agent_id, self._boot, self.broker.started_at)
+        self._twins = TwinWatch(own, self.config.data)
+        if self._kept_http_port not in (0, self._identity.http_port):
+            await self._twins.check(self._url_at(self._kept_http_port))
+
+    def _url_at(self, port: int) -> str:
+        address = self.config.advertised_address
+        return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
     async def _serve_http(self, parts: AsyncExitStack, listener: Any) -> None:
         runner = make_runner(self.broker)
@@ -352,9 +371,13 @@ class Agent:
             advertise_address=self.config.advertised_address,
             tags=tags,
         )
-        membership = Membership(config, rng=self._rng, on_event=lambda _: self.roster.changed())
+        membership = Membership(config, rng=self._rng, on_event=self._on_member_event)
         await membership.start()
         return membership
+
+    def _on_member_event(self, event: MemberEvent) -> None:
+        self._twins.on_event(event)
+        self.roster.changed()
 
     async def _start_meeting(self, parts: AsyncExitStack) -> Meeting:
         async def remember(peers: list[Address]) -> None:

@@ -36,7 +36,7 @@ from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
 from shoal.membership.gossip import JoinError, Member
-from shoal.records import RecordColumns
+from shoal.records import RecordColumns, format_time
 from shoal.routing import HashRange
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
@@ -183,6 +183,11 @@ class Broker:
         )
         return Document(version, body)
 
+    @property
+    def started_at(self) -> str:
+        """RFC 3339."""
+        return format_time(self._started_ms * 1_000)
+
     def agent_document(self) -> dict[str, Any]:
         """GET /v1/agent. `catalog.birth` is what an agent that joins must know (safety 1)."""
         cluster_id = self._roster.cluster_id
@@ -195,6 +200,8 @@ class Broker:
             "url": self.url,
             "disk": self._disk_kind,
             "pid": os.getpid(),
+            "run": self._watch.run,
+            "started_at": self.started_at,
             "uptime_seconds": (self._clock.now_ms() - self._started_ms) // 1_000,
             "catalog": None
             if not self.catalog_birth

@@ -22,6 +22,11 @@ class Watch:
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
+    def run(self) -> str:
+        """The run whose changes are counted."""
+        return self._run
+
+    @property
     def version(self) -> str:
         return f"{self._run}.{self._counter}"
 

@@ -79,7 +79,8 @@ class MemberEvent(NamedTuple):
 
     kind is joined, suspected, failed, left or updated (tags, leaving, or a suspicion
     taken back); reaped when the list forgets a member gone for long; conflict, at most
-    once a minute, when another address claims a living name.
+    once a minute, when another address claims a living name: the member is then the
+    claimant, as it describes itself.
     """
 
     kind: str
@@ -347,8 +348,8 @@ class Membership:
             if now_s - self._last_conflict_log_s < CONFLICT_LOG_INTERVAL_S:
                 return
             self._last_conflict_log_s = now_s
-            known = change.member
-            logger.warning("another address claims the name %s, known at %s", known.name, known.endpoint)
+            claimant = change.member
+            logger.warning("the name %s is claimed from %s as well", claimant.name, claimant.endpoint)
         self._on_event(MemberEvent(change.kind.value, self._member(change.member)))
 
     def _arm(self, deadline_ms: int) -> None:

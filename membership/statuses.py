@@ -65,7 +65,9 @@ class MemberList:
                 self._on_node_leave(change, now_ms)
             case ChangeKind.CONFLICT:
                 if (member := self._members.get(change.name)) is not None:
-                    self.changes.append(MemberChange(EventKind.CONFLICT, replace(member)))
+                    claimant = replace(member)
+                    self._refresh(claimant, change)
+                    self.changes.append(MemberChange(EventKind.CONFLICT, claimant))
             case ChangeKind.UPDATE | ChangeKind.SUSPECT | ChangeKind.REFUTED:
                 member = self._members[change.name]
                 self._refresh(member, change)

@@ -204,13 +204,13 @@ class SwimCore:
                 self._refute(claim.incarnation)
             case Verdict.CONFLICT:
                 assert node is not None
-                self._on_conflict(node, claim.endpoint, now_ms)
+                self._on_conflict(node, claim.endpoint, claim.meta, now_ms)
             case _:
                 assert verdict is Verdict.IGNORE
 
-    def _on_conflict(self, node: Node, endpoint: Endpoint, now_ms: int) -> None:
+    def _on_conflict(self, node: Node, endpoint: Endpoint, meta: bytes, now_ms: int) -> None:
         """One name, two addresses: the first one heard keeps it while it lives."""
-        self._note(ChangeKind.CONFLICT, node, endpoint)
+        self._note(ChangeKind.CONFLICT, node, endpoint, meta)
         if node is self.table.local:
             self._next_push_pull_ms = min(self._next_push_pull_ms, now_ms + CONTESTED_RETRY_MS)
 
@@ -290,11 +290,12 @@ class SwimCore:
             node.state = state
             node.changed_ms = now_ms
 
-    def _note(self, kind: ChangeKind, node: Node, endpoint: Endpoint | None = None) -> None:
-        where = endpoint or node.endpoint
-        self._changes.append(
-            Change(kind, node.name, where, node.meta, node.vsn, node.incarnation, node.state)
-        )
+    def _note(
+        self, kind: ChangeKind, node: Node, endpoint: Endpoint | None = None, meta: bytes | None = None
+    ) -> None:
+        """`endpoint`, `meta`: somebody else's who claims the name."""
+        where, what = endpoint or node.endpoint, node.meta if meta is None else meta
+        self._changes.append(Change(kind, node.name, where, what, node.vsn, node.incarnation, node.state))
 
     # Push/pull
 
@@ -312,7 +313,7 @@ class SwimCore:
                 and remote.endpoint != local.endpoint
             ):
                 self._on_conflict(
-                    local, remote.endpoint, now_ms
+                    local, remote.endpoint, remote.meta, now_ms
                 )  # our former address dies there: come again soon
             if remote.state == State.ALIVE:
                 claim = Alive(remote.incarnation, remote.name, remote.endpoint, remote.meta, remote.vsn)

@@ -39,6 +39,7 @@ OWNERS = {
         "agent/broker.py",
         "agent/agent.py",
         "agent/introduction.py",
+        "agent/twin.py",
         "shoal/aio",
     },
 }
