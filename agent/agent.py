@@ -24,7 +24,6 @@ from aiohttp import web
 from shoal import __version__
 from shoal.agent.broker import Broker, Joined
 from shoal.agent.catalog_follow import CatalogService
-from shoal.agent.catalog_voters import CatalogVoters
 from shoal.agent.claims import claim_of
 from shoal.agent.clock import SystemClock
 from shoal.agent.cluster_file import (
@@ -46,10 +45,10 @@ from shoal.agent.data_directory import (
     wipe,
 )
 from shoal.agent.guard import Guard
+from shoal.agent.holding import Holding
 from shoal.agent.host import Host
 from shoal.agent.http.app import make_runner
 from shoal.agent.identity import (
-    CATALOG_GROUP,
     AgentIdentity,
     GroupId,
     HardStateFile,
@@ -59,6 +58,7 @@ from shoal.agent.identity import (
 )
 from shoal.agent.links import LinkConfig, Links
 from shoal.agent.meeting import Address, Meeting
+from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
 from shoal.agent.ports import PortChoice, PortError, http_socket, listen
@@ -128,7 +128,6 @@ class Agent:
         self._disk: Disk
         self._identity: AgentIdentity
         self._identities: IdentityStore
-        self._registry: ReplicaRegistry
         self._links: Links
         self._twins: TwinWatch
         self._kept_http_port = 0
@@ -211,13 +210,14 @@ class Agent:
                 tasks.create_task(self._twins.run(), name="twins"),
             ]
             record = await self._find_cluster(record)
-            joined, guard = await self._start_cluster(parts, record)
+            joined, holding, guard = await self._start_cluster(parts, record)
             running += [
                 tasks.create_task(joined.host.run(), name="host"),
                 tasks.create_task(joined.catalog.run(), name="catalog"),
                 tasks.create_task(joined.routes.run(), name="routes"),
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
-                tasks.create_task(self._make_voters(joined.host).run(), name="catalog voters"),
+                tasks.create_task(self._make_mover(joined).run(), name="mover"),
+                tasks.create_task(holding.run(), name="holding"),
             ]
             if on_ready is not None:
                 running.append(tasks.create_task(self._announce(on_ready), name="ready"))
@@ -451,14 +451,23 @@ class Agent:
         self._identity = replace(self._identity, cluster_id=record.cluster_id)
         await self._identities.save(self._identity)
 
-    async def _start_cluster(self, parts: AsyncExitStack, record: ClusterRecord) -> tuple[Joined, Guard]:
+    async def _start_cluster(
+        self, parts: AsyncExitStack, record: ClusterRecord
+    ) -> tuple[Joined, Holding, Guard]:
         self._links.cluster_id = record.cluster_id
         routes = self._make_routes()
         host = await self._make_host(parts, record.cluster_id, routes.group_changed)
         self.host = host
         self._goodbyes.append(self._hand_over)
         catalog = self._make_catalog(host, record)
-        self._register_messages(catalog, routes)
+        holding = Holding(
+            agent_id=self.agent_id,
+            host=host,
+            catalog=catalog,
+            roster=self.roster,
+            claims_about=routes.table.claims_about,
+        )
+        self._register_messages(catalog, routes, holding)
         self.roster.listen(routes.look)
         self.roster.listen(catalog.look)
         await self._links.start()
@@ -474,20 +483,27 @@ class Agent:
             timeout_ms=self.config.dissolve_timeout_ms,
             leads_catalog=self._leads_catalog,
         )
-        return joined, guard
+        return joined, holding, guard
 
-    def _make_voters(self, host: Host) -> CatalogVoters:
-        return CatalogVoters(roster=self.roster, host=host, now_ms=self._clock.now_ms)
+    def _make_mover(self, joined: Joined) -> Mover:
+        return Mover(
+            roster=self.roster,
+            host=joined.host,
+            catalog=lambda: joined.catalog.catalog,
+            now_ms=self._clock.now_ms,
+            replace_after_ms=self.config.replace_after_ms,
+        )
 
     def _leads_catalog(self) -> bool:
         leader = self.broker.catalog_leader()
         return leader is not None and leader.local
 
-    def _register_messages(self, catalog: CatalogService, routes: RouteExchange) -> None:
+    def _register_messages(self, catalog: CatalogService, routes: RouteExchange, holding: Holding) -> None:
         self._links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
         self._links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
         self._links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
-        self._links.handle_request(PeerMessage.CATALOG_HOLD, catalog.on_hold)
+        self._links.handle_request(PeerMessage.GROUP_HOLD, holding.on_hold)
+        self._links.handle_request(PeerMessage.GROUP_CONFIGURATION, holding.on_ask)
         self._links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
         self._links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         self._links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
@@ -518,7 +534,7 @@ class Agent:
         self, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
     ) -> Host:
         try:
-            registry = self._registry = await ReplicaRegistry.open(self._disk, self.config.data)
+            registry = await ReplicaRegistry.open(self._disk, self.config.data)
             parts.push_async_callback(registry.close)
             hard_states = await HardStateFile.open(self._disk, self.config.data)
             parts.push_async_callback(hard_states.close)
@@ -567,8 +583,6 @@ class Agent:
         return claim_of(self.agent_id, self.host.status(group))
 
     def _make_catalog(self, host: Host, record: ClusterRecord) -> CatalogService:
-        held = self._registry.get(CATALOG_GROUP)
-
         def leader() -> str | None:
             known = self.broker.catalog_leader()
             return None if known is None else known.agent_id
@@ -576,7 +590,6 @@ class Agent:
         return CatalogService(
             agent_id=self.agent_id,
             record=record,
-            replica_id=None if held is None else held.replica_id,
             groups=host,
             peers=self.roster,
             watch=self._watch,

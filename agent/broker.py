@@ -118,6 +118,7 @@ class Broker:
             catalog_leader=self.catalog_leader,
             leader_of=self._leader_of,
             document=self._topic_document,
+            holders=self._holders,
         )
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
@@ -380,6 +381,14 @@ class Broker:
         return documents.topic_document(
             entry, routes=self._routes, is_live=self._roster.is_live, urls=self._roster.urls()
         )
+
+    def _holders(self, entry: TopicEntry) -> frozenset[str]:
+        """Whoever claims a replica of the topic, or is said to have one."""
+        found: set[str] = set()
+        for partition in range(len(entry.partitions)):
+            for agent_id, claim in self._routes.claims_about(GroupKey(entry.topic_id, partition)).items():
+                found.update((agent_id, *claim.voters, *claim.learners))
+        return frozenset(found)
 
     async def create_topic(
         self, name: str, body: Mapping[str, Any] | None, timeout_ms: int

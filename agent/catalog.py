@@ -81,9 +81,11 @@ class ChangeTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """By id, so that a late retry never deletes a namesake."""
+    """By id, so that a late retry never deletes a namesake. `holders`: agents that hold a replica without
+    having been born with it, as far as the proposer knows."""
 
     topic_id: bytes
+    holders: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ class Catalog:
                 return self._create(entry)
             case ChangeTopic(topic_id, settings):
                 return self._change(topic_id, settings)
-            case DeleteTopic(topic_id):
-                return self._delete(topic_id)
+            case DeleteTopic(topic_id, holders):
+                return self._delete(topic_id, holders)
             case ConfirmDeletion(topic_id, agent_id):
                 return self._confirm(topic_id, agent_id)
             case Seal(successor):
@@ -160,12 +162,13 @@ class Catalog:
         self.topics[entry.name] = self._by_id[topic_id] = changed
         return "done"
 
-    def _delete(self, topic_id: bytes) -> Outcome:
+    def _delete(self, topic_id: bytes, holders: frozenset[str]) -> Outcome:
         entry = self._by_id.pop(topic_id, None)
         if entry is None:
             return "unknown-id"
         del self.topics[entry.name]
-        self.tombstones[topic_id] = Tombstone(topic_id, entry.name, len(entry.partitions), entry.holders())
+        waiting_for = entry.holders() | holders
+        self.tombstones[topic_id] = Tombstone(topic_id, entry.name, len(entry.partitions), waiting_for)
         return "done"
 
     def _confirm(self, topic_id: bytes, agent_id: str) -> Outcome:
@@ -237,8 +240,8 @@ def encode_command(command: Command) -> bytes:
             document |= {"op": "create", "topic": _entry_document(entry)}
         case ChangeTopic(topic_id, settings):
             document |= {"op": "change", "id": topic_id.hex(), "settings": settings.to_document()}
-        case DeleteTopic(topic_id):
-            document |= {"op": "delete", "id": topic_id.hex()}
+        case DeleteTopic(topic_id, holders):
+            document |= {"op": "delete", "id": topic_id.hex(), "holders": sorted(holders)}
         case ConfirmDeletion(topic_id, agent_id):
             document |= {"op": "confirm", "id": topic_id.hex(), "agent": agent_id}
         case Seal(successor):
@@ -256,7 +259,8 @@ def decode_command(data: bytes) -> Command:
         case "change":
             return ChangeTopic(_id(document, "id"), _settings_from(document.get("settings")))
         case "delete":
-            return DeleteTopic(_id(document, "id"))
+            holders = _list(document, "holders") if "holders" in document else []
+            return DeleteTopic(_id(document, "id"), frozenset(_agent_id(agent) for agent in holders))
         case "confirm":
             return ConfirmDeletion(_id(document, "id"), _agent_id(document.get("agent")))
         case "seal":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -27,11 +27,10 @@ from shoal.agent.catalog import (
     encode_command,
 )
 from shoal.agent.cluster_file import ClusterRecord
-from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import (
     PeerMessage,
-    decode_replica_id,
     decode_topic_id,
     decode_version,
     encode_version,
@@ -64,13 +63,6 @@ class Offsets(Protocol):
     def high_watermark(self) -> int: ...
 
 
-class Status(Protocol):
-    """The part of a replica's status that counts here."""
-
-    @property
-    def configuration(self) -> Configuration | None: ...
-
-
 class Groups(Protocol):
     """What the catalog needs of the host."""
 
@@ -89,7 +81,8 @@ class Groups(Protocol):
         replica_id: ReplicaId | None = None,
     ) -> None: ...
     async def delete_group(self, group: GroupId) -> None: ...
-    def status(self, group: GroupId) -> Status: ...
+    def replica_record(self, group: GroupId) -> ReplicaRecord | None: ...
+    def replica_records(self) -> Iterator[ReplicaRecord]: ...
     async def append(
         self,
         group: GroupId,
@@ -121,7 +114,6 @@ class CatalogService:
         *,
         agent_id: str,
         record: ClusterRecord,
-        replica_id: ReplicaId | None,
         groups: Groups,
         peers: Peers,
         watch: Watch,
@@ -135,7 +127,6 @@ class CatalogService:
         self.halted: str | None = None
         self._agent_id = agent_id
         self._record = record
-        self._replica_id = replica_id
         self._groups = groups
         self._peers = peers
         self._watch = watch
@@ -149,7 +140,10 @@ class CatalogService:
         self._changed = asyncio.Event()
         self._saved_version = self.catalog.version
         self.sealed = asyncio.Event()
-        self._holding = asyncio.Lock()
+        self._held_topics: set[bytes] = set()
+        """Topics the catalog has had in this run, of which this agent holds a replica."""
+        self.changing = asyncio.Lock()
+        """Held by whoever opens or deletes replicas: one at a time decides what is here."""
         if self.catalog.sealed_for is not None:
             self.sealed.set()  # a crash came between the seal and giving the cluster up
 
@@ -160,8 +154,12 @@ class CatalogService:
 
     async def start(self) -> None:
         """Open the catalog's own group, if this agent holds it."""
-        if self._agent_id in self._record.catalog_birth or self._replica_id is not None:
-            await self._open_catalog(self._replica_id)
+        async with self.changing:
+            record = self._groups.replica_record(CATALOG_GROUP)
+            if record is None and self._agent_id in self._record.catalog_birth:
+                await self._open_catalog(None)
+            elif record is not None and record.state is not ReplicaState.REMOVED:
+                await self._open_catalog(record.replica_id)
         self._work.set()
 
     async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
@@ -174,36 +172,18 @@ class CatalogService:
             replica_id=replica_id,
         )
 
-    async def on_hold(self, peer: str, payload: bytes) -> bytes:
-        """The catalog's leader says that a committed configuration names this agent: open that replica.
-
-        Raises ShoalError when the peer does not lead, or when this agent holds another one that may have
-        voted.
-        """
-        replica_id = decode_replica_id(payload)
-        if self._catalog_leader() not in (None, peer):
-            raise ShoalError("bad-request", "the catalog is led by another agent, as far as is known here")
-        async with self._holding:
-            if self._groups.has(CATALOG_GROUP) and replica_id == self._replica_id:
-                return b""
-            if self._groups.has(CATALOG_GROUP):
-                self._check_replaceable()
-                await self._groups.delete_group(CATALOG_GROUP)
-            logger.info("holding a replica of the catalog, as %s asks", peer[:8])
+    async def open_replica(self, group: GroupId, replica_id: ReplicaId) -> None:
+        """Open a replica that a committed configuration has added; `changing` is held. ShoalError
+        unknown-topic while the topic is not known here: it may be soon."""
+        if group == CATALOG_GROUP:
             await self._open_catalog(replica_id)
-            self._replica_id = replica_id
-        return b""
-
-    def _check_replaceable(self) -> None:
-        """A configuration names one replica per agent, so the one held here is out of it. What never voted
-        may go.
-        """
-        configuration = self._groups.status(CATALOG_GROUP).configuration
-        held = None
-        if configuration is not None and self._replica_id is not None:
-            held = configuration.find(self._replica_id)
-        if self._replica_id is None or (held is not None and not held.learner):
-            raise ShoalError("bad-request", "this agent holds a replica of the catalog that votes")
+            return
+        entry = self.catalog.by_id(group.topic_id)
+        if entry is None or group.partition >= len(entry.partitions):
+            self.look()
+            raise ShoalError("unknown-topic", f"the catalog here knows no topic {group.topic_id.hex()}")
+        await self._save_state()
+        await self._open_partition(entry, group.partition, replica_id)
 
     async def run(self) -> None:
         """Follow and carry out, until cancelled.
@@ -383,13 +363,17 @@ class CatalogService:
         """Save the state, open what should be here, delete what is dead. False: something must be tried
         again.
         """
-        await self._save_state()
-        done = await self._open_missing()
-        self._pass_settings_on()
-        for topic_id, tombstone in list(self.catalog.tombstones.items()):
-            if self._agent_id in tombstone.waiting_for:
-                done &= await self._delete_and_confirm(topic_id, tombstone.partitions)
-        return done
+        async with self.changing:
+            await self._save_state()
+            done = await self._open_missing()
+            self._pass_settings_on()
+            dead = self._dead_topics()
+            gone = [topic_id for topic_id, parts in dead.items() if await self._delete(topic_id, parts)]
+        for topic_id in gone:
+            tombstone = self.catalog.tombstones.get(topic_id)
+            if tombstone is not None and self._agent_id in tombstone.waiting_for:
+                done &= await self._confirm(topic_id)
+        return done and len(gone) == len(dead)
 
     async def _save_state(self) -> None:
         """Before the replicas are opened, so that a restart finds every replica it has opened."""
@@ -403,15 +387,23 @@ class CatalogService:
         await self._save(self._record)
         self._saved_version = version
 
+    def _missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
+        """What the registry knows of, and what this agent was born with; never what was removed."""
+        for entry in self.catalog.topics.values():
+            for partition, birth in enumerate(entry.partitions):
+                group = GroupId(entry.topic_id, partition)
+                if self._groups.has(group):
+                    continue
+                record = self._groups.replica_record(group)
+                if record is None and self._agent_id in birth.voters:
+                    yield entry, partition, None
+                elif record is not None and record.state is not ReplicaState.REMOVED:
+                    yield entry, partition, record.replica_id
+
     async def _open_missing(self) -> bool:
         limit = asyncio.Semaphore(MAX_OPENING)
-        missing = [
-            (entry, partition)
-            for entry in self.catalog.topics.values()
-            for partition in held_partitions(entry, self._agent_id)
-            if not self._groups.has(GroupId(entry.topic_id, partition))
-        ]
-        results = await asyncio.gather(*(self._open(entry, partition, limit) for entry, partition in missing))
+        missing = list(self._missing())
+        results = await asyncio.gather(*(self._open(*item, limit) for item in missing))
         if missing:
             logger.info("opened %d of %d replicas", sum(results), len(missing))
         return all(results)
@@ -419,52 +411,78 @@ class CatalogService:
     def _pass_settings_on(self) -> None:
         """What a change of settings means to replicas that are open already."""
         for entry in self.catalog.topics.values():
-            for partition in held_partitions(entry, self._agent_id):
+            for partition in range(len(entry.partitions)):
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
                     self._groups.set_segment_bytes(group, entry.settings.segment_bytes)
                     self._groups.set_retention(group, _retention_of(entry.settings))
 
-    async def _open(self, entry: TopicEntry, partition: int, limit: asyncio.Semaphore) -> bool:
-        settings = entry.settings
+    async def _open(
+        self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None, limit: asyncio.Semaphore
+    ) -> bool:
         async with limit:
             try:
-                await self._groups.open_group(
-                    GroupId(entry.topic_id, partition),
-                    birth=Configuration.birth(entry.partitions[partition].voters),
-                    schema=DEFAULT_SCHEMA,
-                    log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
-                    retention=_retention_of(settings),
-                )
+                await self._open_partition(entry, partition, replica_id)
             except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
                 logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)
                 return False
         return True
 
-    async def _delete_and_confirm(self, topic_id: bytes, partitions: int) -> bool:
-        """Free the disk, then say so to the catalog. Only a committed deletion leads here (safety 4)."""
+    async def _open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
+        settings = entry.settings
+        await self._groups.open_group(
+            GroupId(entry.topic_id, partition),
+            birth=Configuration.birth(entry.partitions[partition].voters),
+            schema=DEFAULT_SCHEMA,
+            log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
+            retention=_retention_of(settings),
+            replica_id=replica_id,
+        )
+
+    def _dead_topics(self) -> dict[bytes, set[int]]:
+        """Deleted topics, with the partitions of which something may be here. Only a committed deletion leads
+        here (safety 4): a tombstone, or a topic that the catalog had in this run and has no more. What it
+        never had may be news that has not come yet."""
+        dead = {
+            topic_id: set(range(tombstone.partitions))
+            for topic_id, tombstone in self.catalog.tombstones.items()
+            if self._agent_id in tombstone.waiting_for
+        }
+        for record in self._groups.replica_records():
+            topic_id, partition = record.group
+            if record.group == CATALOG_GROUP:
+                continue
+            if self.catalog.by_id(topic_id) is not None:
+                self._held_topics.add(topic_id)
+            elif topic_id in self.catalog.tombstones or topic_id in self._held_topics:
+                dead.setdefault(topic_id, set()).add(partition)
+        return dead
+
+    async def _delete(self, topic_id: bytes, partitions: set[int]) -> bool:
+        """Free the disk."""
         try:
-            for partition in range(partitions):
+            for partition in sorted(partitions):
                 await self._groups.delete_group(GroupId(topic_id, partition))
-            await self._confirm(topic_id)
         except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
             logger.warning("deletion of %s is not finished: %s", topic_id.hex(), error)
             return False
+        self._held_topics.discard(topic_id)
         return True
 
-    async def _confirm(self, topic_id: bytes) -> None:
+    async def _confirm(self, topic_id: bytes) -> bool:
+        """Say to the catalog that nothing is left here."""
         leader = self._catalog_leader()
-        if leader is None:
-            raise ShoalError("no-leader", "the catalog has no leader at present")
-        if leader == self._agent_id:
-            await self.propose(ConfirmDeletion(topic_id, self._agent_id), CONFIRM_TIMEOUT_MS)
-        else:
-            await self._peers.request(leader, PeerMessage.CATALOG_CONFIRM, topic_id, CONFIRM_TIMEOUT_MS)
-
-
-def held_partitions(entry: TopicEntry, agent_id: str) -> Iterable[int]:
-    """The partitions this agent was born into."""
-    return (number for number, birth in enumerate(entry.partitions) if agent_id in birth.voters)
+        try:
+            if leader is None:
+                raise ShoalError("no-leader", "the catalog has no leader at present")
+            if leader == self._agent_id:
+                await self.propose(ConfirmDeletion(topic_id, self._agent_id), CONFIRM_TIMEOUT_MS)
+            else:
+                await self._peers.request(leader, PeerMessage.CATALOG_CONFIRM, topic_id, CONFIRM_TIMEOUT_MS)
+        except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
+            logger.warning("deletion of %s is not confirmed: %s", topic_id.hex(), error)
+            return False
+        return True
 
 
 async def _wait_or(event: asyncio.Event, timeout_ms: int) -> None:

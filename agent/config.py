@@ -23,6 +23,7 @@ MAX_NAME_CHARACTERS = 64  # names and domains travel in gossip tags, which share
 MAX_SEEDS = 64  # enough for any seed list; a longer one is a mistake in a template
 MAX_EXPECTED_MEMBERS = 99
 MAX_CORES = 256
+LONGEST_REPLACE_AFTER_MS = 7 * 24 * 60 * 60_000
 LONGEST_WINDOW_MS = 10 * 60_000  # a start that waits longer than this looks like a hang
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DISKS = ("auto", "ring", "threads")
@@ -61,6 +62,7 @@ class AgentConfig:
     election_timeout_ms: int = 600
     shutdown_timeout_ms: int = 10_000
     dissolve_timeout_ms: int = 15_000
+    replace_after_ms: int = 5 * 60_000
 
     @classmethod
     def from_sources(
@@ -170,6 +172,11 @@ class AgentConfig:
         for name in ("shutdown_timeout_ms", "dissolve_timeout_ms"):
             if not 0 < getattr(self, name) <= LONGEST_WINDOW_MS:
                 raise ConfigError(f"{name.removesuffix('_ms')} must be more than 0 and at most 10 minutes")
+        if not self.election_timeout_ms <= self.replace_after_ms <= LONGEST_REPLACE_AFTER_MS:
+            raise ConfigError(
+                f"replace_after {self.replace_after_ms} ms must be at least the election timeout "
+                f"({self.election_timeout_ms} ms) and at most 7 days: 5m is usual, seconds are for trying out"
+            )
 
     @property
     def advertised_address(self) -> str:
@@ -346,6 +353,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "election_timeout": _duration_ms,
     "shutdown_timeout": _duration_ms,
     "dissolve_timeout": _duration_ms,
+    "replace_after": _duration_ms,
 }
 FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
 NOT_SETTINGS = (

@@ -241,7 +241,9 @@ def topic_document(
     document = summary | entry.settings.to_document()
     document["settings"] = entry.settings.to_document()
     document["partitions"] = partitions
-    document["effective_replication_factor"] = min(len(birth.voters) for birth in entry.partitions)
+    document["effective_replication_factor"] = min(
+        sum(replica["role"] != "learner" for replica in partition["replicas"]) for partition in partitions
+    )
     document["created_at"] = format_time(entry.created_us)
     if not entry.settings.fsync:
         document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'

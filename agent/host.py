@@ -8,7 +8,6 @@ to the others.
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +20,9 @@ from shoal.agent.appending import Acks, Appender
 from shoal.agent.applying import Applier, Apply
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
-from shoal.agent.identity import GroupId, HardStateFile, ReplicaRegistry, ReplicaState
+from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
 from shoal.agent.links import Links
-from shoal.agent.opening import Plan, ReplicaLost, Stores, open_replica
+from shoal.agent.opening import Plan, ReplicaLost, Stores, erase, open_replica
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_wire import (
     FrameType,
@@ -215,13 +214,42 @@ class Host:
         """Remove the replica for good. The caller holds a committed topic deletion, or a committed
         configuration without this replica (safety 4)."""
         await self.close_group(group)
-        directory = self._stores.directory(group)
-        await self._stores.disk.remove_tree(directory)
-        topic_directory = os.path.dirname(directory)
-        if not await self._stores.disk.list(topic_directory):
-            await self._stores.disk.remove_tree(topic_directory)
-        await self._stores.hard_states.remove(group)
+        await erase(self._stores, group)
         await self._stores.registry.remove(group)
+
+    async def retire_group(self, group: GroupId) -> None:
+        """The same for a replica that was removed from a group that lives on: the registry remembers it, so
+        that it never comes back under its old id. The caller holds a committed configuration without it."""
+        record = self._stores.registry.get(group)
+        assert record is not None
+        await self.close_group(group)
+        await self._stores.registry.put(record._replace(state=ReplicaState.REMOVED))
+        await erase(self._stores, group)
+        self.changed(group)
+
+    async def finish_retirements(self) -> None:
+        """After a restart: a crash may have come between the registry's record and the last file."""
+        for record in self._stores.registry:
+            directory = self._stores.directory(record.group)
+            if record.state is ReplicaState.REMOVED and await self._stores.disk.exists(directory):
+                await erase(self._stores, record.group)
+
+    def committed_configuration(self, group: GroupId) -> Configuration | None:
+        """The newest configuration known here to be committed; None when no replica here can say."""
+        entry = self._groups.get(group)
+        return None if entry is None or entry.replica.failure else entry.replica.state.configurations[0]
+
+    def replica_records(self) -> Iterator[ReplicaRecord]:
+        """What the registry knows of this agent's replicas, open or not."""
+        return iter(self._stores.registry)
+
+    def replica_record(self, group: GroupId) -> ReplicaRecord | None:
+        """None: this agent never held a replica of the group, or its topic was deleted."""
+        return self._stores.registry.get(group)
+
+    def led_replicas(self) -> list[Replica]:
+        """Those that lead their groups."""
+        return [entry.replica for entry in self._groups.values() if entry.replica.is_leader]
 
     def has(self, group: GroupId) -> bool:
         """Whether the group is open here, serving or not."""

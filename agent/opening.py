@@ -7,6 +7,7 @@ so and never votes (safety 2, 3). A restart folds the log again, from the segmen
 index stored.
 """
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ class ReplicaLost(Exception):
 
 
 class UnknownReplica(Exception):
-    """The birth configuration names no replica on this agent, and the registry knows none."""
+    """The birth configuration names no replica on this agent, and the registry knows none; or the one it
+    knows was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     """Raises ReplicaLost, UnknownReplica, StoreError (the log cannot be opened) or DoubledError (cannot be
     kept)."""
     record = stores.registry.get(plan.group)
+    if record is not None and record.state is ReplicaState.REMOVED:
+        if plan.replica_id is None or plan.replica_id <= record.replica_id:
+            raise UnknownReplica(f"replica {record.replica_id} of {plan.group} was removed from its group")
+        await erase(stores, plan.group)
+        record = None
     if record is None or record.state is ReplicaState.CREATING:
         record = await _give_birth(stores, host.agent_id, plan)
     if record.state is ReplicaState.LOST:
@@ -112,6 +119,16 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         max_append_bytes=plan.raft_config.max_append_bytes,
         answers_on_apply=plan.applies,
     )
+
+
+async def erase(stores: Stores, group: GroupId) -> None:
+    """Log and hard state of a closed replica; may be repeated after a crash. The registry is the caller's."""
+    directory = stores.directory(group)
+    await stores.disk.remove_tree(directory)
+    topic_directory = os.path.dirname(directory)
+    if not await stores.disk.list(topic_directory):
+        await stores.disk.remove_tree(topic_directory)
+    await stores.hard_states.remove(group)
 
 
 async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> ReplicaRecord:

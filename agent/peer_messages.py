@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
+from shoal.agent.identity import GROUP_ID_BYTES, GroupId, IdentityError, group_id_from_bytes
 from shoal.agent.peer_wire import PeerWireError
-from shoal.replication.interfaces import MAX_INTEGER, ReplicaId
+from shoal.replication.errors import WireError
+from shoal.replication.interfaces import Configuration
 
 _VERSION = struct.Struct("<Q")
-_REPLICA_ID = struct.Struct("<QQ")
 TOPIC_ID_BYTES = 16
 
 
@@ -30,7 +31,8 @@ class PeerMessage(IntEnum):
     CATALOG_CONFIRM = 67  # request to the catalog's leader: topic id, sender has deleted its replicas
     ROUTES_PULL = 68  # request: (run, number) -> the delta of the receiver's claims
     ROUTES_HINT = 69  # hint: the newest delta of the sender's claims
-    CATALOG_HOLD = 70  # request: hold this replica of the catalog, which a committed configuration names
+    GROUP_HOLD = 70  # request: a committed configuration that names the receiver: hold that replica
+    GROUP_CONFIGURATION = 71  # request: group -> its committed configuration, empty when it is not held
 
 
 def encode_version(version: int) -> bytes:
@@ -53,16 +55,25 @@ def decode_topic_id(payload: bytes) -> bytes:
     return payload
 
 
-def encode_replica_id(replica_id: ReplicaId) -> bytes:
-    """(term, index)."""
-    return _REPLICA_ID.pack(*replica_id)
+def decode_group(payload: bytes) -> GroupId:
+    """A group's bytes. Raises PeerMessageError."""
+    try:
+        return group_id_from_bytes(payload)
+    except IdentityError as error:
+        raise PeerMessageError(str(error)) from None
 
 
-def decode_replica_id(payload: bytes) -> ReplicaId:
-    """Raises PeerMessageError."""
-    if len(payload) != _REPLICA_ID.size:
-        raise PeerMessageError(f"a replica id of {len(payload)} bytes")
-    term, index = _REPLICA_ID.unpack(payload)
-    if max(term, index) > MAX_INTEGER:
-        raise PeerMessageError("a replica id out of range")
-    return ReplicaId(term, index)
+def encode_hold(group: GroupId, configuration: Configuration, *, caught_up: bool) -> bytes:
+    """configuration: a committed one. caught_up: the receiver's replica holds everything already."""
+    return group.to_bytes() + bytes([caught_up]) + configuration.to_bytes()
+
+
+def decode_hold(payload: bytes) -> tuple[GroupId, Configuration, bool]:
+    """Group, configuration, caught_up. Raises PeerMessageError."""
+    if len(payload) <= GROUP_ID_BYTES or payload[GROUP_ID_BYTES] > 1:
+        raise PeerMessageError(f"a hold of {len(payload)} bytes")
+    try:
+        configuration = Configuration.from_bytes(payload[GROUP_ID_BYTES + 1 :])
+    except WireError as error:
+        raise PeerMessageError(str(error)) from None
+    return decode_group(payload[:GROUP_ID_BYTES]), configuration, payload[GROUP_ID_BYTES] == 1

@@ -33,6 +33,7 @@ from shoal.agent.documents import (
 from shoal.agent.links import Links
 from shoal.agent.watch import Watch
 from shoal.membership.gossip import Member, Membership
+from shoal.replication.placement import Candidate
 
 TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
 
@@ -173,6 +174,14 @@ class Roster:
             return True
         return agent_id in self._live and not self._links.is_silent(agent_id)
 
+    def is_lost(self, agent_id: str) -> bool:
+        """Gossip has given it up or never heard of it, and its link is silent: both (safety 5)."""
+        return agent_id not in self.live_agents() and self._links.is_silent(agent_id)
+
+    def live_agents(self) -> frozenset[str]:
+        """Who gossip has not given up, of this cluster, this agent included."""
+        return frozenset(self._live | {self.agent_id})
+
     def live_peers(self) -> list[str]:
         """Live agents of this cluster but this one."""
         return sorted(self._live - {self.agent_id})
@@ -253,6 +262,15 @@ class Roster:
 def natural(text: str) -> int:
     """A whole number from a tag somebody else wrote; 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def candidate_of(member: Member) -> Candidate:
+    """A member as placement sees it. Nothing in its tags makes it unfit: a weight that is no number is 1."""
+    return Candidate(
+        agent_id=member.name,
+        failure_domain=member.tags.get(TAG_DOMAIN, member.name),
+        weight=max(1, natural(member.tags.get(TAG_WEIGHT, "100"))),
+    )
 
 
 def cluster_id_of(member: Member) -> bytes | None:

@@ -17,7 +17,7 @@ from shoal.agent import documents
 from shoal.agent.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
-from shoal.agent.roster import Roster, natural
+from shoal.agent.roster import Roster, candidate_of
 from shoal.agent.routes import GroupKey
 from shoal.agent.topic_settings import (
     MAX_REPLICATION_FACTOR,
@@ -28,7 +28,7 @@ from shoal.agent.topic_settings import (
 )
 from shoal.agent.watch import Watch
 from shoal.errors import ShoalError
-from shoal.replication.placement import Candidate, birth_voters
+from shoal.replication.placement import birth_voters
 from shoal.routing import hash_ranges
 
 NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
@@ -68,14 +68,16 @@ class TopicAdmin:
         catalog_leader: Callable[[], Leader | None],
         leader_of: Callable[[GroupKey], Leader | None],
         document: Callable[[TopicEntry], dict[str, Any]],
+        holders: Callable[[TopicEntry], frozenset[str]],
     ) -> None:
-        """`document`: how a topic is shown to whoever made it."""
+        """`document`: how a topic is shown to whoever made it. `holders`: who is known to hold a replica."""
         self._roster = roster
         self._watch = watch
         self._clock = clock
         self._catalog_leader = catalog_leader
         self._leader_of = leader_of
         self._document = document
+        self._holders = holders
 
     async def create(
         self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
@@ -141,14 +143,7 @@ class TopicAdmin:
                 f"replication_factor {factor} needs {factor} live members, there are {len(members)}: "
                 "start more agents, or leave the factor out",
             )
-        candidates = [
-            Candidate(
-                agent_id=member.name,
-                failure_domain=member.tags.get(documents.TAG_DOMAIN, member.name),
-                weight=max(1, natural(member.tags.get(documents.TAG_WEIGHT, "100"))),
-            )
-            for member in members
-        ]
+        candidates = [candidate_of(member) for member in members]
         topic_id = os.urandom(16)
         wanted = settings.wanted_replicas(len(members))
         births = []
@@ -174,7 +169,7 @@ class TopicAdmin:
     async def delete(self, service: CatalogService, name: str, timeout_ms: int) -> None:
         """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
         entry = await self._existing(service, name, timeout_ms)
-        await service.propose(DeleteTopic(entry.topic_id), timeout_ms)
+        await service.propose(DeleteTopic(entry.topic_id, self._holders(entry)), timeout_ms)
         await service.tell_peers()
 
     async def _existing(self, service: CatalogService, name: str, timeout_ms: int) -> TopicEntry:

@@ -43,11 +43,51 @@ def birth_voters(
     held: Counter[str] = Counter()
     led: Counter[str] = Counter()
     voters: tuple[str, ...] = ()
-    for number in range(partition - partition % BLOCK_PARTITIONS, partition + 1):
+    for number in range(_block_start(partition), partition + 1):
         voters = _place(topic_id, number, agents, factor, held, led)
         held.update(voters)
         led[voters[0]] += 1
     return voters
+
+
+def grown_voters(
+    topic_id: bytes,
+    partition: int,
+    births: Sequence[tuple[str, ...]],
+    candidates: Sequence[Candidate],
+    factor: int,
+) -> tuple[str, ...]:
+    """Where the replicas of a partition belong among these agents, its birth voters staying where they are.
+
+    births: of every partition of the topic, in order. At most `factor` agents, fewer if there are no more.
+    Everybody computes the whole block alike, so that leaders who move partitions at the same time, each for
+    itself, arrive at one balanced whole. Failure domains are preferred, never blocking.
+    """
+    agents = {item.agent_id: item for item in candidates if item.weight > 0}
+    start = _block_start(partition)
+    kept = [
+        [voter for voter in birth if voter in agents][:factor]
+        for birth in births[start : start + BLOCK_PARTITIONS]
+    ]
+    held = Counter(voter for voters in kept for voter in voters)
+    for number, voters in enumerate(kept[: partition - start + 1], start):
+        while len(voters) < min(factor, len(agents)):
+            domains = Counter(agents[voter].failure_domain for voter in voters)
+            best = min(
+                (item for item in agents.values() if item.agent_id not in voters),
+                key=lambda item: (
+                    domains[item.failure_domain],
+                    held[item.agent_id] / item.weight,
+                    rendezvous(topic_id, number, item.agent_id),
+                ),
+            )
+            voters.append(best.agent_id)
+            held[best.agent_id] += 1
+    return tuple(kept[partition - start])
+
+
+def _block_start(partition: int) -> int:
+    return partition - partition % BLOCK_PARTITIONS
 
 
 def _place(
@@ -59,7 +99,7 @@ def _place(
     led: Counter[str],
 ) -> tuple[str, ...]:
     """One partition, given what the agents hold and lead of the block already."""
-    score = {item.agent_id: _rendezvous(topic_id, partition, item.agent_id) for item in agents}
+    score = {item.agent_id: rendezvous(topic_id, partition, item.agent_id) for item in agents}
     domains: Counter[str] = Counter()
     chosen: list[Candidate] = []
     for _ in range(factor):
@@ -78,7 +118,7 @@ def _place(
     return (leader.agent_id, *others)
 
 
-def _rendezvous(topic_id: bytes, partition: int, agent_id: str) -> bytes:
+def rendezvous(topic_id: bytes, partition: int, agent_id: str) -> bytes:
     """Highest-random-weight hashing (Thaler and Ravishankar, 1998): a number nobody else's presence
     changes."""
     return blake2b(

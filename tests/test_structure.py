@@ -63,7 +63,6 @@ PURE = (
     "agent/catalog.py",
     "agent/config.py",
     "agent/documents.py",
-    "agent/growth.py",
     "agent/partition.py",
     "agent/producers.py",
     "agent/retention.py",

@@ -72,6 +72,10 @@ def agent(
         str | None,
         typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
     ] = None,
+    replace_after: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
+    ] = None,
     gossip: Annotated[
         str | None, typer.Option(metavar="KIND", help="embedded, the default: Serf's wire format.")
     ] = None,
@@ -98,6 +102,7 @@ def agent(
         "join": join,
         "expect": expect,
         "failure_domain": failure_domain,
+        "replace_after": replace_after,
         "gossip": gossip,
         "cores": cores,
     }

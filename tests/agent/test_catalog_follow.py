@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from shoal.agent.catalog import (
 )
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.cluster_file import ClusterFileError, ClusterRecord, load_peers, save_peers
-from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_version, encode_version
 from shoal.agent.topic_settings import TopicSettings
@@ -43,6 +43,7 @@ from shoal.batch import (
 )
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, columns_to_batch
+from shoal.replication.interfaces import ReplicaId
 from shoal.routing import hash_ranges
 from shoal.segment_store.disk import ThreadDisk
 
@@ -80,6 +81,8 @@ class FakeGroups:
     end: int = 0
     on_append: Callable[[Sequence[Message]], None] = lambda _: None
 
+    records: dict[GroupId, ReplicaRecord] = field(default_factory=dict)
+
     def has(self, group: GroupId) -> bool:
         return group in self.opened
 
@@ -89,14 +92,23 @@ class FakeGroups:
     def set_retention(self, group: GroupId, retention: Any) -> None:
         self.opened[group]["retention"] = retention
 
+    def replica_record(self, group: GroupId) -> ReplicaRecord | None:
+        return self.records.get(group)
+
+    def replica_records(self) -> Iterator[ReplicaRecord]:
+        return iter(list(self.records.values()))
+
     async def open_group(self, group: GroupId, **arguments: Any) -> None:
         if self.refuse:
             self.refuse -= 1
             raise OSError("the disk says no")
         self.opened[group] = arguments
+        replica_id = arguments["replica_id"] or ReplicaId(0, 0)
+        self.records[group] = ReplicaRecord(group, replica_id, ReplicaState.ACTIVE)
 
     async def delete_group(self, group: GroupId) -> None:
         self.opened.pop(group, None)
+        self.records.pop(group, None)
         self.deleted.append(group)
 
     async def append(self, group: GroupId, messages: Sequence[Message], **_: Any) -> Appended:
@@ -144,7 +156,6 @@ class Fixture:
         self.service = CatalogService(
             agent_id=SELF,
             record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes()),
-            replica_id=None,
             groups=self.groups,
             peers=self.peers,
             watch=Watch("run"),
