@@ -465,7 +465,7 @@ class Agent:
             host=host,
             catalog=catalog,
             roster=self.roster,
-            claims_about=routes.table.claims_about,
+            routes=routes.table,
         )
         self._register_messages(catalog, routes, holding)
         self.roster.listen(routes.look)

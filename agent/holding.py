@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.host import Host
@@ -18,7 +17,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaS
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, decode_group, decode_hold
 from shoal.agent.roster import Roster
-from shoal.agent.routes import Claim, GroupKey
+from shoal.agent.routes import GroupKey, RouteTable
 from shoal.errors import ShoalError
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, Replica
@@ -43,13 +42,14 @@ class Holding:
         host: Host,
         catalog: CatalogService,
         roster: Roster,
-        claims_about: Callable[[GroupKey], Mapping[str, Claim]],
+        routes: RouteTable,
     ) -> None:
         self._agent_id = agent_id
         self._host = host
         self._catalog = catalog
         self._roster = roster
-        self._claims_about = claims_about
+        self._routes = routes
+        self._looked_at = -1
         self._filling: set[GroupId] = set()
 
     async def run(self) -> None:
@@ -58,8 +58,12 @@ class Holding:
             await self._host.finish_retirements()
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            for group, holder in self._excluded()[:MAX_ASKED_PER_LOOK]:
-                await self._ask(group, holder)
+            version = self._routes.version
+            if version != self._looked_at:  # nothing is claimed anew: nothing to look for
+                excluded = self._excluded()
+                self._looked_at = -1 if excluded else version
+                for group, holder in excluded[:MAX_ASKED_PER_LOOK]:
+                    await self._ask(group, holder)
 
     # ---- requests of peers -----------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class Holding:
             if status.role is Role.LEADER:
                 continue
             known = -1 if status.configuration is None else status.configuration.index
-            for holder, claim in self._claims_about(GroupKey(*record.group)).items():
+            for holder, claim in self._routes.claims_about(GroupKey(*record.group)).items():
                 without = self._agent_id not in claim.voters and self._agent_id not in claim.learners
                 if holder != self._agent_id and without and claim.configuration_index > known:
                     found.append((record.group, holder))

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shoal.agent.bootstrap import catalog_voters
-from shoal.agent.catalog import Catalog
+from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, encode_hold
 from shoal.agent.replica import Replica
 from shoal.agent.roster import Roster, candidate_of
+from shoal.agent.topic_settings import ALL_REPLICAS_VOTERS
 from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication.errors import ReplicationError
@@ -32,8 +33,16 @@ STEP_INTERVAL_S = 0.25
 SETTLE_MS = 2_000  # a member seen for a shorter time may be gone again, or just being introduced
 HOLD_TIMEOUT_MS = 5_000
 HOLD_RETRY_MS = 1_000
+STALL_MS = 60_000
+"""A learner that is sent entries, and syncs none for so long, holds up its group."""
+REFUSED_MS = 600_000
+"""The same while its agent has not opened it: it may be busy with others, or not know the topic yet."""
+AVOID_MS = 300_000
+"""How long an agent on which a learner stalled gets no other."""
 MAX_MOVES = 8
 """Groups led here that bring learners up at the same time: each copies a whole log."""
+
+NO_REPLICAS: frozenset[ReplicaId] = frozenset()
 
 logger = logging.getLogger("shoal.agent")
 
@@ -67,16 +76,22 @@ class Mover:
         self._told: dict[_Learner, bool] = {}
         """Learners whose agents have opened them; and whether they know that they have caught up."""
         self._asked_ms: dict[_Learner, int] = {}
-        self._stuck: set[_Learner] = set()
+        self._trimmed: set[_Learner] = set()
+        self._progress: dict[_Learner, tuple[LogIndex, int]] = {}
+        """What a learner had, and since when it has had no more."""
+        self._avoided_ms: dict[str, int] = {}
+        """Agents that took nothing, and when that was noticed."""
+        self._cached_births: tuple[TopicEntry | None, tuple[tuple[str, ...], ...]] = (None, ())
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(STEP_INTERVAL_S)
-                self._tick(tasks)
+                self.tick(tasks)
 
-    def _tick(self, tasks: asyncio.TaskGroup) -> None:
+    def tick(self, tasks: asyncio.TaskGroup) -> None:
+        """One look at everything led here. Requests to learners' agents become tasks."""
         led = self._host.led_replicas()
         members = self._observe(led)
         moving = {replica.group for replica in led if replica.core.configuration.learners}
@@ -98,7 +113,8 @@ class Mover:
         self._goals = {group: goal for group, goal in self._goals.items() if group in moving}
         self._told = {key: value for key, value in self._told.items() if key in learners}
         self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
-        self._stuck &= learners
+        self._progress = {key: value for key, value in self._progress.items() if key in learners}
+        self._trimmed &= learners
 
     # ---- who is there ----------------------------------------------------------------------------
 
@@ -106,6 +122,11 @@ class Mover:
         now_ms = self._now_ms()
         placeable = self._roster.placeable()
         self._seen_ms = {member.name: self._seen_ms.get(member.name, now_ms) for member in placeable}
+        self._avoided_ms = {
+            agent_id: since_ms
+            for agent_id, since_ms in self._avoided_ms.items()
+            if now_ms - since_ms < AVOID_MS
+        }
         watched = {member.name for member in self._roster.ours()}
         for replica in led:  # gossip forgets who has been gone for long, a configuration does not
             watched.update(item.agent_id for item in replica.core.configuration.replicas)
@@ -118,7 +139,7 @@ class Mover:
             candidates=tuple(
                 candidate_of(member)
                 for member in placeable
-                if now_ms - self._seen_ms[member.name] >= SETTLE_MS
+                if now_ms - self._seen_ms[member.name] >= SETTLE_MS and member.name not in self._avoided_ms
             ),
             live=self._roster.live_agents(),
             now_ms=now_ms,
@@ -134,62 +155,86 @@ class Mover:
         configuration = replica.core.configuration
         if configuration.index > replica.state.committed.last_index:
             return None  # one step at a time
-        wanted = self._wanted(replica.group, configuration, members)
-        if wanted is None or _is_settled(configuration, wanted[1], members):
+        target = self._target(replica.group, configuration, members)
+        if target is None or _is_settled(configuration, target, members):
             return None
-        caught_up: frozenset[ReplicaId] = frozenset()
+        caught_up = stalled = NO_REPLICAS
         if configuration.learners:
-            caught_up = self._caught_up(replica)
+            caught_up, stalled = self._watch_learners(replica)
             self._tell_learners(replica.group, configuration, caught_up, tasks)
-        group, target = wanted
         return next_step(
-            group,
+            Group(*replica.group, self._births(replica.group)),
             configuration,
             target,
             leader=replica.replica_id,
             caught_up=caught_up,
             members=members,
+            stalled=stalled,
             may_add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
         )
 
-    def _wanted(
-        self, group: GroupId, configuration: Configuration, members: Members
-    ) -> tuple[Group, int] | None:
-        """The group as placement sees it, and how many voters it should have; None for a topic that is not
-        known here, or not any more."""
-        voters = len(configuration.voters)
-        present = sorted(members.live | {name for name in members.lost_since_ms if not members.is_dead(name)})
+    def _target(self, group: GroupId, configuration: Configuration, members: Members) -> int | None:
+        """How many voters the group should have; None for a topic that is not known here, or not any
+        more."""
+        factor: int | Literal["all"] = "all"
+        if group != CATALOG_GROUP:
+            entry = self._catalog().by_id(group.topic_id)
+            if entry is None:
+                return None
+            factor = entry.settings.replication_factor
+        if factor != "all":
+            return factor
+        present = members.live | {name for name in members.lost_since_ms if not members.is_dead(name)}
         if group == CATALOG_GROUP:
-            wanted = len(catalog_voters(present[0], present))
-            return Group(group.topic_id, 0, ((),)), steady_target(wanted, voters)
+            wanted = len(catalog_voters(self._roster.agent_id, sorted(present)))
+        else:
+            wanted = min(ALL_REPLICAS_VOTERS, len(present))
+        return steady_target(wanted, len(configuration.voters))
+
+    def _births(self, group: GroupId) -> Sequence[tuple[str, ...]]:
+        """Of every partition of the topic; cached, since each of its partitions asks."""
         entry = self._catalog().by_id(group.topic_id)
         if entry is None:
-            return None
-        target = entry.settings.replication_factor
-        if target == "all":
-            target = steady_target(entry.settings.wanted_replicas(len(present)), voters)
-        births = [birth.voters for birth in entry.partitions]
-        return Group(group.topic_id, group.partition, births), target
+            return ((),)  # the catalog's own group: nobody has a claim to it by birth
+        if self._cached_births[0] is not entry:
+            self._cached_births = (entry, tuple(birth.voters for birth in entry.partitions))
+        return self._cached_births[1]
 
-    def _caught_up(self, replica: Replica) -> frozenset[ReplicaId]:
-        """Learners that have synced what was committed an interval ago: under load nobody ever holds
-        everything."""
+    def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
+        """Those that have synced what was committed an interval ago (under load nobody ever holds
+        everything), and those that have got nothing for long, though it is there to be had."""
         statistics = replica.core.statistics()
         goal = self._goals.get(replica.group)
         self._goals[replica.group] = statistics.commit_index
         self._report_trimmed(replica.group, statistics)
-        return frozenset(
-            follower.replica_id
-            for follower in statistics.followers
-            if goal is not None and follower.match_index >= goal
-        )
+        caught_up, stalled = set(), set()
+        for follower in statistics.followers:
+            learner = _Learner(replica.group, follower.replica_id)
+            if goal is not None and follower.match_index >= goal:
+                caught_up.add(follower.replica_id)
+            elif self._is_stalled(learner, follower.match_index):
+                stalled.add(follower.replica_id)
+        for item in statistics.configuration.replicas:
+            if item.learner and item.id in stalled:
+                logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
+                self._avoided_ms[item.agent_id] = self._now_ms()
+        return frozenset(caught_up), frozenset(stalled)
+
+    def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
+        now_ms = self._now_ms()
+        known, since_ms = self._progress.get(learner, (None, now_ms))
+        if known != match_index:
+            since_ms = now_ms
+        self._progress[learner] = (match_index, since_ms)
+        limit_ms = STALL_MS if learner in self._told else REFUSED_MS
+        return now_ms - since_ms >= limit_ms and learner not in self._trimmed
 
     def _report_trimmed(self, group: GroupId, statistics: RaftStatistics) -> None:
         """Such a learner is neither promoted nor replaced by another that would need the same."""
         for replica_id in statistics.needs_segments:
             learner = _Learner(group, replica_id)
-            if replica_id in statistics.configuration.learners and learner not in self._stuck:
-                self._stuck.add(learner)
+            if replica_id in statistics.configuration.learners and learner not in self._trimmed:
+                self._trimmed.add(learner)
                 logger.warning(
                     "%s: learner %s needs entries that are trimmed here (the log begins at %d): it cannot "
                     "catch up by appends, and the group stays as it is",

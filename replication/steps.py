@@ -16,7 +16,7 @@ too many, is removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId
@@ -89,16 +89,18 @@ def next_step(
     leader: ReplicaId,
     caught_up: frozenset[ReplicaId],
     members: Members,
+    stalled: frozenset[ReplicaId] = frozenset(),
     may_add: bool = True,
 ) -> Step | None:
     """configuration: the committed one. target: voters wanted. caught_up: learners that hold everything
-    committed, synced. may_add: False while enough other groups are on the move."""
+    committed, synced. stalled: learners that have got nothing for long, though they could. may_add: False
+    while enough other groups are on the move."""
     learners = [replica for replica in configuration.replicas if replica.learner]
     voters = [replica for replica in configuration.replicas if not replica.learner]
     dead = [replica for replica in voters if members.is_dead(replica.agent_id) and replica.id != leader]
     missing = max(0, target - (len(voters) - len(dead)))
     for replica in learners:
-        if replica.agent_id not in members.live:
+        if replica.agent_id not in members.live or replica.id in stalled:
             return Remove(replica.id)
     if len(learners) > missing:
         return Remove(learners[-1].id)
@@ -106,9 +108,13 @@ def next_step(
         return Remove(leaving)
     if not missing:
         return None
-    newcomer = _newcomer(group, configuration, target, dead, members) if len(learners) < missing else None
-    if newcomer is not None:
-        return AddLearner(newcomer) if may_add else None
+    holders = {replica.agent_id for replica in configuration.replicas}
+    free = [item for item in members.candidates if item.weight > 0 and item.agent_id not in holders]
+    if free and len(learners) < missing:
+        if not may_add:
+            return None
+        staying = holders - {replica.agent_id for replica in dead}
+        return AddLearner(_newcomer(group, staying, free, target, members))
     if learners and all(replica.id in caught_up for replica in learners):
         return Promote(learners[0].id)
     return None
@@ -132,20 +138,11 @@ def _leaving(
 
 
 def _newcomer(
-    group: Group,
-    configuration: Configuration,
-    target: int,
-    dead: Sequence[Replica],
-    members: Members,
-) -> str | None:
-    """The agent that should hold the next replica, None when nobody can."""
-    holders = {replica.agent_id for replica in configuration.replicas}
-    free = [item for item in members.candidates if item.weight > 0 and item.agent_id not in holders]
-    if not free:
-        return None
-    gone = {replica.agent_id for replica in dead}
+    group: Group, staying: Collection[str], free: Sequence[Candidate], target: int, members: Members
+) -> str:
+    """Which of the free agents should hold the next replica, beside those that stay."""
     domain = {item.agent_id: item.failure_domain for item in members.candidates}
-    taken = Counter(domain[agent_id] for agent_id in holders - gone if agent_id in domain)
+    taken = Counter(domain[agent_id] for agent_id in staying if agent_id in domain)
     ideal = grown_voters(group.topic_id, group.partition, group.births, members.candidates, target)
     preference = {agent_id: number for number, agent_id in enumerate(ideal)}
     return min(

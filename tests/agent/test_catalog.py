@@ -128,6 +128,17 @@ def test_a_tombstone_waits_for_every_holder() -> None:
     assert catalog.apply(5, ConfirmDeletion(dead.topic_id, AGENTS[0])) == "unknown-id"
 
 
+def test_a_tombstone_waits_for_those_who_came_later_too() -> None:
+    """Replicas move: whoever holds one when the topic dies must free its disk as well."""
+    dead = entry()
+    command = DeleteTopic(dead.topic_id, frozenset({"late" * 8, AGENTS[0]}))
+    assert decode_command(encode_command(command)) == command
+    older = {"v": 1, "op": "delete", "id": dead.topic_id.hex()}
+    assert decode_command(json.dumps(older).encode()) == DeleteTopic(dead.topic_id)
+    catalog = folded(CreateTopic(dead), command)
+    assert catalog.tombstones[dead.topic_id].waiting_for == {*AGENTS, "late" * 8}
+
+
 def test_a_seal_and_a_topic_exclude_each_other() -> None:
     """The order in the log decides; whichever comes second has no effect (safety 6)."""
     sealed = folded(Seal(b"s" * 16))

@@ -238,6 +238,51 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
     assert fixture.groups.deleted == [GroupId(entry().topic_id, number) for number in range(2)]
 
 
+async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_with_the_topic() -> None:
+    """The registry knows them, the birth does not. What was removed stays away, and goes with the topic. A
+    topic that this agent has had, and that is gone without a tombstone, is deleted too."""
+    fixture = Fixture((SELF,))
+    first, second = GroupId(b"\1" * 16, 0), GroupId(b"\1" * 16, 1)
+    fixture.groups.records = {
+        first: ReplicaRecord(first, ReplicaId(2, 9), ReplicaState.ACTIVE),
+        second: ReplicaRecord(second, ReplicaId(0, 0), ReplicaState.REMOVED),
+    }
+    fixture.service.apply(frame(0, CreateTopic(entry(1, (OTHER,)))))
+    async with fixture.running():
+        await fixture.until(lambda: first in fixture.groups.opened)
+        assert fixture.groups.opened[first]["replica_id"] == ReplicaId(2, 9)
+        newer = Catalog()
+        commands = (
+            CreateTopic(entry(1, (OTHER,))),
+            DeleteTopic(first.topic_id),
+            ConfirmDeletion(first.topic_id, OTHER),
+        )
+        for offset, command in enumerate(commands):
+            newer.apply(offset, command)
+        assert not newer.tombstones
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.peers.versions = {OTHER: 3}
+        fixture.service.look()
+        await fixture.until(lambda: len(fixture.groups.deleted) == 2)
+    assert fixture.groups.deleted == [first, second]
+    assert set(fixture.groups.opened) == {CATALOG_GROUP}
+
+
+async def test_a_replica_of_a_topic_never_heard_of_is_kept() -> None:
+    """It may be news, or the catalog here may have lost its memory: keep, and report (safety 4)."""
+    fixture = Fixture((SELF,))
+    group = GroupId(b"\7" * 16, 0)
+    fixture.groups.records[group] = ReplicaRecord(group, ReplicaId(2, 9), ReplicaState.ACTIVE)
+    fixture.service.apply(frame(0, CreateTopic(entry())))
+    async with fixture.running():
+        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        with pytest.raises(ShoalError) as caught:
+            async with fixture.service.changing:
+                await fixture.service.open_replica(group, ReplicaId(2, 9))
+        assert caught.value.code == "unknown-topic"
+    assert fixture.groups.deleted == []
+
+
 async def test_the_leader_proposes_a_holders_confirmation_once() -> None:
     """A repeated confirmation proposes nothing."""
     fixture = Fixture((SELF,))

@@ -56,6 +56,8 @@ REFUSED = [
     ({"expect": "three"}, "a whole number is needed"),
     ({"election_timeout": 299}, "three heartbeat"),
     ({"shutdown_timeout": 0}, "more than 0"),
+    ({"replace_after": "500ms"}, "election timeout"),
+    ({"replace_after": "99999m"}, "at most 7 days"),
     ({"election_timeout": "soon"}, "duration"),
     ({"http_port": "seventy"}, "--http-port"),
     ({"colour": "red"}, "unknown setting"),

@@ -154,7 +154,9 @@ def test_a_learner_that_lags_is_waited_for_and_one_that_is_gone_is_removed() -> 
     half = committed(Configuration.birth(("a",)), AddLearner("b"), frozenset())
     learner = half.learners[0]
 
-    def step(view: Members, target: int = 2, *, caught_up: bool = False) -> Step | None:
+    def step(
+        view: Members, target: int = 2, *, caught_up: bool = False, stalled: bool = False
+    ) -> Step | None:
         return next_step(
             group("a"),
             half,
@@ -162,9 +164,11 @@ def test_a_learner_that_lags_is_waited_for_and_one_that_is_gone_is_removed() -> 
             leader=half.voters[0],
             caught_up=frozenset([learner] if caught_up else []),
             members=view,
+            stalled=frozenset([learner] if stalled else []),
         )
 
     assert step(members("ab")) is None
+    assert step(members("ab"), stalled=True) == Remove(learner)
     assert step(members("ab"), caught_up=True) == Promote(learner)
     assert step(members("ac"), caught_up=True) == Remove(learner)
     assert step(members("ab"), 1, caught_up=True) == Remove(learner)

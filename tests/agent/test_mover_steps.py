@@ -1,0 +1,238 @@
+"""The mover against replicas and members that only remember: virtual time, no disk, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shoal.agent.catalog import Catalog, CreateTopic, PartitionBirth, TopicEntry
+from shoal.agent.host import Host
+from shoal.agent.identity import GroupId
+from shoal.agent.links import PeerRequestFailed
+from shoal.agent.mover import MAX_MOVES, REFUSED_MS, SETTLE_MS, STALL_MS, Mover
+from shoal.agent.peer_messages import decode_hold
+from shoal.agent.roster import Roster
+from shoal.agent.topic_settings import TopicSettings
+from shoal.batch import LogIndex
+from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId
+from shoal.routing import hash_ranges
+
+SELF, OTHER, THIRD, FOURTH = "a" * 32, "b" * 32, "c" * 32, "d" * 32
+TOPIC = b"t" * 16
+PARTITIONS = 12
+REPLACE_AFTER_MS = 10_000
+
+
+@dataclass
+class FakeReplica:
+    """Led here; commits whatever is proposed at once. `matches`: what each follower has synced."""
+
+    group: GroupId
+    configuration: Configuration
+    commit_index: LogIndex = field(default=LogIndex(100))
+    matches: dict[ReplicaId, LogIndex] = field(default_factory=dict)
+    needs_segments: tuple[ReplicaId, ...] = ()
+
+    @property
+    def core(self) -> Any:
+        return self
+
+    @property
+    def state(self) -> Any:
+        return SimpleNamespace(committed=SimpleNamespace(last_index=self.commit_index))
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return next(item.id for item in self.configuration.replicas if item.agent_id == SELF)
+
+    def statistics(self) -> Any:
+        others = [item.id for item in self.configuration.replicas if item.agent_id != SELF]
+        followers = [
+            SimpleNamespace(replica_id=item, match_index=self.matches.get(item, LogIndex(0)))
+            for item in others
+        ]
+        return SimpleNamespace(
+            commit_index=self.commit_index,
+            configuration=self.configuration,
+            followers=followers,
+            needs_segments=self.needs_segments,
+            first_index=LogIndex(50),
+        )
+
+    def propose_configuration(self, replicas: Sequence[Replica]) -> None:
+        self.commit_index = LogIndex(self.commit_index + 1)
+        self.configuration = Configuration(
+            self.commit_index,
+            tuple(
+                Replica(ReplicaId(1, self.commit_index), item.agent_id, item.learner)
+                if item.id == UNBORN
+                else item
+                for item in replicas
+            ),
+        )
+
+    def holders(self) -> str:
+        return "".join(
+            f"{item.agent_id[0]}{'?' if item.learner else ''}" for item in self.configuration.replicas
+        )
+
+
+class Fixture:
+    """A cluster as one agent sees it."""
+
+    agent_id = SELF
+
+    def __init__(self, births: tuple[str, ...], led: int = 1) -> None:
+        self.now_ms = 0
+        self.alive = [SELF, OTHER, THIRD]
+        self.silent: set[str] = set()
+        self.told: list[tuple[str, bool]] = []
+        self.refuses = False
+        settings = TopicSettings(partitions=PARTITIONS)
+        partitions = tuple(PartitionBirth(bounds, births) for bounds in hash_ranges(PARTITIONS))
+        self.catalog = Catalog()
+        self.catalog.apply(0, CreateTopic(TopicEntry("t", TOPIC, settings, partitions, 0)))
+        born = Configuration.birth(births)
+        self.led = [FakeReplica(GroupId(TOPIC, number), born) for number in range(led)]
+        self.mover = Mover(
+            roster=cast("Roster", self),
+            host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led)),
+            catalog=lambda: self.catalog,
+            now_ms=lambda: self.now_ms,
+            replace_after_ms=REPLACE_AFTER_MS,
+        )
+
+    # what the mover asks of the roster
+
+    def placeable(self) -> list[Any]:
+        return [SimpleNamespace(name=name, tags={}) for name in self.alive]
+
+    def ours(self) -> list[Any]:
+        return self.placeable()
+
+    def is_lost(self, agent_id: str) -> bool:
+        return agent_id not in self.alive and agent_id in self.silent
+
+    def live_agents(self) -> frozenset[str]:
+        return frozenset(self.alive)
+
+    async def request(self, agent_id: str, _kind: int, payload: bytes, _timeout_ms: int) -> bytes:
+        _, configuration, caught_up = decode_hold(payload)
+        assert agent_id in {item.agent_id for item in configuration.replicas}
+        if self.refuses:
+            raise PeerRequestFailed("busy")
+        self.told.append((agent_id, caught_up))
+        return b""
+
+    async def pass_time(self, duration_ms: int, step_ms: int = 250) -> None:
+        for _ in range(0, duration_ms, step_ms):
+            self.now_ms += step_ms
+            async with asyncio.TaskGroup() as tasks:
+                self.mover.tick(tasks)
+
+    def catch_up(self) -> None:
+        for replica in self.led:
+            replica.matches = {
+                item.id: LogIndex(replica.commit_index) for item in replica.configuration.replicas
+            }
+
+
+async def test_growth_waits_until_members_have_settled_and_tells_each_learner_twice() -> None:
+    """Open your replica; and, once: you have everything."""
+    fixture = Fixture((SELF,))
+    await fixture.pass_time(SETTLE_MS - 250)
+    assert fixture.led[0].holders() == "a"
+    await fixture.pass_time(2_000)
+    assert sorted(fixture.led[0].holders().split("?")) in (["", "ab", "c"], ["", "ac", "b"])
+    assert {caught_up for _, caught_up in fixture.told} == {False}
+    fixture.catch_up()
+    await fixture.pass_time(250)
+    assert {item for item in fixture.told if item[1]} == {(OTHER, True), (THIRD, True)}
+    fixture.catch_up()
+    await fixture.pass_time(500)
+    assert fixture.led[0].holders() in ("abc", "acb")
+    told = len(fixture.told)
+    await fixture.pass_time(5_000)
+    assert len(fixture.told) == told == 4
+
+
+async def test_a_step_waits_for_the_last_one_to_be_committed() -> None:
+    """One change at a time."""
+    fixture = Fixture((SELF,))
+    replica = fixture.led[0]
+    replica.configuration = Configuration(LogIndex(101), replica.configuration.replicas)
+    await fixture.pass_time(5_000)
+    assert replica.holders() == "a"
+
+
+async def test_only_so_many_groups_move_at_a_time() -> None:
+    """An agent that joins must not be flooded by a leader of thousands."""
+    fixture = Fixture((SELF,), led=PARTITIONS)
+    await fixture.pass_time(10_000)
+    moving = [replica for replica in fixture.led if "?" in replica.holders()]
+    assert len(moving) == MAX_MOVES
+    for _ in range(8):
+        fixture.catch_up()
+        await fixture.pass_time(500)
+    assert all(len(replica.holders()) == 3 for replica in fixture.led)
+
+
+async def test_a_voter_is_replaced_after_a_silence_without_a_break() -> None:
+    """Gossip and link must both have lost it, all the time (safety 5)."""
+    fixture = Fixture((SELF, OTHER, THIRD))
+    fixture.alive = [SELF, OTHER, FOURTH]
+    await fixture.pass_time(2 * REPLACE_AFTER_MS)
+    assert fixture.led[0].holders() == "abc"  # it is still heard on its link
+    fixture.silent = {THIRD}
+    await fixture.pass_time(REPLACE_AFTER_MS - 500)
+    fixture.silent = set()
+    await fixture.pass_time(250)
+    fixture.silent = {THIRD}
+    await fixture.pass_time(REPLACE_AFTER_MS - 500)
+    assert fixture.led[0].holders() == "abc"
+    for _ in range(4):
+        await fixture.pass_time(1_000)
+        fixture.catch_up()
+    assert fixture.led[0].holders() == "abd"
+
+
+async def test_an_agent_that_refuses_is_asked_again_and_at_last_passed_over() -> None:
+    """It may be busy for minutes; it must not hold the group up for ever."""
+    fixture = Fixture((SELF, OTHER, THIRD))
+    fixture.alive = [SELF, OTHER, FOURTH]
+    fixture.silent = {THIRD}
+    fixture.refuses = True
+    await fixture.pass_time(REPLACE_AFTER_MS + 1_000)
+    assert fixture.led[0].holders() == "abcd?"
+    await fixture.pass_time(REFUSED_MS - 5_000, 1_000)
+    assert fixture.led[0].holders() == "abcd?"
+    fixture.alive.append("e" * 32)
+    fixture.refuses = False
+    await fixture.pass_time(2_000, 1_000)
+    assert fixture.told[-1] == (FOURTH, False)
+    await fixture.pass_time(STALL_MS, 1_000)
+    assert fixture.led[0].holders() == "abce?"
+
+
+async def test_a_learner_that_needs_trimmed_entries_is_reported_once_and_nothing_loops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every other one would need the same."""
+    fixture = Fixture((SELF, OTHER, THIRD))
+    fixture.alive = [SELF, OTHER, FOURTH, "e" * 32]
+    fixture.silent = {THIRD}
+    await fixture.pass_time(REPLACE_AFTER_MS + 1_000)
+    replica = fixture.led[0]
+    before = replica.configuration
+    assert len(before.learners) == 1
+    replica.needs_segments = before.learners
+    with caplog.at_level(logging.WARNING):
+        await fixture.pass_time(3 * STALL_MS, 1_000)
+    assert replica.configuration == before
+    assert [record.levelname for record in caplog.records if "trimmed" in record.message] == ["WARNING"]
