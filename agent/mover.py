@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from shoal.agent.bootstrap import catalog_voters
@@ -26,7 +27,6 @@ from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import Configuration, ReplicaId
-from shoal.replication.raft import RaftStatistics
 from shoal.replication.steps import AddLearner, Group, Members, Step, apply_step, next_step
 
 STEP_INTERVAL_S = 0.25
@@ -34,7 +34,7 @@ SETTLE_MS = 2_000  # a member seen for a shorter time may be gone again, or just
 HOLD_TIMEOUT_MS = 5_000
 HOLD_RETRY_MS = 1_000
 STALL_MS = 60_000
-"""A learner that is sent entries, and syncs none for so long, holds up its group."""
+"""A learner that is sent entries, and syncs none for so long, holds up its group and the head of its log."""
 REFUSED_MS = 600_000
 """The same while its agent has not opened it: it may be busy with others, or not know the topic yet."""
 AVOID_MS = 300_000
@@ -76,7 +76,8 @@ class Mover:
         self._told: dict[_Learner, bool] = {}
         """Learners whose agents have opened them; and whether they know that they have caught up."""
         self._asked_ms: dict[_Learner, int] = {}
-        self._trimmed: set[_Learner] = set()
+        self._trimmed: set[GroupId] = set()
+        """Groups of which it was said that they cannot be copied."""
         self._progress: dict[_Learner, tuple[LogIndex, int]] = {}
         """What a learner had, and since when it has had no more."""
         self._avoided_ms: dict[str, int] = {}
@@ -114,7 +115,7 @@ class Mover:
         self._told = {key: value for key, value in self._told.items() if key in learners}
         self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
         self._progress = {key: value for key, value in self._progress.items() if key in learners}
-        self._trimmed &= learners
+        self._trimmed &= {replica.group for replica in led}
 
     # ---- who is there ----------------------------------------------------------------------------
 
@@ -158,6 +159,8 @@ class Mover:
         target = self._target(replica.group, configuration, members)
         if target is None or _is_settled(configuration, target, members):
             return None
+        if replica.core.first_index > 1:
+            members = self._without_newcomers(replica, target, members)
         caught_up = stalled = NO_REPLICAS
         if configuration.learners:
             caught_up, stalled = self._watch_learners(replica)
@@ -206,7 +209,6 @@ class Mover:
         statistics = replica.core.statistics()
         goal = self._goals.get(replica.group)
         self._goals[replica.group] = statistics.commit_index
-        self._report_trimmed(replica.group, statistics)
         caught_up, stalled = set(), set()
         for follower in statistics.followers:
             learner = _Learner(replica.group, follower.replica_id)
@@ -218,7 +220,7 @@ class Mover:
             if item.learner and item.id in stalled:
                 logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
                 self._avoided_ms[item.agent_id] = self._now_ms()
-        return frozenset(caught_up), frozenset(stalled)
+        return frozenset(caught_up), frozenset(stalled.union(statistics.needs_segments))
 
     def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
         now_ms = self._now_ms()
@@ -227,21 +229,25 @@ class Mover:
             since_ms = now_ms
         self._progress[learner] = (match_index, since_ms)
         limit_ms = STALL_MS if learner in self._told else REFUSED_MS
-        return now_ms - since_ms >= limit_ms and learner not in self._trimmed
+        return now_ms - since_ms >= limit_ms
 
-    def _report_trimmed(self, group: GroupId, statistics: RaftStatistics) -> None:
-        """Such a learner is neither promoted nor replaced by another that would need the same."""
-        for replica_id in statistics.needs_segments:
-            learner = _Learner(group, replica_id)
-            if replica_id in statistics.configuration.learners and learner not in self._trimmed:
-                self._trimmed.add(learner)
-                logger.warning(
-                    "%s: learner %s needs entries that are trimmed here (the log begins at %d): it cannot "
-                    "catch up by appends, and the group stays as it is",
-                    group,
-                    replica_id,
-                    statistics.first_index,
-                )
+    def _without_newcomers(self, replica: Replica, target: int, members: Members) -> Members:
+        """A new replica is copied by appends from the first entry. Where that is gone, none is added: it
+        could never catch up, nor could any other in its place."""
+        group = replica.group
+        voters = [item for item in replica.core.configuration.replicas if not item.learner]
+        alive = sum(not members.is_dead(item.agent_id) for item in voters)
+        if alive < target and len(members.candidates) > alive and group not in self._trimmed:
+            self._trimmed.add(group)
+            logger.warning(
+                "%s has %d of %d replicas, and its log begins at entry %d: a new one needs entries that are "
+                "trimmed, and the group stays as it is",
+                group,
+                alive,
+                target,
+                replica.core.first_index,
+            )
+        return replace(members, candidates=())
 
     def _propose(self, replica: Replica, step: Step) -> None:
         try:
