@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.doubled import DoubledError
 from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
@@ -22,12 +23,14 @@ from shoal.errors import ShoalError
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, Replica
 from shoal.replication.transitions import Role
+from shoal.segment_store.errors import StoreError
 
 LOOK_INTERVAL_S = 1.0
 ASK_TIMEOUT_MS = 2_000
 MAX_ASKED_PER_LOOK = 64  # the rest a second later
 MAX_FILLING = 8
 """Replicas here that copy their log at the same time: an agent that has just joined must not be flooded."""
+DISK_FAULTS = (OSError, StoreError, DoubledError)
 
 logger = logging.getLogger("shoal.agent")
 
@@ -54,8 +57,11 @@ class Holding:
 
     async def run(self) -> None:
         """Find replicas that are out of their groups, until cancelled."""
-        async with self._catalog.changing:
-            await self._host.finish_retirements()
+        try:
+            async with self._catalog.changing:
+                await self._host.finish_retirements()
+        except DISK_FAULTS as error:
+            logger.warning("what is left of removed replicas stays until the next start: %s", error)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             version = self._routes.version
@@ -147,6 +153,8 @@ class Holding:
                     await self._retire_if_removed(group, Configuration.from_bytes(answer))
         except (PeerUnavailable, PeerRequestFailed, WireError) as error:
             logger.info("%s cannot say who holds %s: %s", holder[:8], group, error)
+        except DISK_FAULTS as error:
+            logger.warning("the removed replica of %s cannot be deleted now: %s", group, error)
 
     async def _retire_if_removed(self, group: GroupId, configuration: Configuration) -> None:
         """configuration: a committed one."""

@@ -174,6 +174,27 @@ async def test_a_removed_replica_deletes_itself_and_never_comes_back(node: Node)
     await node.open(BIRTH, replica_id=ReplicaId(2, 9))
 
 
+async def test_a_disk_that_fails_meanwhile_is_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that cannot be deleted is no reason for the agent to end."""
+    fixture = Fixture(node, BIRTH)
+    await node.open(BIRTH)
+    fixture.claim(7, OTHER, THIRD)
+    fixture.peers.answer = configuration(7).to_bytes()
+    retire, faults = node.host.retire_group, [OSError("the disk says no")]
+
+    async def fail_once(group: GroupId) -> None:
+        if faults:
+            raise faults.pop()
+        await retire(group)
+
+    monkeypatch.setattr(node.host, "retire_group", fail_once)
+    looking = asyncio.create_task(fixture.holding.run())
+    await until(lambda: not node.host.has(GROUP))
+    looking.cancel()
+
+
 async def test_a_crash_in_the_middle_of_a_removal_is_made_up_for(node: Node) -> None:
     """The registry says removed, the files are still there."""
     fixture = Fixture(node, BIRTH)
