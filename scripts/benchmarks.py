@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import datetime
 import json
 import pathlib
@@ -23,12 +22,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
+import benchmarks_store
 import cluster
 import environment
 import floors
 import load
 import pyarrow as pa
 import terminal
+from row import Row
 
 ARROW = "application/vnd.apache.arrow.stream"
 BATCH_RECORDS = 1000
@@ -41,24 +42,6 @@ READ_BYTES = 8 * 2**20
 RUN_TIMEOUT_SECONDS = 120.0
 CATCH_UP_TIMEOUT_SECONDS = 60.0
 SUMMER_2013 = datetime.datetime(2013, 7, 1, tzinfo=datetime.UTC)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the table. `goal` is what the ratio has to reach; None where there is no bar yet."""
-
-    name: str
-    measured: str
-    floor: str
-    ratio: float
-    goal: float | None
-    lower_is_better: bool = False
-
-    def verdict(self) -> str:
-        if self.goal is None:
-            return ""
-        good = self.ratio <= self.goal if self.lower_is_better else self.ratio >= self.goal
-        return "reached" if good else "MISSED"
 
 
 class Bench:
@@ -208,6 +191,10 @@ class Bench:
         measured = f"median {median:.2f} s, worst {worst:.2f} s"
         return [Row(name, measured, "bar: 1.5 s", median / 1.5, 1.0, True)]
 
+    def store(self) -> list[Row]:
+        """The segment store alone, without an agent around it."""
+        return benchmarks_store.rows(self.directory, self.alternate)
+
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
         leader = survivors.pop(wait_leader(next(iter(survivors)), "bench"))
@@ -346,7 +333,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    names = ["produce", "single", "latency", "failover", "replicated", "read"]
+    names = ["produce", "single", "latency", "failover", "replicated", "read", "store"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,0 +1,353 @@
+"""The segment store by itself, each number beside its floor of the same run.
+
+Law of this file: floors write and read the same bytes on files in the same state, preallocated in the same
+steps, through the plainest calls there are. Everything read here is in the page cache: the store, not the
+disk, is what is measured then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import crc32c
+import liburing as uring
+import pyarrow as pa
+from row import Row
+
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Frame,
+    LogIdentity,
+    LogIndex,
+    Message,
+    Offset,
+    Term,
+    message_from_batch,
+    stamp_message,
+)
+from shoal.segment_store import LogConfig, PartitionLog, open_disk
+
+IDENTITY = LogIdentity(b"b" * 16, b"t" * 16, 0)
+MIB = 2**20
+APPENDS = 48  # of 1 MiB, in one segment
+SMALL_APPENDS = 600
+PARTITIONS = 6
+RANDOM_READS = 2000
+RECOVERY_BYTES = 1024 * MIB
+RECOVERY_BATCH_BYTES = 128 * 1024
+ALLOCATION_STEP_BYTES = 8 * MIB
+LAMINAR_RECORDS = 10_000
+LAMINAR_RECORD_BYTES = 1_120
+LAMINAR_BATCH = 100
+ONE_SEGMENT = LogConfig(segment_bytes=4096 * MIB)
+
+Alternate = Callable[[Callable[[], float], Callable[[], float]], tuple[float, float]]
+
+
+def message(records: int, record_bytes: int) -> Message:
+    """A batch of random values."""
+    columns = [
+        pa.array([1_000_000] * records, pa.timestamp("us", tz="UTC")),
+        pa.nulls(records, pa.binary()),
+        pa.array([secrets.token_bytes(record_bytes) for _ in range(records)], pa.binary()),
+        pa.nulls(records, DEFAULT_SCHEMA.field(3).type),
+    ]
+    return message_from_batch(pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA))
+
+
+def stamped(log: PartitionLog, batch: Message) -> Frame:
+    return stamp_message(
+        batch,
+        IDENTITY,
+        base_offset=log.end_offset,
+        term=Term(1),
+        previous_term=log.last_term,
+        index=LogIndex(log.last_index + 1),
+        append_time_us=log.next_append_time_us(1),
+    )
+
+
+class StoreBench:
+    """Measurements in a directory of their own; each leaves nothing behind but what `fill` keeps."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+
+    @contextlib.asynccontextmanager
+    async def log(self, config: LogConfig, name: str | None = None) -> AsyncIterator[PartitionLog]:
+        """A log on the best disk there is; removed afterwards unless it has a name."""
+        disk = await open_disk()
+        path = self.directory / (name or secrets.token_hex(4))
+        log = await PartitionLog.open(disk, str(path), IDENTITY, DEFAULT_SCHEMA, config)
+        try:
+            yield log
+        finally:
+            await log.close()
+            await disk.close()
+            if name is None:
+                shutil.rmtree(path)
+
+    async def appends(self, config: LogConfig, batch: Message, count: int) -> float:
+        """Bytes a second, one append in flight."""
+        seconds = 0.0
+        async with self.log(config) as log:
+            for _ in range(count):
+                frame = stamped(log, batch)  # its maker's time, as the floor's bytes are there already
+                started = time.perf_counter()
+                await log.append([frame])
+                seconds += time.perf_counter() - started
+        return count * len(batch.body) / seconds
+
+    async def syncs(self, partitions: int, batch: Message) -> float:
+        """Synced appends a second over so many partitions, one in flight in each."""
+        async with contextlib.AsyncExitStack() as stack:
+            logs = [await stack.enter_async_context(self.log(ONE_SEGMENT)) for _ in range(partitions)]
+
+            async def work(log: PartitionLog) -> None:
+                for _ in range(SMALL_APPENDS // partitions):
+                    await log.append([stamped(log, batch)])
+
+            started = time.perf_counter()
+            await asyncio.gather(*(work(log) for log in logs))
+            return SMALL_APPENDS // partitions * partitions / (time.perf_counter() - started)
+
+    async def fill(self, name: str, config: LogConfig, batch: Message, total_bytes: int) -> int:
+        """A closed log of so many bytes; the number of its batches."""
+        async with self.log(dataclasses.replace(config, fsync=False), name) as log:
+            while log.size_bytes < total_bytes:
+                await log.append([stamped(log, batch)])
+            return log.last_index
+
+    async def scan(self, name: str, config: LogConfig) -> float:
+        """Bytes a second, verified, from the first frame to the last."""
+        async with self.log(config, name) as log:
+            started, size = time.perf_counter(), 0
+            index = LogIndex(1)
+            while index <= log.last_index:
+                pieces, last = await log.read_bytes(index, log.last_index, 8 * MIB)
+                size += sum(map(len, pieces))
+                index = LogIndex(last + 1)
+            return size / (time.perf_counter() - started)
+
+    async def random_reads(self, name: str, config: LogConfig) -> float:
+        """Microseconds for one batch by offset."""
+        async with self.log(config, name) as log:
+            offsets = [secrets.randbelow(log.end_offset) for _ in range(RANDOM_READS)]
+            started = time.perf_counter()
+            for offset in offsets:
+                index = await log.find_offset(Offset(offset))
+                await log.read(index, index, 1)
+            return (time.perf_counter() - started) / RANDOM_READS * 1e6
+
+    async def recovery(self, name: str, config: LogConfig) -> float:
+        """Bytes a second of opening a log whose index is gone: every byte is read and verified."""
+        for path in (self.directory / name).glob("*.index"):
+            path.unlink()
+        started = time.perf_counter()
+        async with self.log(config, name) as log:
+            return log.size_bytes / (time.perf_counter() - started)
+
+    async def laminar(self) -> tuple[float, float]:
+        """Records appended and read a second, without sync, in batches of LAMINAR_BATCH."""
+        batch = message(LAMINAR_BATCH, LAMINAR_RECORD_BYTES)
+        config = LogConfig(fsync=False, tail_cache_bytes=0)
+        async with self.log(config) as log:
+            started = time.perf_counter()
+            for _ in range(LAMINAR_RECORDS // LAMINAR_BATCH):
+                await log.append([stamped(log, batch)])
+            appended = LAMINAR_RECORDS / (time.perf_counter() - started)
+            started = time.perf_counter()
+            for number in range(LAMINAR_RECORDS // LAMINAR_BATCH):
+                await log.read(LogIndex(number + 1), LogIndex(number + 1), 1)
+            return appended, LAMINAR_RECORDS / (time.perf_counter() - started)
+
+    # ---- floors
+
+    @contextlib.contextmanager
+    def file(self, total_bytes: int) -> Iterator[int]:
+        """A file that grows as segments do."""
+        path = self.directory / f"floor-{secrets.token_hex(4)}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, min(ALLOCATION_STEP_BYTES, total_bytes))
+            yield fd
+        finally:
+            os.close(fd)
+            path.unlink()
+
+    def ring_appends(self, body: bytes, count: int) -> float:
+        """Bytes a second of linked write and fdatasync through a ring, waited for one by one."""
+        ring, completion = uring.Ring(), uring.Cqe()
+        uring.io_uring_queue_init(8, ring, 0)
+        allocated = min(ALLOCATION_STEP_BYTES, count * len(body))
+        with self.file(count * len(body)) as fd:
+            started = time.perf_counter()
+            for number in range(count):
+                offset = number * len(body)
+                while offset + len(body) > allocated:
+                    os.posix_fallocate(fd, allocated, ALLOCATION_STEP_BYTES)
+                    allocated += ALLOCATION_STEP_BYTES
+                vector = uring.Iovec([body])
+                entry = uring.io_uring_get_sqe(ring)
+                uring.io_uring_prep_writev(entry, fd, vector, offset, 0)
+                uring.io_uring_sqe_set_flags(entry, uring.IOSQE_IO_LINK)
+                entry = uring.io_uring_get_sqe(ring)
+                uring.io_uring_prep_fsync(entry, fd, uring.IORING_FSYNC_DATASYNC)
+                uring.io_uring_submit(ring)
+                for expected in (len(body), 0):
+                    uring.io_uring_wait_cqe(ring, completion)
+                    assert completion[0].res == expected
+                    uring.io_uring_cq_advance(ring, 1)
+            seconds = time.perf_counter() - started
+        uring.io_uring_queue_exit(ring)
+        return count * len(body) / seconds
+
+    def plain_appends(self, body: bytes, count: int) -> float:
+        """Bytes a second of pwrite in a loop."""
+        allocated = min(ALLOCATION_STEP_BYTES, count * len(body))
+        with self.file(count * len(body)) as fd:
+            started = time.perf_counter()
+            for number in range(count):
+                while (number + 1) * len(body) > allocated:
+                    os.posix_fallocate(fd, allocated, ALLOCATION_STEP_BYTES)
+                    allocated += ALLOCATION_STEP_BYTES
+                os.pwrite(fd, body, number * len(body))
+            return count * len(body) / (time.perf_counter() - started)
+
+    def plain_scan(self, name: str, *, checksum: bool = False) -> float:
+        """Bytes a second of readinto, 1 MiB at a time, over all segments; with `checksum` also crc32c."""
+        buffer = bytearray(MIB)
+        view, size = memoryview(buffer), 0
+        started = time.perf_counter()
+        for path in sorted((self.directory / name).glob("*.arrows")):
+            with open(path, "rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    size += count
+                    if checksum:
+                        crc32c.crc32c(view[:count])
+        return size / (time.perf_counter() - started)
+
+    def plain_random_reads(self, name: str, length: int) -> float:
+        """Microseconds for one pread of so many bytes anywhere."""
+        path = min((self.directory / name).glob("*.arrows"))
+        fd = os.open(path, os.O_RDONLY)
+        places = [secrets.randbelow(path.stat().st_size - length) for _ in range(RANDOM_READS)]
+        started = time.perf_counter()
+        for place in places:
+            os.pread(fd, length, place)
+        microseconds = (time.perf_counter() - started) / RANDOM_READS * 1e6
+        os.close(fd)
+        return microseconds
+
+
+def _run(coroutine: Coroutine[Any, Any, float]) -> float:
+    return asyncio.run(coroutine)
+
+
+def rows(directory: pathlib.Path, alternate: Alternate) -> list[Row]:
+    """All of them; `alternate` gives the medians of ours and of the floor, measured in turn."""
+    bench = StoreBench(directory)
+    return [
+        *_append_rows(bench, alternate),
+        *_read_rows(bench, alternate),
+        *_recovery_rows(bench, alternate),
+        *_sync_rows(bench, alternate),
+        *_laminar_rows(bench, alternate),
+    ]
+
+
+def _rate_row(name: str, ours: float, what: str, floor: float, goal: float | None) -> Row:
+    return Row(name, f"{ours / 1e9:.2f} GB/s", f"{what} {floor / 1e9:.2f} GB/s", ours / floor, goal)
+
+
+def _append_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
+    batch = message(1, MIB)
+    body = bytes(batch.body)
+    synced = alternate(
+        lambda: _run(bench.appends(ONE_SEGMENT, batch, APPENDS)), lambda: bench.ring_appends(body, APPENDS)
+    )
+    unsynced = dataclasses.replace(ONE_SEGMENT, fsync=False, index_interval_bytes=1024 * MIB)
+    plain = alternate(
+        lambda: _run(bench.appends(unsynced, batch, APPENDS)), lambda: bench.plain_appends(body, APPENDS)
+    )
+    return [
+        _rate_row("store: append 1 MiB, fdatasync each", synced[0], "raw io_uring", synced[1], 0.85),
+        _rate_row("store: append 1 MiB, no sync", plain[0], "pwrite", plain[1], 0.70),
+    ]
+
+
+def _read_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
+    config = LogConfig(tail_cache_bytes=0)
+    batch = message(1000, 100)
+    asyncio.run(bench.fill("reads", dataclasses.replace(config, segment_bytes=4096 * MIB), batch, 256 * MIB))
+    scanned = alternate(lambda: _run(bench.scan("reads", config)), lambda: bench.plain_scan("reads"))
+    small = message(10, 100)
+    asyncio.run(bench.fill("small", config, small, 8 * MIB))
+    length = len(small.metadata) + len(small.body) + 136
+    random_ = alternate(
+        lambda: _run(bench.random_reads("small", config)), lambda: bench.plain_random_reads("small", length)
+    )
+    for name in ("reads", "small"):
+        shutil.rmtree(bench.directory / name)
+    return [
+        _rate_row("store: sequential read, verified", scanned[0], "readinto", scanned[1], 0.70),
+        Row(
+            f"store: random read by offset, {length} bytes",
+            f"{random_[0]:.1f} us",
+            f"bar: 20 us (pread {random_[1]:.1f} us)",
+            random_[0] / 20,
+            1.0,
+            True,
+        ),
+    ]
+
+
+def _recovery_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
+    batch = message(RECOVERY_BATCH_BYTES // 1024, 1024)
+    asyncio.run(bench.fill("tail", ONE_SEGMENT, batch, RECOVERY_BYTES))
+    ours, floor = alternate(
+        lambda: _run(bench.recovery("tail", ONE_SEGMENT)), lambda: bench.plain_scan("tail", checksum=True)
+    )
+    shutil.rmtree(bench.directory / "tail")
+    name = "store: recovery of 1 GiB of 128 KiB batches"
+    said = f"bar: 1 GB/s (readinto + crc {floor / 1e9:.2f} GB/s)"
+    return [Row(name, f"{ours / 1e9:.2f} GB/s", said, ours / 1e9, 1.0)]
+
+
+def _sync_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
+    batch = message(1, 4096)
+    ours, floor = alternate(lambda: _run(bench.syncs(PARTITIONS, batch)), lambda: _run(bench.syncs(1, batch)))
+    name = f"store: synced 4 KiB appends over {PARTITIONS} partitions"
+    return [Row(name, f"{ours:,.0f}/s", f"one partition {floor:,.0f}/s", ours / floor, 2.0)]
+
+
+def _laminar_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
+    reads: list[float] = []
+
+    def measure() -> float:
+        appended, read = asyncio.run(bench.laminar())
+        reads.append(read)
+        return appended
+
+    ours, published = alternate(measure, lambda: 159_000.0)
+    read = sorted(reads)[len(reads) // 2]
+    shape = f"{LAMINAR_RECORDS:,} records of {LAMINAR_RECORD_BYTES:,} bytes"
+    return [
+        Row(
+            f"store: append {shape}",
+            f"{ours:,.0f}/s",
+            f"laminarmq {published:,.0f}/s",
+            ours / published,
+            None,
+        ),
+        Row(f"store: read {shape}", f"{read:,.0f}/s", "laminarmq 115,000/s", read / 115_000, None),
+    ]
