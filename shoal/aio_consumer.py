@@ -21,9 +21,11 @@ from shoal.errors import ShoalError
 # Fetches that were decoded and not yet taken, over all partitions of one consumer: with fetches of 1 to 64
 # MiB this bounds memory, and it is enough to fetch while the user works.
 CHUNKS_AHEAD_MAX = 4
-# How long a fetch at the end of the log may be held. It also bounds how long a follower waits at a leader
-# that has been replaced without its connection breaking.
+# How long a fetch at the end of the log may be held.
 FOLLOW_WAIT_MS = 5_000
+# How often, while a fetch is held or unanswered, other agents are asked who leads the partition by now: a
+# leader that was replaced without its connection breaking holds a reader up no longer.
+DEPOSED_GRACE_MS = 1_000
 
 
 class PartitionOffsets(NamedTuple):
@@ -134,7 +136,10 @@ async def fetch(
         wait_ms=wait_ms,
     )
     retry_ms = cluster.config.retry.total_ms + wait_ms
-    return _decoded(await cluster.at_leader(topic, partition, call, retry_ms=retry_ms), partition, offset)
+    answer = await cluster.at_leader(
+        topic, partition, call, retry_ms=retry_ms, deposed_grace_ms=DEPOSED_GRACE_MS
+    )
+    return _decoded(answer, partition, offset)
 
 
 def _decoded(answer: Answer, partition: int, offset: int) -> Fetched:

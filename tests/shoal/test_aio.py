@@ -345,6 +345,21 @@ async def test_follow_goes_on_with_all_partitions_across_a_leader_change(cluster
         assert by_partition == {0: numbered(20), 1: numbered(20, 1_000)}
 
 
+async def test_follow_leaves_a_leader_that_falls_silent(cluster: FakeCluster) -> None:
+    """A stopped process holds its reader's fetch for ever; what its successor takes is read in time."""
+    await fill(cluster, "t", 1, 10)
+    slow = ClientConfig(attempt_timeout_ms=30_000)
+    values: list[bytes] = []
+    async with asyncio.timeout(8), AsyncClient(cluster.urls[:1], slow) as client:
+        async for found in client.consume("t", follow=True, limit=11):
+            values += found.batch.column("value").to_pylist()
+            if len(values) == 10:
+                cluster.agents[0].frozen = True
+                cluster.topics["t"].partitions[0].leader, cluster.topics["t"].partitions[0].term = 1, 2
+                cluster.topics["t"].partitions[0].append([batch_of([b"after"])], None)
+    assert values == [*numbered(10), b"after"]
+
+
 @pytest.mark.parametrize("fault", [refuse("no-leader"), reset_before_storing], ids=["503", "reset"])
 async def test_reading_goes_on_after_a_failure(cluster: FakeCluster, fault: Fault) -> None:
     """A failed fetch is repeated from the same offset."""
