@@ -118,7 +118,12 @@ class GatheredBatch(NamedTuple):
 
 
 def merge(submissions: list[Submission]) -> GatheredBatch:
-    """Lay the records of all submissions behind one another."""
+    """Lay the records of all submissions behind one another; one alone is its own batch."""
+    if len(submissions) == 1:
+        alone = submissions[0]
+        count = len(alone.columns)
+        own = [] if alone.producer is None else [GatheredRange(alone.producer, 0, count)]
+        return GatheredBatch(alone.columns, [0], own)
     columns = RecordColumns()
     first_rows: list[int] = []
     ranges: list[GatheredRange] = []

@@ -231,7 +231,7 @@ class PartitionState:
             )
         kind = stamp.kind
         if kind == Kind.DATA:
-            if stamp.producer is not None or stamp.flags & Flag.GATHERED:
+            if stamp.producer is not None or (stamp.flags and stamp.flags & Flag.GATHERED):
                 self._record_producers(frame)
         elif kind == Kind.CONFIGURATION:
             self._configurations.append(decode_configuration(control_payload(frame.data)))

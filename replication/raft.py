@@ -392,7 +392,8 @@ class RaftCore:
             state.behaviour.flush(state.now_ms)
         if not state.outbox.has_work(state.log):
             return None
-        return state.outbox.take(state.hard_state, state.log, state.now_ms)
+        hard_state = state.hard_state if state.outbox.wants_hard_state else None
+        return state.outbox.take(hard_state, state.log, state.now_ms)
 
     def advance(self, ready: Ready) -> None:
         """The oldest outstanding ready, this one, is on disk: own votes and own copies count from now on."""

@@ -158,18 +158,24 @@ class Outbox:
             or self._read_states
         )
 
-    def take(self, hard_state: HardState, log: LogView, now_ms: int) -> Ready:
+    @property
+    def wants_hard_state(self) -> bool:
+        """Whether the next ready carries it."""
+        return self._hard_state_changed
+
+    def take(self, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
         """Hand everything out, and begin anew."""
+        assert (hard_state is not None) == self._hard_state_changed
         ready = Ready(
-            hard_state=hard_state if self._hard_state_changed else None,
-            truncate_from=self._truncate_from,
-            append=log.runs(self.handed_out + 1, log.last_index),
-            noop_index=self._noop_index,
-            messages=tuple(self._messages),
-            messages_after_sync=tuple(self._after_sync),
-            commit_index=self._commit_index,
-            role_changed=self._role_changed,
-            read_states=tuple(self._read_states),
+            hard_state,
+            self._truncate_from,
+            log.runs(self.handed_out + 1, log.last_index),
+            self._noop_index,
+            tuple(self._messages),
+            tuple(self._after_sync),
+            self._commit_index,
+            self._role_changed,
+            tuple(self._read_states),
         )
         self._in_flight.append(_InFlight(ready, log.last_index, now_ms))
         self.handed_out = log.last_index

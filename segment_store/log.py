@@ -309,10 +309,10 @@ class PartitionLog:
         self._cache.shrink(self._writer.stored_index)
 
     def _starts_segment(self, frame: Frame) -> bool:
-        active = self._segments[-1] if self._segments else None
-        return (
-            active is not None and len(active.index) > 0 and bool(frame.stamp.flags & Flag.FIRST_OF_SEGMENT)
-        )
+        flags = frame.stamp.flags
+        if not flags or not flags & Flag.FIRST_OF_SEGMENT or not self._segments:
+            return False
+        return len(self._segments[-1].index) > 0
 
     def _plan_segment(self, first: Frame) -> None:
         previous = self._segments[-1] if self._segments else None

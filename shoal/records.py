@@ -85,9 +85,9 @@ class RecordColumns:
     def size_bytes(self) -> int:
         """About what the records will take in a batch."""
         total = _RECORD_OVERHEAD_BYTES * len(self.values)
-        total += sum(len(key) for key in self.keys if key is not None)
-        total += sum(len(value) for value in self.values if value is not None)
-        return total + sum(_headers_bytes(headers) for headers in self.headers if headers)
+        total += sum(map(len, filter(None, self.keys)))
+        total += sum(map(len, filter(None, self.values)))
+        return total + sum(map(_headers_bytes, filter(None, self.headers)))
 
 
 def _headers_bytes(headers: Headers) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import lru_cache
 
 import aiohttp
 from aiohttp import web
@@ -19,6 +20,7 @@ from shoal.errors import ShoalError
 EXPECT_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+@lru_cache(maxsize=256)  # clients send the same few; a hostile one costs no more than without
 def media_type(header: str | None) -> str:
     """The type without parameters, lower case; "" without a header. A charset other than UTF-8 is refused."""
     if header is None:
