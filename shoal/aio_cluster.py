@@ -135,7 +135,8 @@ class Cluster:
             answer, failures = await self._every_agent_once(call)
             if answer is not None:
                 return answer
-            failure = failures[-1]
+            # What a living agent said tells more than that another one is down.
+            failure = next((one for one in failures if one.code not in routing.NO_ANSWER), failures[-1])
             definite = definite and all(one.definite for one in failures)
             verdict = routing.after_failure(
                 failure, attempt, now_ms() - started_ms, policy, self._rng, settle_ms=0

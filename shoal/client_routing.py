@@ -17,6 +17,7 @@ from shoal.routing import HashRange
 # shoal.errors, and never travel.
 UNREACHABLE = "unreachable"  # no connection was made: nothing happened
 CONNECTION_LOST = "connection-lost"  # the connection broke, or no answer came in time: it may have happened
+NO_ANSWER = (UNREACHABLE, CONNECTION_LOST)  # an agent that could not be heard
 UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a proxy, another server
 
 # A hint of the leader in a 421 is followed at once this many times; two agents that name each other would

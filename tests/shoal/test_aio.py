@@ -272,6 +272,15 @@ async def test_an_unknown_partition_is_refused_before_anything_is_sent(cluster: 
                 pass
 
 
+async def test_what_the_living_say_counts_more_than_that_others_are_down(cluster: FakeCluster) -> None:
+    """Two of three are dead and the third says what is missing: that is the reason, not the dead ones."""
+    await cluster.kill(1)
+    await cluster.kill(2)
+    cluster.ready = False
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        assert await client.unready_reason() == "the catalog is not there yet"
+
+
 async def test_no_agent_at_all_is_one_clear_error() -> None:
     """Nobody listens on port 1."""
     async with AsyncClient(["http://127.0.0.1:1"], QUICK) as client:
