@@ -10,7 +10,17 @@ never cut.
 
 from typing import NamedTuple
 
-from shoal.batch import MAX_FRAME_BYTES, BatchError, Kind, LogIdentity, LogIndex, Offset, Term, parse_frame
+from shoal.batch import (
+    MAX_FRAME_BYTES,
+    BatchError,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Offset,
+    Term,
+    parse_frame,
+    view_frame,
+)
 from shoal.segment_store.errors import Damaged, FormatError
 from shoal.segment_store.index import Entry, entry_of
 from shoal.segment_store.tail import TAIL_MAGIC, TAIL_RECORD_BYTES, TailRecord, decode_tail_record
@@ -58,7 +68,7 @@ def follow_chain(buffer: View, base: int, chain: Chain, identity: LogIdentity) -
     view = memoryview(buffer)
     while True:
         try:
-            stamp, data = parse_frame(view, at, identity)
+            stamp, data = view_frame(view, at, identity)
         except BatchError as error:
             return Stretch(entries, base + at, chain, error.reason, str(error))
         problem = chain_problem(chain, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)

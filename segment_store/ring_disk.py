@@ -395,9 +395,11 @@ class RingFile:
         return bytes(memoryview(buffer)[:filled])
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
-        if not len(buffer):
-            return 0
-        left = await self._disk.perform(self, _Kind.READ, offset, [buffer], len(buffer))
+        filled = await self._disk.read_resident(self.descriptor(), offset, buffer)
+        if filled == len(buffer):
+            return filled
+        rest = buffer[filled:]
+        left = await self._disk.perform(self, _Kind.READ, offset + filled, [rest], len(rest))
         return len(buffer) - left
 
     async def write(self, offset: int, data: Data) -> None:

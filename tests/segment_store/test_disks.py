@@ -36,6 +36,21 @@ class TestThreadDisk(DiskSuite):
         return str(tmp_path)
 
 
+def _nothing_resident(fd: int, offset: int, buffer: memoryview) -> int:
+    return 0
+
+
+@pytest.fixture
+def nothing_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read goes to the disk, as if the page cache were empty."""
+    monkeypatch.setattr(disk_module, "read_resident_into", _nothing_resident)
+
+
+@pytest.mark.usefixtures("nothing_resident")
+class TestThreadDiskUncached(TestThreadDisk):
+    """Blocking calls on threads, with nothing in the page cache."""
+
+
 class TestRingDisk(DiskSuite):
     """io_uring."""
 
@@ -130,9 +145,15 @@ class TestRingDisk(DiskSuite):
         await disk.close()
 
 
+@pytest.mark.usefixtures("nothing_resident")
+class TestRingDiskUncached(TestRingDisk):
+    """io_uring, with nothing in the page cache."""
+
+
 def _results(monkeypatch: pytest.MonkeyPatch, faults: list[tuple[str, int]]) -> list[int]:
     """Distort completions in their order, as the kernel would: a cut or failed write answers in its pair's
     place. Returns the results the disk was told."""
+    monkeypatch.setattr(disk_module, "read_resident_into", _nothing_resident)
     told: list[int] = []
     real = RingDisk._completions
 
