@@ -177,11 +177,11 @@ async def test_one_record_over_the_limit(agent: Agent) -> None:
 
 async def test_405_says_what_is_possible(agent: Agent) -> None:
     """Allow is there, HEAD with every GET."""
-    for path, allow in (
-        (RECORDS, "POST"), (PARTITION, "GET, HEAD, POST"), ("/v1/topics/t", "DELETE, GET, HEAD, PUT"),
-        ("/v1/members", "GET, HEAD"),
+    for method, path, allow in (
+        ("PATCH", RECORDS, "POST"), ("PATCH", PARTITION, "GET, HEAD, POST"),
+        ("POST", "/v1/topics/t", "DELETE, GET, HEAD, PATCH, PUT"), ("PATCH", "/v1/members", "GET, HEAD"),
     ):  # fmt: skip
-        answer = await agent.request("PATCH", path)
+        answer = await agent.request(method, path)
         answer.problem("method-not-allowed")
         assert answer.headers["Allow"] == allow
 
