@@ -34,7 +34,7 @@ from shoal.batch import (
     message_from_batch,
     stamp_message,
 )
-from shoal.segment_store import LogConfig, PartitionLog, open_disk
+from shoal.segment_store import Disk, LogConfig, PartitionLog, open_disk
 
 IDENTITY = LogIdentity(b"b" * 16, b"t" * 16, 0)
 MIB = 2**20
@@ -83,16 +83,19 @@ class StoreBench:
         self.directory = directory
 
     @contextlib.asynccontextmanager
-    async def log(self, config: LogConfig, name: str | None = None) -> AsyncIterator[PartitionLog]:
-        """A log on the best disk there is; removed afterwards unless it has a name."""
-        disk = await open_disk()
+    async def log(
+        self, config: LogConfig, name: str | None = None, shared: Disk | None = None
+    ) -> AsyncIterator[PartitionLog]:
+        """A log on the best disk there is, or on a shared one; removed afterwards unless it has a name."""
+        disk = shared or await open_disk()
         path = self.directory / (name or secrets.token_hex(4))
         log = await PartitionLog.open(disk, str(path), IDENTITY, DEFAULT_SCHEMA, config)
         try:
             yield log
         finally:
             await log.close()
-            await disk.close()
+            if shared is None:
+                await disk.close()
             if name is None:
                 shutil.rmtree(path)
 
@@ -108,9 +111,12 @@ class StoreBench:
         return count * len(batch.body) / seconds
 
     async def syncs(self, partitions: int, batch: Message) -> float:
-        """Synced appends a second over so many partitions, one in flight in each."""
+        """Synced appends a second over so many partitions of one agent, one in flight in each."""
         async with contextlib.AsyncExitStack() as stack:
-            logs = [await stack.enter_async_context(self.log(ONE_SEGMENT)) for _ in range(partitions)]
+            disk = await open_disk()
+            stack.push_async_callback(disk.close)
+            opened = [self.log(ONE_SEGMENT, shared=disk) for _ in range(partitions)]
+            logs = [await stack.enter_async_context(log) for log in opened]
 
             async def work(log: PartitionLog) -> None:
                 for _ in range(SMALL_APPENDS // partitions):

@@ -143,10 +143,10 @@ class _Scan:
         synced, start, end = 0, self.end_position, self.end_position
         window = self._window(self.end_position)
         while await window.extend():
-            records = find_tail_records(window.buffer, window.base, self._segment.files.identity)
-            synced = max([synced, *(record.synced_index for record in records)])
             extent = nonzero_extent(window.buffer, window.base)
             if extent is not None:
+                records = find_tail_records(window.buffer, window.base, self._segment.files.identity)
+                synced = max([synced, *(record.synced_index for record in records)])
                 start, end = (start if end > start else extent[0]), max(end, extent[1])
             overlap = min(len(window.buffer), TAIL_RECORD_BYTES)
             window.advance(window.base + len(window.buffer) - overlap)

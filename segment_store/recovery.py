@@ -27,6 +27,8 @@ from shoal.segment_store.tail import TAIL_MAGIC, TAIL_RECORD_BYTES, TailRecord, 
 
 View = bytes | bytearray | memoryview
 FRAME_MARK = b"\xff\xff\xff\xff"
+_ZERO_BLOCK = 64 * 2**10
+_ZEROS = bytes(_ZERO_BLOCK)
 _ALIGNMENT = 8  # every frame, marker and tail record starts at a multiple
 
 
@@ -180,10 +182,18 @@ def bridge(path: str, position: int, chain: Chain, found: Entry, previous_term: 
 
 
 def nonzero_extent(buffer: View, base: int) -> tuple[int, int] | None:
-    """From the first to behind the last byte that is not zero, as positions in the file; None when all
-    are."""
-    data = bytes(buffer)
-    end = len(data.rstrip(b"\0"))
-    if end == 0:
+    """From the first to behind the last byte that is not zero, as positions in the file; None when all are.
+
+    Block by block, by comparison: preallocated tails are megabytes of zeros, and there are many of them.
+    """
+    view = memoryview(buffer)
+    start, end = 0, len(view)
+    while start < end and bytes(view[start : start + _ZERO_BLOCK]) == _ZEROS[: end - start]:
+        start += _ZERO_BLOCK
+    if start >= end:
         return None
-    return base + len(data) - len(data.lstrip(b"\0")), base + end
+    while bytes(view[max(start, end - _ZERO_BLOCK) : end]) == _ZEROS[: end - start]:
+        end -= _ZERO_BLOCK
+    first, last = bytes(view[start : start + _ZERO_BLOCK]), bytes(view[max(start, end - _ZERO_BLOCK) : end])
+    start += len(first) - len(first.lstrip(b"\0"))
+    return base + start, base + end - (len(last) - len(last.rstrip(b"\0")))

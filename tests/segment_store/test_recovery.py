@@ -340,3 +340,17 @@ class TestPure:
 async def test_config_of_the_tests_is_small() -> None:
     """The cases above rely on several reads per segment."""
     assert SMALL.read_chunk_bytes == 4096
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 65_535, 65_536, 65_537, 200_000])
+def test_where_bytes_are_not_zero(length: int) -> None:
+    """First and last, wherever they are in blocks; None when there are none."""
+    assert nonzero_extent(bytes(length), 100) is None
+    rng = random.Random(length)
+    places = sorted({0, length - 1, *(rng.randrange(max(1, length)) for _ in range(6))})
+    for first in places:
+        for last in places:
+            if 0 <= first <= last < length:
+                data = bytearray(length)
+                data[first] = data[last] = 7
+                assert nonzero_extent(data, 100) == (100 + first, 101 + last)
