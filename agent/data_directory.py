@@ -19,6 +19,7 @@ from shoal.segment_store.errors import NotOwner
 from shoal.segment_store.lock import LOCK_FILE, DirectoryLock
 
 NAME_ID_CHARACTERS = 8
+TOPICS_DIRECTORY = "topics"  # opening.py: where replicas keep their logs
 
 
 class StartError(Exception):
@@ -46,7 +47,8 @@ def wipe(path: str) -> None:
     """Empty the directory but for its lock. Only for a cluster that was sealed without ever having held a
     topic.
     """
-    for name in os.listdir(path):
+    # The identity last: without it, what a crash left of the rest would be nobody's.
+    for name in sorted(os.listdir(path), key=lambda name: name.startswith("identity")):
         if name == LOCK_FILE:
             continue
         victim = os.path.join(path, name)
@@ -58,9 +60,16 @@ def wipe(path: str) -> None:
 
 def settle_identity(config: AgentConfig, known: AgentIdentity | None) -> AgentIdentity:
     """Who this agent is: as the directory says, made anew if it says nothing; a given name replaces the old
-    one.
+    one. StartError when there are logs of an agent that is not known any more: under another id they would
+    be nobody's.
     """
     if known is None:
+        logs = os.path.join(config.data, TOPICS_DIRECTORY)
+        if os.path.isdir(logs) and os.listdir(logs):
+            raise StartError(
+                f"{config.data} holds logs but not the identity of the agent that wrote them: restore"
+                " identity.a or identity.b, or give another --data"
+            )
         agent_id = new_agent_id()
         return AgentIdentity(agent_id, None, config.name or default_name(socket.gethostname(), agent_id))
     if config.name is not None and config.name != known.name:

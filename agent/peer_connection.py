@@ -110,9 +110,8 @@ class PeerConnection(asyncio.Protocol):
         status = bytes(self._upgrade[:end]).split(b"\r\n", 1)[0]
         rest = bytes(self._upgrade[end + 4 :])
         if status.split(b" ")[:2] != [b"HTTP/1.1", b"101"]:
-            raise PeerWireError(
-                f"no upgrade but {status[:80]!r}"
-            )  # and not a byte more: it still speaks HTTP
+            # Not a byte more, since it still speaks HTTP; and no fault: it may be starting, or leaving.
+            raise Refused(f"no upgrade but {status[:80].decode(errors='replace')!r}")
         self._upgrade = None
         assert self._dialled is not None
         kind, peer_id, _ = self._dialled
