@@ -115,6 +115,10 @@ def _decode_json(text: bytes) -> Any:
         return _DECODER.decode(text.decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):  # Python's bound on quadratic work, in words about Python
+            raise ValueError("a number has too many digits") from None
+        raise
 
 
 def parse_json(body: bytes) -> RecordColumns:

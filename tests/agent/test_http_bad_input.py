@@ -78,6 +78,9 @@ CASES = {
     "deep": Case("bad-request", "", b'{"records":' + b"[" * 200_000),
     "an array": Case("bad-request", "", b"[1,2]"),
     "forward": Case("bad-request", "forward", GOOD, path=RECORDS + "?forward=maybe"),
+    "digits": Case(
+        "bad-request", "a number has too many digits", b'{"records":[{"value":' + b"9" * 5_000 + b"}]}"
+    ),
     "NaN": Case("bad-request", "", b'{"records":[{"value":NaN}]}'),
     "charset": Case("unsupported-media-type", "latin-1", GOOD, "application/json; charset=latin-1"),
     "gzip": Case("unsupported-media-type", "gzip", GOOD, headers={"Content-Encoding": "gzip"}),
