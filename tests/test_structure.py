@@ -75,6 +75,7 @@ PURE = (
     "shoal/errors.py",
     "shoal/records.py",
     "shoal/routing.py",
+    "shoal/row_encoding.py",
     "shoal/spark_options.py",
 )
 IMPURE_MODULES = {
