@@ -139,7 +139,7 @@ class StoreBench:
             started, size = time.perf_counter(), 0
             index = LogIndex(1)
             while index <= log.last_index:
-                pieces, last = await log.read_bytes(index, log.last_index, 8 * MIB)
+                pieces, last = await log.read_bytes(index, log.last_index, MIB)
                 size += sum(map(len, pieces))
                 index = LogIndex(last + 1)
             return size / (time.perf_counter() - started)
