@@ -22,6 +22,10 @@ from shoal.segment_store.writes import Append, Roll, Trim, Truncate, Work, take_
 
 logger = logging.getLogger(__name__)
 
+COMPANY_BYTES = 32 * 2**10
+"""A write of this size waits for a turn of the loop: its time on the disk is long beside the turn, and what
+arrives in between shares its sync."""
+
 
 class Writer:
     """`roll_back(index)` is called after a fault: nothing behind `index` is, or will be, on the disk."""
@@ -46,6 +50,7 @@ class Writer:
         self._queue: deque[Work] = deque()
         self._refusing: DiskFull | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_waiting = False  # for company, until the next turn of the loop
         self._is_writing = False  # a write is under way that no task awaits
         self._write_over: asyncio.Future[None] | None = None
         self._active = active
@@ -88,7 +93,18 @@ class Writer:
     def _go_on(self) -> None:
         """Take up what is queued, unless something is under way: a plain write without a task, which costs as
         much as the rest of an append; whatever has to be prepared for, in one."""
-        if self._queue and self._task is None and not self._is_writing and not self._begin_write():
+        if not self._queue or self._task is not None or self._is_writing or self._is_waiting:
+            return
+        work = self._queue[0]
+        if isinstance(work, Append) and work.length >= COMPANY_BYTES:
+            self._is_waiting = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._is_waiting = False
+        if not self._begin_write():
             self._work(None)
 
     def _work(self, error: BaseException | None) -> None:
@@ -416,9 +432,11 @@ class Writer:
 
     async def drain(self) -> None:
         """Return when nothing is queued or under way."""
-        while self._task is not None or self._is_writing:
+        while self._task is not None or self._is_writing or self._is_waiting:
             if self._task is not None:
                 await asyncio.wait([self._task])
+            elif self._is_waiting:
+                await asyncio.sleep(0)
             else:
                 self._write_over = self._write_over or asyncio.get_running_loop().create_future()
                 await asyncio.wait([self._write_over])
