@@ -231,6 +231,9 @@ class PartitionLog:
         )
 
     def _segment_of(self, index: LogIndex) -> Segment:
+        newest = self._segments[-1] if self._segments else None
+        if newest is not None and newest.name.first_index <= index < self._chain.next_index:
+            return newest  # where almost all reads are
         if not self.first_index <= index <= self.last_index:
             raise OffsetOutOfRange(index, self.first_index, self.last_index + 1)
         return self._segments[bisect_right(self._segments, index, key=_segment_index) - 1]

@@ -76,7 +76,8 @@ class OpenFiles:
         if handle.stale and not handle.pins:
             await handle.file.close()
             return
-        await self._evict()
+        if len(self._handles) > self._limit:
+            await self._evict()
 
     async def _evict(self) -> None:
         idle = [path for path, handle in self._handles.items() if not handle.pins]
