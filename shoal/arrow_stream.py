@@ -231,7 +231,8 @@ class StreamDecoder:
         return taken
 
     def _read_metadata(self, metadata: bytes) -> None:
-        header = read_message_header(metadata)
+        cached = len(metadata) <= _CACHED_LAYOUT_BYTES
+        header = _read_header_cached(metadata) if cached else read_message_header(metadata)
         if header.kind == HEADER_SCHEMA:
             self._read_schema(metadata, header)
             return
@@ -258,14 +259,10 @@ class StreamDecoder:
         self._schema_seen = True
 
     def _admit(self, metadata: bytes, header: MessageHeader, body: list[memoryview]) -> Message:
-        fields = read_record_batch_header(metadata, header)
+        read = _read_layout_cached if len(metadata) <= _CACHED_LAYOUT_BYTES else _read_layout
+        fields, stored_length, canonical = read(metadata, header)
         if fields.record_count > self._max_records_per_batch:
             raise BatchError("limit", f"more than {self._max_records_per_batch} records in a batch")
-        used = max((offset + length for offset, length in fields.buffers), default=0)
-        stored_length = min(-(-used // 8) * 8, fields.body_length)
-        if stored_length % 8:
-            raise BatchError("length", "the body is not a multiple of 8 bytes")
-        canonical = encode_record_batch_header(fields._replace(body_length=stored_length))
         framed = b"".join((_PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
         view = memoryview(framed)[: 8 + len(canonical) + stored_length]
         stored = view[8 + len(canonical) :]
@@ -273,6 +270,23 @@ class StreamDecoder:
         batch = _read_validated(view, self._schema)
         _check_values(batch, unpacked_bytes)
         return Message(canonical, stored, fields.record_count, _max_timestamp_us(batch))
+
+
+def _read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHeader, int, bytes]:
+    """What a record batch's metadata say, how much of its body is used, and they in canonical form."""
+    fields = read_record_batch_header(metadata, header)
+    used = max((offset + length for offset, length in fields.buffers), default=0)
+    stored_length = min(-(-used // 8) * 8, fields.body_length)
+    if stored_length % 8:
+        raise BatchError("length", "the body is not a multiple of 8 bytes")
+    return fields, stored_length, encode_record_batch_header(fields._replace(body_length=stored_length))
+
+
+# Batches of equal shape (so many records of one size) have equal metadata to the byte, and both functions
+# know nothing else: what was read once costs a look-up (refusals are not kept). At most 256 of at most 4 KiB.
+_CACHED_LAYOUT_BYTES: Final = 4096
+_read_layout_cached = lru_cache(maxsize=256)(_read_layout)
+_read_header_cached = lru_cache(maxsize=256)(read_message_header)
 
 
 def _read_schema(metadata: bytes, header: MessageHeader) -> pa.Schema:

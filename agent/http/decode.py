@@ -149,9 +149,7 @@ async def decode_arrow(
     call: Call, schema: pa.Schema, holding: Holding, chunk_bytes: int
 ) -> AsyncIterator[Chunk]:
     """Record batches in chunks of about `chunk_bytes`, stored as they come."""
-    for name in ("key", "key_field"):
-        if name in call.query:
-            raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
+    _refuse_keys(call)
     prepare_body(call)
     decoder = StreamDecoder(schema)
     messages: list[Message] = []
@@ -174,6 +172,26 @@ async def decode_arrow(
         raise batch_problem(error) from None
     if messages:
         yield arrow_chunk(messages)
+
+
+def _refuse_keys(call: Call) -> None:
+    for name in ("key", "key_field"):
+        if name in call.query:
+            raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
+
+
+def decode_arrow_whole(call: Call, schema: pa.Schema, body: bytes) -> Chunk:
+    """A body that is one chunk, in one go. The chunk may be empty, the body not."""
+    _refuse_keys(call)
+    if not body:
+        raise empty_body()
+    decoder = StreamDecoder(schema)
+    messages = feed(decoder, body)
+    try:
+        decoder.close()
+    except BatchError as error:
+        raise batch_problem(error) from None
+    return arrow_chunk(messages)
 
 
 def arrow_chunk(messages: list[Message]) -> Chunk:

@@ -17,10 +17,13 @@ from aiohttp import web
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.decode import (
+    ARROW_CHUNK_BYTES,
+    ARROW_TYPE,
     CHUNK_RECORDS_MAX,
     STREAMED_TYPES,
     Chunk,
     cut,
+    decode_arrow_whole,
     decode_stream,
     decode_whole,
     encapsulated,
@@ -105,6 +108,8 @@ class ProduceHandlers:
         gate.enter()
         holding = Holding(gate)
         try:
+            if media == ARROW_TYPE and topic is not None and _is_small(call):
+                return await self._whole_arrow(call, name, topic, partition, options, holding)
             if media in STREAMED_TYPES:
                 return await self._stream(
                     call, media, Production(call, options, name, topic, partition), holding
@@ -125,6 +130,21 @@ class ProduceHandlers:
             return production.answer()
         finally:
             gate.leave(holding.size_bytes)
+
+    async def _whole_arrow(
+        self, call: Call, name: str, topic: Topic, partition: int | None, options: Options, holding: Holding
+    ) -> web.StreamResponse:
+        """What a producer sends again and again: a few batches, their size declared, one chunk."""
+        body = await read_body(call, ARROW_CHUNK_BYTES)
+        holding.set(len(body))
+        chunk = decode_arrow_whole(call, topic.schema, body)
+        if chunk.records and (partition is not None or len(topic.ranges) == 1):
+            answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
+            if answer is not None:
+                return answer
+        production = Production(call, options, name, topic, partition)
+        await production.append(chunk)
+        return production.answer()
 
     async def _stream(self, call: Call, media: str, production: Production, holding: Holding) -> web.Response:
         schema, at_once = production.schema(), production.is_one_sequence
@@ -159,6 +179,12 @@ def appended_body(partition: int, base_offset: int, count: int) -> bytes:
     """The document of nearly every request, without a JSON encoder."""
     numbers = (count, partition, base_offset, count)
     return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
+
+
+def _is_small(call: Call) -> bool:
+    """Whether the body's length is declared and no more than a stream's first chunk would be."""
+    length = call.headers.get("Content-Length")
+    return length is not None and is_number(length) and int(length) <= ARROW_CHUNK_BYTES
 
 
 def request_options(call: Call) -> Options:
