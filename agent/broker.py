@@ -434,6 +434,7 @@ class Broker:
         messages: Sequence[Message],
         *,
         producer: ProducerStamp | None,
+        consecutive: bool = True,
         acks: str,
         timeout_ms: int,
     ) -> Appended:
@@ -441,7 +442,12 @@ class Broker:
         host, group = self._led_here(topic, partition)
         try:
             return await host.append(
-                group, messages, producer=producer, acks=cast("Acks", acks), timeout_ms=timeout_ms
+                group,
+                messages,
+                producer=producer,
+                consecutive=consecutive,
+                acks=cast("Acks", acks),
+                timeout_ms=timeout_ms,
             )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
@@ -453,6 +459,7 @@ class Broker:
         columns: RecordColumns,
         *,
         producer: ProducerStamp | None,
+        consecutive: bool = True,
         acks: str,
         timeout_ms: int,
     ) -> Appended:
@@ -460,7 +467,12 @@ class Broker:
         host, group = self._led_here(topic, partition)
         try:
             return await host.append_records(
-                group, columns, producer=producer, acks=cast("Acks", acks), timeout_ms=timeout_ms
+                group,
+                columns,
+                producer=producer,
+                consecutive=consecutive,
+                acks=cast("Acks", acks),
+                timeout_ms=timeout_ms,
             )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None

@@ -19,6 +19,8 @@ from shoal.errors import ShoalError
 from shoal.records import columns_to_batch
 
 PRODUCER_HEADERS = ("Shoal-Producer-Id", "Shoal-Producer-Epoch", "Shoal-Producer-Sequence")
+# Between agents only: the request came by the key-routed route, although it goes on to a partition's.
+KEY_ROUTED = "Shoal-Key-Routed"
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.
 RETRY_PAUSE_SECONDS = 0.05
 MOVING_CODES = frozenset(("not-leader", "no-leader"))
@@ -32,6 +34,9 @@ class Options(NamedTuple):
     acks: str
     timeout_ms: int
     producer: ProducerStamp | None
+    consecutive: bool = True
+    """False on the key-routed route: one producer's sequences are spread over the partitions, so that in each
+    of them they need only increase (safety 19)."""
 
 
 class Outcome(NamedTuple):
@@ -61,11 +66,18 @@ async def _append(
             partition,
             chunk.columns,
             producer=options.producer,
+            consecutive=options.consecutive,
             acks=options.acks,
             timeout_ms=timeout_ms,
         )
     return await context.broker.append(
-        topic, partition, chunk.messages, producer=options.producer, acks=options.acks, timeout_ms=timeout_ms
+        topic,
+        partition,
+        chunk.messages,
+        producer=options.producer,
+        consecutive=options.consecutive,
+        acks=options.acks,
+        timeout_ms=timeout_ms,
     )
 
 
@@ -106,6 +118,8 @@ async def _deliver_to(
         done = await append_here(call.context, topic, partition, chunk, options, deadline.remaining_ms())
         return Outcome(done.base_offset, done.count, done.duplicate)
     headers = {name: call.headers[name] for name in PRODUCER_HEADERS if name in call.headers}
+    if options.producer is not None and not options.consecutive:
+        headers[KEY_ROUTED] = "true"
     query = {"acks": options.acks}
     if chunk.body is not None:  # the same bytes again, so that the leader gathers them with others' records
         if "Content-Type" in call.headers:

@@ -140,6 +140,7 @@ class Broker(Protocol):
         messages: Sequence[Message],
         *,
         producer: ProducerStamp | None,
+        consecutive: bool,
         acks: str,
         timeout_ms: int,
     ) -> Appended: ...
@@ -150,6 +151,7 @@ class Broker(Protocol):
         columns: RecordColumns,
         *,
         producer: ProducerStamp | None,
+        consecutive: bool,
         acks: str,
         timeout_ms: int,
     ) -> Appended: ...

@@ -29,6 +29,7 @@ from shoal.agent.http.decode import (
     encapsulated,
 )
 from shoal.agent.http.deliver import (
+    KEY_ROUTED,
     MOVING_CODES,
     PRODUCER_HEADERS,
     Options,
@@ -37,6 +38,7 @@ from shoal.agent.http.deliver import (
     deliver,
 )
 from shoal.agent.http.dispatch import Hint, Route
+from shoal.agent.http.forward import FORWARDED_BY
 from shoal.agent.http.interface import Topic
 from shoal.agent.http.limits import Holding
 from shoal.agent.http.parameters import choice, is_number, shown
@@ -101,7 +103,7 @@ class ProduceHandlers:
         return await self._produce(call, call.arguments[0], partition_number(call.arguments[1]))
 
     async def _produce(self, call: Call, name: str, partition: int | None) -> web.StreamResponse:
-        options = request_options(call)
+        options = request_options(call, partition)
         topic = find_topic(call, name)
         media = media_type(call.headers.get("Content-Type"))
         gate = self._context.gate
@@ -187,11 +189,12 @@ def _is_small(call: Call) -> bool:
     return length is not None and is_number(length) and int(length) <= ARROW_CHUNK_BYTES
 
 
-def request_options(call: Call) -> Options:
+def request_options(call: Call, partition: int | None) -> Options:
     """acks, timeout and producer of a request."""
     query = call.query
     acks = choice(query, "acks", "all", ACKS) if "acks" in query else "all"
-    return Options(acks, call.timeout_ms(), producer_stamp(call))
+    key_routed = partition is None or (FORWARDED_BY in call.headers and KEY_ROUTED in call.headers)
+    return Options(acks, call.timeout_ms(), producer_stamp(call), not key_routed)
 
 
 def producer_stamp(call: Call) -> ProducerStamp | None:

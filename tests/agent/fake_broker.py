@@ -103,9 +103,11 @@ class FakeLog:
     producers: dict[bytes, tuple[int, int, FakeAppended]] = dataclasses.field(default_factory=dict)
     grown: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
-    def append(self, messages: Sequence[Message], producer: ProducerStamp | None) -> FakeAppended:
+    def append(
+        self, messages: Sequence[Message], producer: ProducerStamp | None, *, consecutive: bool = True
+    ) -> FakeAppended:
         if producer is not None:
-            known = self._known(producer)
+            known = self._known(producer, consecutive)
             if known is not None:
                 return known
         base_offset = self.end
@@ -130,7 +132,7 @@ class FakeLog:
         self.grown = asyncio.Event()
         return appended
 
-    def _known(self, producer: ProducerStamp) -> FakeAppended | None:
+    def _known(self, producer: ProducerStamp, consecutive: bool) -> FakeAppended | None:
         epoch, sequence, appended = self.producers.get(
             producer.producer_id, (producer.epoch, -1, FakeAppended(-1, 0))
         )
@@ -140,7 +142,7 @@ class FakeLog:
             sequence = -1
         if producer.sequence == sequence:
             return dataclasses.replace(appended, duplicate=True)
-        if producer.sequence != sequence + 1:
+        if producer.sequence != sequence + 1 and (consecutive or producer.sequence < sequence):
             raise ShoalError("sequence-gap", f"sequence {sequence + 1} is expected")
         return None
 
@@ -410,13 +412,14 @@ class FakeBroker:
         messages: Sequence[Message],
         *,
         producer: ProducerStamp | None,
+        consecutive: bool,
         acks: str,
         timeout_ms: int,
     ) -> FakeAppended:
         self._raise_injected()
         self.last_timeout_ms = timeout_ms
         self.last_acks = acks
-        done = self._log(topic, partition).append(messages, producer)
+        done = self._log(topic, partition).append(messages, producer, consecutive=consecutive)
         return FakeAppended(-1, done.count) if acks == "none" else done
 
     async def append_records(
@@ -426,13 +429,20 @@ class FakeBroker:
         columns: RecordColumns,
         *,
         producer: ProducerStamp | None,
+        consecutive: bool,
         acks: str,
         timeout_ms: int,
     ) -> FakeAppended:
         assert len(columns), "the real host has nothing to append either"
         message = message_from_batch(columns_to_batch(columns, time.time_ns() // 1000))
         return await self.append(
-            topic, partition, [message], producer=producer, acks=acks, timeout_ms=timeout_ms
+            topic,
+            partition,
+            [message],
+            producer=producer,
+            consecutive=consecutive,
+            acks=acks,
+            timeout_ms=timeout_ms,
         )
 
     async def read(

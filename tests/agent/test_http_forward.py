@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 from fake_broker import FakeLeader
-from http_fixtures import Agent, two_agents
+from http_fixtures import Agent, Answer, two_agents
 from test_http_produce import ARROW, NDJSON, arrow_batch, arrow_stream
 
 from shoal.errors import ShoalError
@@ -94,6 +94,29 @@ async def test_forwarded_sequences_are_idempotent(pair: Pair) -> None:
     headers["Shoal_Producer_Sequence"] = "9"
     (await first.post(PARTITION, b"v", **headers)).problem("sequence-gap")
     assert second.broker.cluster.stored() == 2
+
+
+async def test_key_routed_sequences_need_only_increase(pair: Pair) -> None:
+    """One producer's sequences are spread over partitions and leaders; the partition route stays strict."""
+    first, second = pair
+    cluster = first.broker.cluster
+    cluster.create("spread", 4)
+    assert {cluster.leaders["spread", number] for number in range(4)} == {
+        first.broker.agent_id,
+        second.broker.agent_id,
+    }
+
+    async def post(path: str, sequence: int) -> Answer:
+        stamp = {"Shoal_Producer_Id": "p", "Shoal_Producer_Epoch": "0"}
+        return await first.post(path, b"v", **stamp, Shoal_Producer_Sequence=str(sequence))
+
+    paths = [f"/v1/topics/spread/records?key={key}" for key in "abcdefgh"]
+    answers = [await post(path, sequence) for sequence, path in enumerate(paths)]
+    assert [answer.status for answer in answers] == [200] * len(paths), [answer.body for answer in answers]
+    used = {answer.json["appended"][0]["partition"] for answer in answers}
+    assert len(used) >= 3, "the keys are spread"
+    assert (await post(paths[-1], len(paths) - 1)).json["duplicate"] is True
+    (await post("/v1/topics/t/partitions/0/records", 5)).problem("sequence-gap")
 
 
 async def test_acks_and_a_shrunk_timeout_travel(pair: Pair) -> None:
