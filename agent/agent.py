@@ -69,7 +69,8 @@ from shoal.agent.starting import Starter
 from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import MemberEvent, Membership
+from shoal.membership.gossip import Membership
+from shoal.membership.interface import MemberEvent
 from shoal.membership.mdns import Discovery
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig

@@ -35,7 +35,7 @@ from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
-from shoal.membership.gossip import JoinError, Member
+from shoal.membership.interface import JoinError, Member
 from shoal.records import RecordColumns, format_time
 from shoal.routing import HashRange
 

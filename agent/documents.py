@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
-from shoal.membership.gossip import Member
+from shoal.membership.interface import Member
 from shoal.records import format_time
 
 CATALOG_TOPIC = "_catalog"

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from shoal.agent.roster import Roster
-from shoal.membership.gossip import JoinError
+from shoal.membership.interface import JoinError
 from shoal.membership.mdns import Found
 
 RETRY_MS_MIN = 250  # agents of one script start within a second of each other

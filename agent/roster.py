@@ -1,7 +1,7 @@
 """The member list as the rest of the agent needs it: ours, live, reachable, and what they gossip about
 themselves.
 
-Law of this file: it reads Membership and Links and writes this agent's tags; it decides nothing about
+Law of this file: it reads the gossip and Links and writes this agent's tags; it decides nothing about
 members. All tags are read and written here, so that their spelling stands once (documents.py has the
 names).
 """
@@ -32,7 +32,7 @@ from shoal.agent.documents import (
 )
 from shoal.agent.links import Links
 from shoal.agent.watch import Watch
-from shoal.membership.gossip import Member, Membership
+from shoal.membership.interface import Gossip, Member
 from shoal.replication.placement import Candidate
 
 TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
@@ -56,7 +56,7 @@ class Roster:
         self.cluster_id: bytes | None = None
         self._links = links
         self._watch = watch
-        self._membership: Membership | None = None
+        self._membership: Gossip | None = None
         self._tags: dict[str, str] = {}
         self._tags_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -69,7 +69,7 @@ class Roster:
         """Called after every change of the member list or of a tag, once per loop turn."""
         self._listeners.append(listener)
 
-    def attach(self, membership: Membership, tags: dict[str, str]) -> None:
+    def attach(self, membership: Gossip, tags: dict[str, str]) -> None:
         """Membership has started with these tags."""
         self._membership = membership
         self._tags = tags

@@ -16,7 +16,7 @@ import aiohttp
 
 from shoal.agent.data_directory import StartError
 from shoal.agent.documents import TAG_BOOT_NONCE, TAG_URL
-from shoal.membership.gossip import MemberEvent
+from shoal.membership.interface import MemberEvent
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 64 * 1_024

@@ -12,12 +12,22 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
+from shoal.membership.interface import (
+    JoinError,
+    Member,
+    MemberEvent,
+    PoolEvent,
+    PoolQuery,
+    QueryError,
+    QueryResult,
+)
 from shoal.membership.member import SerfMember
+from shoal.membership.queries import INTERNAL_PREFIX
 from shoal.membership.ready import (
     Datagram,
     EventKind,
@@ -26,7 +36,11 @@ from shoal.membership.ready import (
     Input,
     MemberChange,
     OutgoingPacket,
+    QueryKey,
+    QueryReply,
     Ready,
+    ReceivedQuery,
+    ReplyKind,
     StreamProbe,
     StreamProbed,
 )
@@ -42,7 +56,6 @@ from shoal.membership.swim import SwimStatistics
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, PushPull, User, host_bytes, host_text
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
-from shoal.membership.wire.serf import UserEvent
 
 logger = logging.getLogger(__name__)
 
@@ -61,32 +74,6 @@ CONFLICT_LOG_INTERVAL_S = 60.0
 """A contested name is logged so often at most, not once a packet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member as the list shows it. `since_ms`: Unix time of the last change of status."""
-
-    name: str
-    address: str
-    port: int
-    tags: Mapping[str, str]
-    status: str
-    incarnation: int
-    since_ms: int
-
-
-class MemberEvent(NamedTuple):
-    """What happened, and the member as it was then.
-
-    kind is joined, suspected, failed, left or updated (tags, leaving, or a suspicion
-    taken back); reaped when the list forgets a member gone for long; conflict, at most
-    once a minute, when another address claims a living name: the member is then the
-    claimant, as it describes itself.
-    """
-
-    kind: str
-    member: Member
-
-
 class Traffic(NamedTuple):
     """UDP since the start. `faults` are packets or parts that were no messages, and
     sends the kernel refused."""
@@ -99,15 +86,29 @@ class Traffic(NamedTuple):
     refused_streams: int
 
 
-class JoinError(OSError):
-    """No address of a join answered."""
+class _Asked:
+    """A query of ours that somebody waits for."""
+
+    def __init__(self, enough: frozenset[str]) -> None:
+        self._enough = enough
+        self.result = QueryResult()
+        self.over = asyncio.Event()
+
+    def take(self, reply: QueryReply) -> None:
+        if reply.kind is ReplyKind.ACK:
+            self.result.acknowledged.add(reply.sender)
+        elif reply.kind is ReplyKind.ANSWER:
+            self.result.answers[reply.sender] = reply.payload
+        is_enough = bool(self._enough) and self._enough <= self.result.answers.keys()
+        if is_enough or reply.kind is ReplyKind.DONE:
+            self.over.set()
 
 
 class Membership:
     """This process as a member of a gossip pool.
 
-    `on_event` is called on the event loop, in order, and must not block; events about
-    this node are told as well.
+    `on_event`, `on_user_event` and `on_query` are called on the event loop, in order, and must not block;
+    events about this node are told as well. What `on_query` returns is the answer; None is no answer.
     """
 
     def __init__(
@@ -116,12 +117,15 @@ class Membership:
         *,
         rng: random.Random,
         on_event: Callable[[MemberEvent], None],
-        on_user_event: Callable[[UserEvent], None] | None = None,
+        on_user_event: Callable[[PoolEvent], None] | None = None,
+        on_query: Callable[[PoolQuery], bytes | None] | None = None,
     ) -> None:
         self._config = config
         self._rng = rng
         self._on_event = on_event
         self._on_user_event = on_user_event
+        self._on_query = on_query
+        self._asked: dict[QueryKey, _Asked] = {}
         self._tags = dict(config.tags)
         self._core: SerfCore | None = None
         self._udp: socket.socket | None = None
@@ -166,6 +170,11 @@ class Membership:
         asyncio.get_running_loop().add_reader(udp, self._on_readable)
         self._carry_out()
 
+    @property
+    def address(self) -> str:
+        """Where others reach our gossip."""
+        return self._advertised()
+
     def _advertised(self) -> str:
         if self._config.advertise_address:
             return self._config.advertise_address
@@ -184,6 +193,8 @@ class Membership:
         if self._server is not None:
             self._server.close()
             self._server = None
+        for asked in self._asked.values():
+            asked.over.set()
         for task in list(self._streams):
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
@@ -303,6 +314,27 @@ class Membership:
         self._running().send_user_event(name, payload)
         self._carry_out()
 
+    async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
+        """Ask the pool, until the query's time is up or all of `enough` have answered. Raises QueryError."""
+        if request.name.startswith(INTERNAL_PREFIX):
+            raise QueryError(f"queries named {INTERNAL_PREFIX}... are the protocol's own")
+        return await self._ask(request, enough)
+
+    async def _ask(self, request: QueryRequest, enough: Collection[str]) -> QueryResult:
+        try:
+            key = self._running().query(request, self._now_ms())
+        except ValueError as error:
+            raise QueryError(str(error)) from None
+        asked = self._asked[key] = _Asked(frozenset(enough))
+        try:
+            self._carry_out()
+            await asked.over.wait()
+        finally:
+            del self._asked[key]
+        if self._udp is None:
+            raise QueryError("this node has stopped")
+        return asked.result
+
     # Driving the core
 
     def _running(self) -> SerfCore:
@@ -336,11 +368,29 @@ class Membership:
             self._spawn(self._probe_stream(probe), on_refused=StreamProbed(probe.sequence, False))
         for exchange in ready.exchanges:
             self._spawn(self._exchange(exchange))
-        for event in ready.events:
-            self._tell(event)
+        for change in ready.events:
+            self._tell(change)
+        for reply in ready.replies:
+            self._take_reply(reply)
         if self._on_user_event is not None:
-            for user_event in ready.user_events:
-                self._on_user_event(user_event)
+            for event in ready.user_events:
+                self._on_user_event(PoolEvent(event.ltime, event.name, event.payload))
+        if self._on_query is not None:
+            for query in ready.queries:
+                self._answer(self._on_query(PoolQuery(query.name, query.payload)), query)
+
+    def _answer(self, payload: bytes | None, query: ReceivedQuery) -> None:
+        if payload is None:
+            return
+        try:
+            self._running().respond(query.key, payload, self._now_ms())
+        except (KeyError, ValueError) as fault:
+            logger.warning("the query %s of %s is not answered: %s", query.name, query.source_node, fault)
+
+    def _take_reply(self, reply: QueryReply) -> None:
+        asked = self._asked.get(reply.key)
+        if asked is not None:
+            asked.take(reply)
 
     def _tell(self, change: MemberChange) -> None:
         if change.kind is EventKind.CONFLICT:

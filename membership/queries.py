@@ -1,8 +1,8 @@
-"""Serf's queries, as far as a good citizen of the pool must go: told on, acknowledged,
-the internal ones answered.
+"""Serf's queries from others: told on, acknowledged, the internal ones answered, the rest handed to the
+application and its answer sent.
 
 Law of this file: which queries are news, who is meant, and what goes back. Answers
-leave as packets of the outbox.
+leave as packets of the outbox; what we ask ourselves is asking.py's business.
 
 A Serf agent counts the answers to `_serf_conflict`, and with none at all it shuts
 itself down: in a pool of two, our silence would kill the peer.
@@ -10,11 +10,14 @@ itself down: in a pool of two, our silence would kill the peer.
 
 from collections.abc import Callable, Sequence
 
+from shoal.membership.asking import MAX_QUERY_BYTES, MAX_TIMEOUT_MS
 from shoal.membership.events import LamportClock, SeenRing
 from shoal.membership.outbox import Outbox
+from shoal.membership.ready import QueryKey, ReceivedQuery
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, User
 from shoal.membership.wire.serf import (
+    NODE_FILTER,
     ConflictAnswer,
     Query,
     QueryResponse,
@@ -24,12 +27,16 @@ from shoal.membership.wire.serf import (
     encode_serf,
 )
 
+INTERNAL_PREFIX = "_serf_"
+"""Queries of the protocol itself: no application sees them."""
+
 CONFLICT_QUERY = "_serf_conflict"
 
 MAX_FILTERS = 16
 """Filters of one query we look at; more of them count as no match."""
 
-_NODE_FILTER = 0
+MAX_OPEN = 256
+"""Queries the application may still answer; the oldest give way."""
 
 
 class QueryDesk:
@@ -39,6 +46,7 @@ class QueryDesk:
         self._name = name
         self.clock = LamportClock()
         self._seen = SeenRing()
+        self._open: dict[QueryKey, tuple[Query, int]] = {}
 
     def is_news(self, query: Query) -> bool:
         """Whether the query is heard for the first time."""
@@ -50,11 +58,11 @@ class QueryDesk:
     ) -> list[QueryResponse]:
         """The acknowledgement, if asked for, and the answer to an internal query.
         `_serf_ping` wants only the former."""
-        if not self._matches(query):
+        if not self.is_meant(query):
             return []
         answers: list[QueryResponse] = []
         if query.flags & Query.ACK:
-            answers.append(QueryResponse(query.ltime, query.id, self._name, Query.ACK, b""))
+            answers.append(QueryResponse(query.ltime, query.id, self._name, QueryResponse.ACK, b""))
         if query.name == CONFLICT_QUERY:
             contested = query.payload.decode(errors="replace")
             if contested != self._name:
@@ -62,14 +70,14 @@ class QueryDesk:
                 answers.append(QueryResponse(query.ltime, query.id, self._name, 0, payload))
         return answers
 
-    def _matches(self, query: Query) -> bool:
+    def is_meant(self, query: Query) -> bool:
         """All filters must name us. Tag filters are regular expressions of Go's
         linear-time kind; Python's engine can be made to hang by one packet, so a query
         that carries one is told on but never answered by us."""
         if len(query.filters) > MAX_FILTERS:
             return False
         for encoded in query.filters:
-            if not encoded or encoded[0] != _NODE_FILTER:
+            if not encoded or encoded[0] != NODE_FILTER:
                 return False
             try:
                 if self._name not in decode_node_filter(encoded):
@@ -87,8 +95,30 @@ class QueryDesk:
         for helper in helpers:
             outbox.send(helper, User(encode_serf(Relay(query.source, query.source_node, encoded))))
 
-    def on_passing(self, message: QueryResponse | Relay, outbox: Outbox) -> None:
-        """Hand a relayed answer to its destination (which may be ourselves). Answers to
-        us: we asked nothing."""
-        if isinstance(message, Relay):
-            outbox.send(message.destination, User(message.message))
+    # For the application
+
+    def open(self, query: Query, now_ms: int) -> ReceivedQuery | None:
+        """The query as the application gets it, and remembered until its time is up; None when it is none of
+        the application's business."""
+        if query.name.startswith(INTERNAL_PREFIX) or not self.is_meant(query):
+            return None
+        deadline_ms = now_ms + min(query.timeout_ns // 1_000_000, MAX_TIMEOUT_MS)
+        for key in [key for key, (_, until_ms) in self._open.items() if until_ms < now_ms]:
+            del self._open[key]
+        while len(self._open) >= MAX_OPEN:
+            del self._open[next(iter(self._open))]
+        key = (query.ltime, query.id)
+        self._open[key] = (query, deadline_ms)
+        return ReceivedQuery(key, query.name, query.payload, query.source_node, deadline_ms)
+
+    def close(self, key: QueryKey, payload: bytes, now_ms: int) -> tuple[Query, QueryResponse]:
+        """The one answer of the application. Raises KeyError when the query is not open (any more),
+        ValueError when the answer is too long."""
+        query, deadline_ms = self._open[key]
+        if now_ms > deadline_ms:
+            raise KeyError(key)
+        answer = QueryResponse(query.ltime, query.id, self._name, 0, payload)
+        if len(encode_serf(answer)) > MAX_QUERY_BYTES:
+            raise ValueError(f"an answer to a query has at most {MAX_QUERY_BYTES} bytes when encoded")
+        del self._open[key]
+        return query, answer

@@ -121,6 +121,39 @@ class MemberChange:
     member: SerfMember
 
 
+QueryKey = tuple[int, int]
+"""A query by its Lamport time and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedQuery:
+    """A query that somebody put to us, for the application; an answer counts until `deadline_ms`."""
+
+    key: QueryKey
+    name: str
+    payload: bytes
+    source_node: str
+    deadline_ms: int
+
+
+class ReplyKind(Enum):
+    """ACK: the member has received our query. ANSWER: its answer. DONE: the time is up."""
+
+    ACK = "ack"
+    ANSWER = "answer"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryReply:
+    """What came of a query of ours. DONE comes once, as the last."""
+
+    key: QueryKey
+    kind: ReplyKind
+    sender: str
+    payload: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What SerfCore wants done next. Everything may be done at once and in any order;
@@ -131,3 +164,5 @@ class Ready:
     exchanges: tuple[Exchange, ...]
     events: tuple[MemberChange, ...]
     user_events: tuple[UserEvent, ...]
+    queries: tuple[ReceivedQuery, ...]
+    replies: tuple[QueryReply, ...]

@@ -18,16 +18,32 @@ Facts of the protocol that shaped it:
 import random
 from collections.abc import Mapping
 
+from shoal.membership.asking import (
+    MAX_QUERY_BYTES,
+    MAX_TIMEOUT_MS,
+    AskedQueries,
+    QueryRequest,
+    default_timeout_ms,
+)
 from shoal.membership.config import GossipConfig
 from shoal.membership.events import EventLog
 from shoal.membership.leaving import Leave, LeaveStage
 from shoal.membership.member import SerfMember, Status
 from shoal.membership.queries import QueryDesk
-from shoal.membership.ready import Exchange, Exchanged, Input, OutgoingPacket, Ready, StreamProbe
+from shoal.membership.ready import (
+    Exchange,
+    Exchanged,
+    Input,
+    OutgoingPacket,
+    QueryKey,
+    Ready,
+    ReceivedQuery,
+    StreamProbe,
+)
 from shoal.membership.statuses import Heard, MemberList
 from shoal.membership.swim import SwimCore, SwimStatistics
 from shoal.membership.wire.errors import WireError
-from shoal.membership.wire.messages import Endpoint, PushPull
+from shoal.membership.wire.messages import Endpoint, PushPull, User
 from shoal.membership.wire.serf import (
     ConflictAnswer,
     JoinIntent,
@@ -39,8 +55,10 @@ from shoal.membership.wire.serf import (
     UserEvent,
     decode_serf,
     decode_state,
+    encode_node_filter,
     encode_serf,
     encode_state,
+    encode_tag_filter,
     encode_tags,
 )
 
@@ -60,6 +78,8 @@ class SerfCore:
         self._stream_probes: list[StreamProbe] = []
         self._exchanges: list[Exchange] = []
         self._user_events: list[UserEvent] = []
+        self._received: list[ReceivedQuery] = []
+        self._asked = AskedQueries(config.max_members)
         self._next_reap_ms = now_ms + config.reap_interval_ms
         self._next_reconnect_ms = now_ms + rng.randrange(1, config.reconnect_interval_ms + 1)
         self._wire_faults = 0
@@ -117,12 +137,15 @@ class SerfCore:
             self._reconnect()
         if self._leave.wake(self.swim, now_ms):
             self._absorb(now_ms)
+        self._asked.wake(now_ms)
 
     def deadline(self) -> int:
         """Call wake() by then."""
         deadlines = [self.swim.deadline(), self._next_reap_ms, self._next_reconnect_ms]
         if self._leave.deadline_ms is not None:
             deadlines.append(self._leave.deadline_ms)
+        if (asked_ms := self._asked.deadline()) is not None:
+            deadlines.append(asked_ms)
         return min(deadlines)
 
     def _absorb(self, now_ms: int) -> None:
@@ -155,9 +178,11 @@ class SerfCore:
                 if self._on_user_event(message):
                     outbox.events.queue(payload)
             case Query():
-                self._on_query(message, payload)
-            case QueryResponse() | Relay():
-                self._queries.on_passing(message, self.swim.outbox)
+                self._on_query(message, payload, now_ms)
+            case QueryResponse():
+                self._asked.on_response(message)
+            case Relay():  # for somebody else, or, as Serf picks relays, for us by way of ourselves
+                outbox.send(message.destination, User(message.message))
 
     # Intents
 
@@ -239,21 +264,62 @@ class SerfCore:
         self._event_log.accept(event)
         self.swim.outbox.events.queue(encode_serf(event))
 
-    def _on_query(self, query: Query, payload: bytes) -> None:
+    def _on_query(self, query: Query, payload: bytes, now_ms: int) -> None:
         if not self._queries.is_news(query):
             return
-        outbox = self.swim.outbox
         if not query.flags & Query.NO_BROADCAST:
-            outbox.queries.queue(payload)
-        answers = self._queries.answers(query, self._conflict_view)
+            self.swim.outbox.queries.queue(payload)
+        for answer in self._queries.answers(query, self._conflict_view):
+            self._send_answer(query, answer)
+        received = self._queries.open(query, now_ms)
+        if received is not None:
+            self._received.append(received)
+
+    def _send_answer(self, query: Query, answer: QueryResponse) -> None:
+        if query.source_node == self._config.name and query.source == self.swim.table.local.endpoint:
+            self._asked.on_response(answer)
+            return
         helpers = []
         if 0 < query.relay_factor < len(self.swim.table):
             alive = self.swim.table.sample(
                 self._rng, query.relay_factor, lambda node: not node.gone and node.protocol_max >= 5
             )
             helpers = [node.endpoint for node in alive]
-        for answer in answers:
-            self._queries.respond(query, answer, helpers, outbox)
+        self._queries.respond(query, answer, helpers, self.swim.outbox)
+
+    def query(self, request: QueryRequest, now_ms: int) -> QueryKey:
+        """Ask the pool; the answers come as replies. Raises ValueError when the query is too long, or too
+        many are under way. Ourselves are asked too, if the filters match."""
+        alive = sum(1 for member in self._list if member.status == Status.ALIVE)
+        timeout_ms = request.timeout_ms or default_timeout_ms(self._config.gossip_interval_ms, alive)
+        timeout_ms = min(timeout_ms, MAX_TIMEOUT_MS)
+        filters = [encode_node_filter(request.nodes)] if request.nodes else []
+        filters += [encode_tag_filter(tag, expression) for tag, expression in request.tags.items()]
+        query = Query(
+            ltime=self._queries.clock.time,
+            id=self._rng.getrandbits(32),
+            source=self.swim.table.local.endpoint,
+            source_node=self._config.name,
+            filters=tuple(filters),
+            flags=Query.ACK if request.want_acks else 0,
+            relay_factor=request.relay_factor,
+            timeout_ns=timeout_ms * 1_000_000,
+            name=request.name,
+            payload=request.payload,
+        )
+        encoded = encode_serf(query)
+        if len(encoded) > MAX_QUERY_BYTES:
+            raise ValueError(f"a query has at most {MAX_QUERY_BYTES} bytes when encoded, not {len(encoded)}")
+        key = (self._queries.clock.stamp(), query.id)
+        self._asked.begin(key, now_ms + timeout_ms)
+        self._on_query(query, encoded, now_ms)
+        return key
+
+    def respond(self, key: QueryKey, payload: bytes, now_ms: int) -> None:
+        """Answer a query that was handed to the application. Raises KeyError when it is not open (any more),
+        ValueError when the answer is too long."""
+        query, answer = self._queries.close(key, payload, now_ms)
+        self._send_answer(query, answer)
 
     def _conflict_view(self, name: str) -> ConflictAnswer | None:
         """What we know of a contested name."""
@@ -303,8 +369,9 @@ class SerfCore:
 
     def ready(self) -> Ready | None:
         """What is to be done; None when there is nothing."""
-        changes = self._list.changes
-        if not any((self._packets, self._stream_probes, self._exchanges, changes, self._user_events)):
+        changes, replies = self._list.changes, self._asked.replies
+        news = (changes, self._user_events, self._received, replies)
+        if not any((self._packets, self._stream_probes, self._exchanges, *news)):
             return None
         return Ready(
             packets=tuple(self._packets),
@@ -312,6 +379,8 @@ class SerfCore:
             exchanges=tuple(self._exchanges),
             events=tuple(changes),
             user_events=tuple(self._user_events),
+            queries=tuple(self._received),
+            replies=tuple(replies),
         )
 
     def advance(self, ready: Ready) -> None:
@@ -321,6 +390,8 @@ class SerfCore:
         del self._exchanges[: len(ready.exchanges)]
         del self._list.changes[: len(ready.events)]
         del self._user_events[: len(ready.user_events)]
+        del self._received[: len(ready.queries)]
+        del self._asked.replies[: len(ready.replies)]
 
     def statistics(self) -> SwimStatistics:
         return self.swim.statistics()
@@ -328,6 +399,7 @@ class SerfCore:
     def check_invariants(self) -> None:
         self.swim.check_invariants()
         self._list.check_invariants()
+        self._asked.check_invariants()
         for node in self.swim.table:
             member = self._list.get(node.name)
             if member is None:

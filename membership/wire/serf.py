@@ -5,7 +5,7 @@ business, one floor up.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -22,6 +22,10 @@ EVENT_SLOTS = 512
 
 MAX_LTIME = (1 << 64) - 2
 """The largest Lamport time we take: one below what cannot be incremented any more."""
+
+NODE_FILTER = 0
+TAG_FILTER = 1
+"""The first byte of a query's filter."""
 
 _TAGS_MAGIC = b"\xff"
 
@@ -88,6 +92,8 @@ class QueryResponse:
     sender: str
     flags: int
     payload: bytes
+
+    ACK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +354,16 @@ def decode_node_filter(data: bytes) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise WireError("format", "a node filter is not an array")
     return tuple(as_text(name, "a filtered name", MAX_NAME_BYTES) for name in value)
+
+
+def encode_node_filter(names: Sequence[str]) -> bytes:
+    """Only these members are to answer."""
+    return bytes((NODE_FILTER,)) + pack(list(names))
+
+
+def encode_tag_filter(tag: str, expression: str) -> bytes:
+    """Only members are to answer in whose tag the regular expression (Go's, not anchored) is found."""
+    return bytes((TAG_FILTER,)) + pack({"Expr": expression, "Tag": tag})
 
 
 def event_fingerprint(event: UserEvent) -> bytes:

@@ -18,7 +18,7 @@ from shoal.agent.metrics import render_metrics
 from shoal.agent.routes import Claim, GroupKey, OwnClaims, RouteTable
 from shoal.agent.watch import Watch
 from shoal.errors import ShoalError
-from shoal.membership.gossip import JoinError, Member
+from shoal.membership.interface import JoinError, Member
 from shoal.replication.transitions import Role
 
 SELF, OTHER, GONE = "a" * 32, "b" * 32, "c" * 32

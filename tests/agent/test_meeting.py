@@ -12,7 +12,7 @@ import pytest
 
 from shoal.agent import meeting as module
 from shoal.agent.meeting import Address, Meeting
-from shoal.membership.gossip import JoinError
+from shoal.membership.interface import JoinError
 from shoal.membership.mdns import Found
 
 

@@ -26,7 +26,7 @@ from shoal.agent.introduction import Introduction, IntroductionError, parse_intr
 from shoal.agent.ports import PortChoice, PortError, listen
 from shoal.agent.roster import Foreign, cluster_id_of, natural
 from shoal.agent.watch import Watch
-from shoal.membership.gossip import Member
+from shoal.membership.interface import Member
 
 OURS, THEIRS = b"o" * 16, b"t" * 16
 

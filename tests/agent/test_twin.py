@@ -14,7 +14,7 @@ from aiohttp import web
 
 from shoal.agent.data_directory import StartError
 from shoal.agent.twin import Life, TwinWatch, parse_life
-from shoal.membership.gossip import Member, MemberEvent
+from shoal.membership.interface import Member, MemberEvent
 from tests.agent.agents import agents_in
 
 OWN = Life("a" * 32, "run1", "2026-01-01T00:00:01.000000Z")

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import JoinError, Member, MemberEvent, Membership
+from shoal.membership.gossip import Membership
+from shoal.membership.interface import JoinError, Member, MemberEvent
 from shoal.membership.wire.messages import VSN, Ack, Alive, Endpoint, Ping, RemoteError, User, encode_message
 from shoal.membership.wire.packets import decode_packet, encode_packet
 from shoal.membership.wire.streams import StreamDecoder, encode_stream

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.events import LamportClock, SeenRing
-from shoal.membership.ready import Datagram, EventKind, Exchanged
+from shoal.membership.ready import Datagram, EventKind, Exchanged, QueryKey, QueryReply, ReceivedQuery
 from shoal.membership.serf import SerfCore
 from shoal.membership.wire.dialect import pack
 from shoal.membership.wire.messages import (
@@ -54,6 +55,8 @@ class Script:
         self.sent: list[tuple[Endpoint, Message]] = []
         self.events: list[tuple[str, str]] = []
         self.user_events: list[UserEvent] = []
+        self.queries: list[ReceivedQuery] = []
+        self.replies: list[QueryReply] = []
         for number in (2, 3):
             meta = encode_tags({"n": str(number)})
             self.hear(Alive(1, f"n{number}", at(number), meta, VSN))
@@ -71,6 +74,11 @@ class Script:
         self.core.step(exchange, self.now_ms)
         self._take()
 
+    def ask(self, request: QueryRequest) -> QueryKey:
+        key = self.core.query(request, self.now_ms)
+        self._take()
+        return key
+
     def run(self, duration_ms: int) -> None:
         until_ms = self.now_ms + duration_ms
         while self.core.deadline() <= until_ms:
@@ -85,6 +93,8 @@ class Script:
             self.core.advance(ready)
             self.events += [(event.kind.value, event.member.name) for event in ready.events]
             self.user_events += ready.user_events
+            self.queries += ready.queries
+            self.replies += ready.replies
             for packet in ready.packets:
                 messages = [decode_message(part) for part in packet.parts]
                 self.sent += [(packet.receiver, message) for message in messages]

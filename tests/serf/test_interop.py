@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.gossip import Membership
-from shoal.membership.wire.serf import UserEvent
+from shoal.membership.interface import PoolEvent
 from tests.serf.real_serf import SerfAgent
 
 NAME = "ab" * 16
@@ -19,14 +20,18 @@ NAME = "ab" * 16
 
 @asynccontextmanager
 async def mixed_pool(
-    tmp_path: Path, **knobs: object
-) -> AsyncIterator[tuple[SerfAgent, Membership, list[UserEvent]]]:
+    tmp_path: Path, *flags: str, **knobs: object
+) -> AsyncIterator[tuple[SerfAgent, Membership, list[PoolEvent]]]:
     """A real agent "alpha" and one of ours that joined it."""
-    agent = SerfAgent("alpha", tmp_path / "alpha.log", "-tag", "role=web")
-    user_events: list[UserEvent] = []
+    agent = SerfAgent("alpha", tmp_path / "alpha.log", "-tag", "role=web", *flags)
+    user_events: list[PoolEvent] = []
     config = GossipConfig.local(name=NAME, tags={"name": "ours", "url": "http://127.0.0.1:1"}, **knobs)
     member = Membership(
-        config, rng=random.Random(1), on_event=lambda _: None, on_user_event=user_events.append
+        config,
+        rng=random.Random(1),
+        on_event=lambda _: None,
+        on_user_event=user_events.append,
+        on_query=lambda query: f"{query.name} of ours: {query.payload.decode()}".encode(),
     )
     try:
         await member.start()
@@ -98,6 +103,23 @@ async def test_user_events_both_ways(tmp_path: Path) -> None:
         async with asyncio.timeout(10):
             while b"routes" not in (tmp_path / "alpha.log").read_bytes():
                 await asyncio.sleep(0.1)
+
+
+async def test_queries_both_ways(tmp_path: Path) -> None:
+    """It asks and we answer, with a node filter and an acknowledgement; we ask and its handler answers, with
+    a tag filter."""
+    handler = "query:load=printf 0.5"
+    async with mixed_pool(tmp_path, "-event-handler", handler) as (agent, member, _):
+        await agent.shows(NAME, "alive")
+        said = await agent.ask(
+            "query", "-timeout=2s", f"-node={NAME}", "-relay-factor=1", "uptime", "in days"
+        )
+        assert f"Ack from '{NAME}'" in said
+        assert f"Response from '{NAME}': uptime of ours: in days" in said
+        request = QueryRequest("load", tags={"role": "^w"}, want_acks=True, relay_factor=1, timeout_ms=4_000)
+        result = await member.query(request, enough=["alpha"])
+        assert result.answers == {"alpha": b"0.5"}
+        assert result.acknowledged == {"alpha"}
 
 
 async def test_force_leave_of_a_living_member_is_undone(tmp_path: Path) -> None:
