@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.messages import MAX_NAME_BYTES
+from shoal.membership.wire.sealing import MAX_LABEL_BYTES, OVERHEAD_BYTES
 from shoal.membership.wire.serf import encode_tags
 
 
@@ -27,6 +29,14 @@ class GossipConfig:
     """What others are told to dial; empty means bind_address, or the host's outward
     address if that is a wildcard."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+    """Stands before every packet and stream; who has another one is refused. Serf agents know no labels."""
+    keyring: Keyring | None = None
+    """With keys everything is sealed. A pool's keys may change while it runs, whether it has any may not."""
+    verify_incoming: bool = True
+    """False accepts plain text beside sealed messages, while a pool changes over to keys."""
+    verify_outgoing: bool = True
+    """False sends plain text in spite of the keys, while a pool changes over to them."""
 
     probe_interval_ms: int = 1000
     """One member is probed per interval. Lower finds failures sooner and costs 2
@@ -125,7 +135,16 @@ class GossipConfig:
             raise ValueError("the probe timeout must be shorter than the probe interval")
         if not 512 <= self.packet_bytes <= 65_000:
             raise ValueError(f"packets of {self.packet_bytes} bytes")
+        if len(self.label.encode()) > MAX_LABEL_BYTES:
+            raise ValueError(f"a gossip label has at most {MAX_LABEL_BYTES} bytes: {self.label!r}")
         encode_tags(self.tags)
+
+    @property
+    def content_bytes(self) -> int:
+        """What a packet holds beside its label and seal. (Version 0 of the seal, which is only for strangers
+        who speak it, exceeds the budget by up to 16 bytes: still below the path MTU.)"""
+        label_bytes = 2 + len(self.label.encode()) if self.label else 0
+        return self.packet_bytes - label_bytes - (0 if self.keyring is None else OVERHEAD_BYTES)
 
     def with_tags(self, tags: Mapping[str, str]) -> Self:
         """The same node with other tags. Raises ValueError when they are too long."""

@@ -9,6 +9,7 @@ while the process was paused must not count as missing.
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import time
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
+from shoal.membership.envelope import Envelope
 from shoal.membership.interface import (
     JoinError,
     Member,
@@ -27,6 +29,7 @@ from shoal.membership.interface import (
     QueryResult,
 )
 from shoal.membership.member import SerfMember
+from shoal.membership.offenders import Offenders
 from shoal.membership.queries import INTERNAL_PREFIX
 from shoal.membership.ready import (
     Datagram,
@@ -76,7 +79,7 @@ CONFLICT_LOG_INTERVAL_S = 60.0
 
 class Traffic(NamedTuple):
     """UDP since the start. `faults` are packets or parts that were no messages, and
-    sends the kernel refused."""
+    sends the kernel refused; `strangers` are packets and streams with a wrong key or label."""
 
     sent_packets: int
     sent_bytes: int
@@ -84,6 +87,7 @@ class Traffic(NamedTuple):
     received_bytes: int
     faults: int
     refused_streams: int
+    strangers: int
 
 
 class _Asked:
@@ -131,6 +135,14 @@ class Membership:
         self._udp: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._envelope = Envelope(
+            label=config.label,
+            keyring=lambda: self._config.keyring,
+            verify_incoming=config.verify_incoming,
+            verify_outgoing=config.verify_outgoing,
+            random_bytes=os.urandom,
+        )
+        self._offenders = Offenders()
         self._streams: set[asyncio.Task[None]] = set()
         self._unix_offset_ms = 0
         self._left = asyncio.Event()
@@ -235,6 +247,7 @@ class Membership:
                     reached += 1
                 except (OSError, StreamFault, WireError) as fault:
                     faults.append(f"{address}:{port}: {fault or type(fault).__name__}")
+                    self._note_stranger(f"{address}:{port}, whom we called", fault)
         if reached:
             core.announce_join(self._now_ms())
             self._carry_out()
@@ -252,7 +265,7 @@ class Membership:
 
     async def _join_one(self, address: str, port: int) -> None:
         async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-            state = await exchange_state(address, port, self._local_state(join=True))
+            state = await exchange_state(address, port, self._local_state(join=True), self._envelope)
         self._input(Exchanged(state, joined=True))
 
     # What is known
@@ -281,6 +294,7 @@ class Membership:
             self._received_bytes,
             self._packet_faults,
             self._refused_streams,
+            self._offenders.refused,
         )
 
     def _member(self, member: SerfMember) -> Member:
@@ -438,19 +452,21 @@ class Membership:
                 continue
             self._received_packets += 1
             self._received_bytes += len(data)
+            sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
             try:
-                packet = decode_packet(data)
-            except WireError:
+                packet = decode_packet(self._envelope.unwrap_packet(data, sender))
+            except WireError as fault:
                 self._packet_faults += 1
+                self._note_stranger(str(sender), fault)
                 continue
             self._packet_faults += len(packet.faults)
-            sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
             core.step(Datagram(sender, packet.messages), self._now_ms())
 
     def _send(self, packet: OutgoingPacket) -> None:
         if self._udp is None:
             return
         data = encode_packet(packet.parts, checksum=packet.checksum, compressed=self._config.compress_packets)
+        data = self._envelope.wrap_packet(data, packet.receiver)
         try:
             self._udp.sendto(data, (host_text(packet.receiver.address), packet.receiver.port))
         except OSError:
@@ -458,6 +474,13 @@ class Membership:
             return
         self._sent_packets += 1
         self._sent_bytes += len(data)
+
+    def _note_stranger(self, who: str, fault: Exception) -> None:
+        """A wrong key or label is for whoever runs the two nodes to see; all else is noise of a network."""
+        if isinstance(fault, WireError) and fault.reason in ("key", "label"):
+            line = self._offenders.note(who, fault.detail, self._now_ms())
+            if line is not None:
+                logger.warning("%s", line)
 
     # Streams
 
@@ -479,7 +502,7 @@ class Membership:
         reached = False
         try:
             async with asyncio.timeout(probe.timeout_ms / 1000):
-                reached = await ping_over_stream(probe, self._running().swim.table.local)
+                reached = await ping_over_stream(probe, self._running().swim.table.local, self._envelope)
         except (OSError, StreamFault, WireError) as fault:
             logger.debug("stream probe of %s: %s", probe.node, fault)
         self._input(StreamProbed(probe.sequence, reached))
@@ -488,9 +511,12 @@ class Membership:
         host, port = host_text(exchange.endpoint.address), exchange.endpoint.port
         try:
             async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-                state = await exchange_state(host, port, self._local_state(join=exchange.join))
+                state = await exchange_state(
+                    host, port, self._local_state(join=exchange.join), self._envelope
+                )
         except (OSError, StreamFault, WireError) as fault:
             logger.debug("state exchange with %s:%d: %s", host, port, fault)
+            self._note_stranger(f"{host}:{port}, whom we called", fault)
             return
         self._input(Exchanged(state))
 
@@ -505,10 +531,12 @@ class Membership:
         try:
             async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
                 request = await serve_stream(
-                    reader, writer, self._config.name, lambda: self._local_state(join=False)
+                    reader, writer, self._envelope, self._config.name, lambda: self._local_state(join=False)
                 )
         except (OSError, StreamFault, WireError) as fault:
-            logger.debug("a stream from %s: %s", writer.get_extra_info("peername"), fault)
+            peer = writer.get_extra_info("peername") or ("somebody",)
+            logger.debug("a stream from %s: %s", peer, fault)
+            self._note_stranger(f"a stream from {peer[0]}", fault)
             return
         finally:
             writer.close()

@@ -11,11 +11,14 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from shoal.membership.envelope import Envelope
 from shoal.membership.members import Node
 from shoal.membership.ready import StreamProbe
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Ack, Ping, PushPull, RemoteError, StreamMessage, User, host_text
-from shoal.membership.wire.streams import StreamDecoder, encode_stream
+from shoal.membership.wire.sealing import PLAIN_VERSION
+from shoal.membership.wire.streams import encode_stream
+from shoal.membership.wrapped_streams import WrappedStreamDecoder
 
 READ_BYTES = 65_536
 BIND_ATTEMPTS = 16
@@ -57,9 +60,8 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
     raise AssertionError("the last attempt raises")
 
 
-async def read_message(reader: asyncio.StreamReader) -> StreamMessage:
+async def read_message(reader: asyncio.StreamReader, decoder: WrappedStreamDecoder) -> StreamMessage:
     """The peer's one message. Raises WireError, or StreamFault when it closes before the end."""
-    decoder = StreamDecoder()
     while True:
         data = await reader.read(READ_BYTES)
         if not data:
@@ -72,25 +74,32 @@ async def read_message(reader: asyncio.StreamReader) -> StreamMessage:
             return message
 
 
-async def _write_message(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
+async def _write_message(
+    writer: asyncio.StreamWriter,
+    message: StreamMessage,
+    envelope: Envelope,
+    *,
+    opens: bool,
+    version: int = PLAIN_VERSION,
+) -> None:
     inline = not isinstance(message, PushPull) or len(message.nodes) <= MAX_INLINE_NODES
     data = encode_stream(message) if inline else await asyncio.to_thread(encode_stream, message)
-    writer.write(data)
+    writer.write(envelope.wrap_stream(data, opens=opens, version=version))
     await writer.drain()
 
 
-async def _ask(host: str, port: int, request: StreamMessage) -> StreamMessage:
+async def _ask(host: str, port: int, request: StreamMessage, envelope: Envelope) -> StreamMessage:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        await _write_message(writer, request)
-        return await read_message(reader)
+        await _write_message(writer, request, envelope, opens=True)
+        return await read_message(reader, WrappedStreamDecoder(envelope, accepted=False))
     finally:
         writer.close()
 
 
-async def exchange_state(host: str, port: int, state: PushPull) -> PushPull:
+async def exchange_state(host: str, port: int, state: PushPull, envelope: Envelope) -> PushPull:
     """Push ours, pull theirs."""
-    answer = await _ask(host, port, state)
+    answer = await _ask(host, port, state, envelope)
     if isinstance(answer, RemoteError):
         raise StreamFault(f"refused: {answer.text}")
     if not isinstance(answer, PushPull):
@@ -98,33 +107,41 @@ async def exchange_state(host: str, port: int, state: PushPull) -> PushPull:
     return answer
 
 
-async def ping_over_stream(probe: StreamProbe, local: Node) -> bool:
+async def ping_over_stream(probe: StreamProbe, local: Node, envelope: Envelope) -> bool:
     """Whether the node answers a ping over TCP."""
     ping = Ping(probe.sequence, probe.node, local.endpoint, local.name)
-    answer = await _ask(host_text(probe.endpoint.address), probe.endpoint.port, ping)
+    answer = await _ask(host_text(probe.endpoint.address), probe.endpoint.port, ping, envelope)
     return isinstance(answer, Ack) and answer.sequence == probe.sequence
 
 
 async def serve_stream(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    envelope: Envelope,
     local_name: str,
     local_state: Callable[[], PushPull],
 ) -> PushPull | User | None:
-    """Answer one stream; returns what it brought. A ping for another node is left without an answer."""
+    """Answer one stream; returns what it brought. A ping for another node, and a stream of another label, are
+    left without an answer; other faults are told, sealed with our key as everything."""
+    decoder = WrappedStreamDecoder(envelope, accepted=True)
+
+    async def answer(message: StreamMessage) -> None:
+        await _write_message(writer, message, envelope, opens=False, version=decoder.version)
+
     try:
-        request = await read_message(reader)
+        request = await read_message(reader, decoder)
     except WireError as fault:
-        await _write_message(writer, RemoteError(str(fault)))
+        if fault.reason != "label":
+            await answer(RemoteError(fault.detail if fault.reason == "key" else str(fault)))
         raise
     brought: PushPull | User | None = None
     match request:
         case PushPull(join):
             state = local_state()
-            await _write_message(writer, PushPull(join, state.nodes, state.user_state))
+            await answer(PushPull(join, state.nodes, state.user_state))
             brought = request
         case Ping(sequence, node) if node in ("", local_name):
-            await _write_message(writer, Ack(sequence))
+            await answer(Ack(sequence))
         case User():
             brought = request
         case _:

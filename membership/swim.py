@@ -88,7 +88,7 @@ class SwimCore:
         self._rng = rng
         local = Node(config.name, endpoint, meta, VSN, 1, State.ALIVE, now_ms)
         self.table = NodeTable(local)
-        self.outbox = Outbox(config.packet_bytes, self._retransmit_limit)
+        self.outbox = Outbox(config.content_bytes, self._retransmit_limit)
         self._awareness = Awareness(config.awareness_max)
         self._prober = Prober(config, self.table, self.outbox, self._awareness, rng, now_ms)
         self._suspicions: dict[str, Suspicion] = {}

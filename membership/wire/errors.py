@@ -8,7 +8,8 @@ else escapes it, whatever the bytes.
 class WireError(ValueError):
     """Bytes that are not a message of this protocol.
 
-    `reason` is one of short, limit, format, checksum, type, unsupported: fit for a metric's label.
+    `reason` is one of short, limit, format, checksum, type, unsupported, label, key: fit for a metric's
+    label. The last two say that the sender is none of us; they are about no byte of a message.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -1,7 +1,7 @@
 """UDP packets: checksum, compression and compounds around messages.
 
-Law of this file: bytes of one packet to messages and back. The layers a keyring and a label will
-add stand outside these, so they wrap encode_packet's result and unwrap before decode_packet.
+Law of this file: bytes of one packet to messages and back. The seal and the label stand outside these:
+envelope.py wraps what encode_packet gives and unwraps before decode_packet.
 
 Order, outermost first: checksum, compression, compound, message. A checksum is optional
 on every packet: gossip carries it, pings and answers usually do not, because senders

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from shoal.membership.config import GossipConfig
+from shoal.membership.envelope import Envelope
 from shoal.membership.ready import (
     Datagram,
     EventKind,
@@ -22,9 +23,11 @@ from shoal.membership.ready import (
     StreamProbed,
 )
 from shoal.membership.serf import SerfCore
+from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, PushPull
 from shoal.membership.wire.packets import decode_packet, encode_packet
-from shoal.membership.wire.streams import decode_stream, encode_stream
+from shoal.membership.wire.streams import encode_stream
+from shoal.membership.wrapped_streams import WrappedStreamDecoder
 
 
 def endpoint_of(number: int) -> Endpoint:
@@ -49,6 +52,7 @@ class Process:
     name: str
     endpoint: Endpoint
     core: SerfCore
+    envelope: Envelope
     alive: bool = True
     paused: bool = False
     backlog: list[Callable[[], None]] = field(default_factory=list)
@@ -73,6 +77,7 @@ class Pool:
         self.now_ms = 0
         self.loss = loss
         self.duplication = duplication
+        self.refused = 0
         self.heard: list[Heard] = []
         self.processes: dict[str, Process] = {}
         self._profile = profile
@@ -120,7 +125,15 @@ class Pool:
     def start(self, name: str, endpoint: Endpoint, tags: dict[str, str] | None = None) -> Process:
         config = self._profile(name=name, tags=tags or {"name": name}, **self._knobs)
         rng = random.Random(self.rng.getrandbits(64))
-        process = Process(name, endpoint, SerfCore(config, endpoint, rng, self.now_ms))
+        core = SerfCore(config, endpoint, rng, self.now_ms)
+        envelope = Envelope(
+            label=config.label,
+            keyring=lambda: config.keyring,
+            verify_incoming=config.verify_incoming,
+            verify_outgoing=config.verify_outgoing,
+            random_bytes=rng.randbytes,
+        )
+        process = Process(name, endpoint, core, envelope)
         self.processes[name] = process
         self._names[endpoint] = name
         self._carry_out(process)
@@ -195,41 +208,68 @@ class Pool:
             arrival()
 
     def _send(self, sender: Process, packet: OutgoingPacket) -> None:
-        data = encode_packet(packet.parts, checksum=packet.checksum)
+        data = sender.envelope.wrap_packet(
+            encode_packet(packet.parts, checksum=packet.checksum), packet.receiver
+        )
+        assert len(data) <= 1500  # the budget of 1400, and what checksums and old seals add
         receiver = self._receiver(packet.receiver)
         if receiver is None or not self._passes(sender, receiver) or self.rng.random() < self.loss:
             return
-        decoded = decode_packet(data)
-        assert not decoded.faults
 
         def arrive() -> None:
+            try:
+                decoded = decode_packet(receiver.envelope.unwrap_packet(data, sender.endpoint))
+            except WireError as fault:
+                self._refuse(fault)
+                return
+            assert not decoded.faults
             self._step(receiver, Datagram(sender.endpoint, decoded.messages))
 
         for _ in range(1 + (self.rng.random() < self.duplication)):
             self.at(self._delay(), lambda: self._deliver(receiver, arrive))
+
+    def _refuse(self, fault: WireError) -> None:
+        """Members may be strangers to one another; what one of them says is never broken."""
+        if fault.reason not in ("key", "label"):
+            raise fault
+        self.refused += 1
 
     def _exchange(self, process: Process, exchange: Exchange, *, joined: bool = False) -> None:
         """TCP: no loss, but both directions must pass. The responder answers before it merges."""
         peer = self._receiver(exchange.endpoint)
         if peer is None or not self._passes(process, peer) or not self._passes(peer, process):
             return
-        request = self._over_tcp(process.core.local_state(join=exchange.join))
+        request = self._wrapped(process, exchange.join, opens=True)
 
         def answer() -> None:
-            reply = self._over_tcp(peer.core.local_state(join=exchange.join))
-            self.at(
-                self._delay(),
-                lambda: self._deliver(process, lambda: self._step(process, Exchanged(reply, joined), joined)),
-            )
-            self._step(peer, Exchanged(request))
+            state = self._unwrapped(peer, request, accepted=True)
+            if state is None:
+                return
+            reply = self._wrapped(peer, exchange.join, opens=False)
+            self.at(self._delay(), lambda: self._deliver(process, lambda: merge(reply)))
+            self._step(peer, Exchanged(state))
+
+        def merge(reply: bytes) -> None:
+            state = self._unwrapped(process, reply, accepted=False)
+            if state is not None:
+                self._step(process, Exchanged(state, joined), joined)
 
         self.at(self._delay(), lambda: self._deliver(peer, answer))
 
     @staticmethod
-    def _over_tcp(state: PushPull) -> PushPull:
-        decoded = decode_stream(encode_stream(state, compressed=False))
-        assert isinstance(decoded, PushPull)
-        return decoded
+    def _wrapped(process: Process, join: bool, *, opens: bool) -> bytes:
+        data = encode_stream(process.core.local_state(join=join), compressed=False)
+        return process.envelope.wrap_stream(data, opens=opens)
+
+    def _unwrapped(self, process: Process, data: bytes, *, accepted: bool) -> PushPull | None:
+        """What arrives at a process; None when it is refused."""
+        try:
+            state = WrappedStreamDecoder(process.envelope, accepted=accepted).feed(data)
+        except WireError as fault:
+            self._refuse(fault)
+            return None
+        assert isinstance(state, PushPull)
+        return state
 
     def _probe_stream(self, process: Process, probe: StreamProbe) -> None:
         peer = self._receiver(probe.endpoint)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.membership.envelope import Envelope
 from shoal.membership.wire.dialect import MAX_DEPTH, unpack, value_end
 from shoal.membership.wire.errors import ShortError, WireError
+from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.lzw import decompress
 from shoal.membership.wire.messages import (
     VSN,
@@ -36,11 +38,20 @@ from shoal.membership.wire.serf import (
     encode_tags,
 )
 from shoal.membership.wire.streams import StreamDecoder, decode_stream, encode_stream
+from shoal.membership.wrapped_streams import WrappedStreamDecoder
 
 HERE = Endpoint(bytes((127, 0, 0, 1)), 7946)
 ALIVE = encode_message(Alive(1, "node", HERE, encode_tags({"role": "web"}), VSN))
 STATE = encode_state(SerfState(4, {"a": 1, "b": 2}, ("b",), 3, 2, (UserEvent(2, "e", b"p"),)))
 RECORD = NodeState("node", HERE, encode_tags({"role": "web"}), 1, State.ALIVE, VSN)
+KEYRING = Keyring((bytes(32), bytes(range(32))))
+SEALED = Envelope(label="fish", keyring=lambda: KEYRING, random_bytes=random.Random(1).randbytes)
+RELAXED = Envelope(
+    label="fish", keyring=lambda: KEYRING, verify_incoming=False, random_bytes=random.Random(1).randbytes
+)
+LABELLED = Envelope(label="fish", random_bytes=random.Random(1).randbytes)
+PACKET = encode_packet((ALIVE, ALIVE))
+EXCHANGE = encode_stream(PushPull(True, (RECORD,), STATE))
 
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "message": (decode_message, ALIVE),
@@ -51,6 +62,30 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "incremental": (
         lambda data: StreamDecoder().feed(data),
         encode_stream(Ping(1, "node"), compressed=False),
+    ),
+    "sealed": (
+        lambda data: decode_packet(SEALED.unwrap_packet(data, HERE)),
+        SEALED.wrap_packet(PACKET, HERE),
+    ),
+    "relaxed": (
+        lambda data: decode_packet(RELAXED.unwrap_packet(data, HERE)),
+        LABELLED.wrap_packet(PACKET, HERE),
+    ),
+    "labelled": (
+        lambda data: decode_packet(LABELLED.unwrap_packet(data, HERE)),
+        LABELLED.wrap_packet(PACKET, HERE),
+    ),
+    "sealed-stream": (
+        lambda data: WrappedStreamDecoder(SEALED, accepted=True).feed(data),
+        SEALED.wrap_stream(EXCHANGE, opens=True),
+    ),
+    "sealed-answer": (
+        lambda data: WrappedStreamDecoder(SEALED, accepted=False).feed(data),
+        SEALED.wrap_stream(EXCHANGE, opens=False, version=0),
+    ),
+    "labelled-stream": (
+        lambda data: WrappedStreamDecoder(LABELLED, accepted=True).feed(data),
+        LABELLED.wrap_stream(EXCHANGE, opens=True),
     ),
     "serf": (decode_serf, encode_serf(UserEvent(2, "event", b"payload"))),
     "state": (decode_state, STATE),
