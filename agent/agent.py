@@ -65,6 +65,7 @@ from shoal.agent.ports import PortChoice, PortError, http_socket, listen
 from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import Claim
+from shoal.agent.scrubbing import Scrubber
 from shoal.agent.starting import Starter
 from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
@@ -219,6 +220,7 @@ class Agent:
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
                 tasks.create_task(self._make_mover(joined).run(), name="mover"),
                 tasks.create_task(holding.run(), name="holding"),
+                tasks.create_task(joined.scrubber.run(), name="scrubber"),
             ]
             if on_ready is not None:
                 running.append(tasks.create_task(self._announce(on_ready), name="ready"))
@@ -474,7 +476,10 @@ class Agent:
         await self._links.start()
         parts.push_async_callback(self._links.stop)
         parts.push_async_callback(host.stop)
-        joined = Joined(host, catalog, routes)
+        scrubber = Scrubber(
+            host, self._disk, self.config.data, self._clock, bytes_per_s=self.config.scrub_bytes_per_s
+        )
+        joined = Joined(host, catalog, routes, scrubber)
         await catalog.start()
         self.broker.attach(joined)
         guard = Guard(

@@ -28,6 +28,7 @@ from shoal.agent.metrics import render_metrics
 from shoal.agent.roster import Roster
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import GroupKey, Leadership, RouteTable
+from shoal.agent.scrubbing import Scrubber
 from shoal.agent.time_search import offset_at_time
 from shoal.agent.topic_admin import Leader, TopicAdmin, not_leader
 from shoal.agent.topic_settings import TopicSettings, check_topic_name
@@ -40,6 +41,7 @@ from shoal.records import RecordColumns, format_time
 from shoal.routing import HashRange
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
+MAX_DAMAGE_SHOWN = 100  # ranges of one partition: whoever has more needs no list of them
 EMPTY_CATALOG = Catalog()
 EMPTY_ROUTES = RouteTable()
 
@@ -71,6 +73,7 @@ class Joined:
     host: Host
     catalog: CatalogService
     routes: RouteExchange
+    scrubber: Scrubber
 
 
 class Broker:
@@ -207,6 +210,7 @@ class Broker:
             "catalog": None
             if not self.catalog_birth
             else {"birth": list(self.catalog_birth), "version": self._catalog.version},
+            "damage": self._damage(),
             "configuration": self.config.as_document(),
         }
 
@@ -242,7 +246,17 @@ class Broker:
             statuses=[] if joined is None else self._named_statuses(joined),
             dropped_frames=self._links.dropped_frames,
             uptime_ms=self._clock.now_ms() - self._started_ms,
+            scrub=None if joined is None else joined.scrubber.statistics,
         )
+
+    def _damage(self) -> list[dict[str, Any]]:
+        """What of the logs here does not verify."""
+        statuses = [] if self._joined is None else self._named_statuses(self._joined)
+        return [
+            documents.damage_document(topic, partition, item)
+            for topic, partition, status in statuses
+            for item in status.damaged_ranges[:MAX_DAMAGE_SHOWN]
+        ]
 
     def _named_statuses(self, joined: Joined) -> list[tuple[str, int, Any]]:
         named = []

@@ -63,6 +63,7 @@ class AgentConfig:
     shutdown_timeout_ms: int = 10_000
     dissolve_timeout_ms: int = 15_000
     replace_after_ms: int = 5 * 60_000
+    scrub_bytes_per_s: int = 8 * 2**20
 
     @classmethod
     def from_sources(
@@ -154,6 +155,10 @@ class AgentConfig:
             raise ConfigError(f"--cores {self.cores} is out of range: give 1 to {MAX_CORES}")
         if self.cores > 1 and (self.http_port == 0 or self.gossip_port == 0):
             raise ConfigError("--cores needs ports that can be counted up: give ports above 0, or none")
+        if not 0 <= self.scrub_bytes_per_s <= 2**40:
+            raise ConfigError(
+                f"scrub_bytes_per_s {self.scrub_bytes_per_s} is out of range: 8388608 is usual, 0 never looks"
+            )
         if not 1 <= self.weight <= 10_000:
             raise ConfigError(f"weight {self.weight} is out of range: give 1 to 10000 (100 is normal)")
 
@@ -354,6 +359,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "shutdown_timeout": _duration_ms,
     "dissolve_timeout": _duration_ms,
     "replace_after": _duration_ms,
+    "scrub_bytes_per_s": _integer,
 }
 FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
 NOT_SETTINGS = (

@@ -13,6 +13,7 @@ from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
 from shoal.membership.interface import Member
 from shoal.records import format_time
+from shoal.segment_store.damage import DamagedRange
 
 CATALOG_TOPIC = "_catalog"
 CATALOG_KEY = GroupKey(bytes(16), 0)
@@ -248,3 +249,19 @@ def topic_document(
     if not entry.settings.fsync:
         document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'
     return document
+
+
+def damage_document(topic: str, partition: int, item: DamagedRange) -> dict[str, Any]:
+    """One damaged range as GET /v1/agent shows it: bytes from `position` on, entries and offsets inclusive,
+    null where the damage costs none."""
+    has_records = item.end_offset > item.first_offset
+    return {
+        "topic": topic,
+        "partition": partition,
+        "file": item.path,
+        "position": item.position,
+        "length": item.length,
+        "entries": [item.first_index, item.last_index] if item.costs_entries else None,
+        "offsets": [item.first_offset, item.end_offset - 1] if has_records else None,
+        "detail": item.detail,
+    }

@@ -47,6 +47,7 @@ from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.replication.messages import decode
 from shoal.replication.transitions import Role
 from shoal.segment_store.config import LogConfig
+from shoal.segment_store.damage import merge, range_of
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import StoreError
 
@@ -191,6 +192,7 @@ class Host:
             Trimmer(replica, plan.retention, self._clock_watch),
             plan,
         )
+        replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         if replica.log.damage:
             replica.fail("damaged", f"{len(replica.log.damage)} damaged stretches: {replica.log.damage[0]}")
         if applier is not None:
@@ -246,6 +248,10 @@ class Host:
     def replica_record(self, group: GroupId) -> ReplicaRecord | None:
         """None: this agent never held a replica of the group, or its topic was deleted."""
         return self._stores.registry.get(group)
+
+    def open_replicas(self) -> list[Replica]:
+        """Those whose logs are open, serving or stopped."""
+        return [entry.replica for entry in self._groups.values()]
 
     def led_replicas(self) -> list[Replica]:
         """Those that lead their groups."""

@@ -14,6 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from shoal.agent.scrubbing import ScrubStatistics
+
 MEMBER_STATUSES = ("alive", "suspect", "failed", "leaving", "left")
 PARTITION_LABELS = ["topic", "partition"]
 
@@ -37,6 +39,7 @@ def render_metrics(
     statuses: Sequence[tuple[str, int, Any]],
     dropped_frames: int,
     uptime_ms: int,
+    scrub: ScrubStatistics | None = None,
 ) -> bytes:
     """`members`: (status, is a shoal agent). `statuses`: (topic, partition, ReplicaStatus) of replicas held
     here.
@@ -53,6 +56,7 @@ def render_metrics(
         ),
         _members(members),
         *_partitions(statuses),
+        *(() if scrub is None else _scrub(scrub)),
     ]
     registry.register(_Snapshot(metrics))
     return generate_latest(registry)
@@ -80,6 +84,11 @@ def _partitions(statuses: Sequence[tuple[str, int, Any]]) -> list[Metric]:
             lambda status: status.log_end_offset,
         ),
         ("shoal_partition_size_bytes", "Bytes of the log on this disk.", lambda status: status.size_bytes),
+        (
+            "shoal_partition_damaged_ranges",
+            "Ranges of the log on this disk that do not verify.",
+            lambda status: len(status.damaged_ranges),
+        ),
     )
     families: list[Metric] = []
     for name, text, value in described:
@@ -88,6 +97,26 @@ def _partitions(statuses: Sequence[tuple[str, int, Any]]) -> list[Metric]:
             family.add_metric([topic, str(partition)], value(status))
         families.append(family)
     return families
+
+
+def _scrub(scrub: ScrubStatistics) -> list[Metric]:
+    last_pass_s = 0.0 if scrub.last_pass_ms is None else scrub.last_pass_ms / 1_000
+    return [
+        CounterMetricFamily(
+            "shoal_scrub_bytes", "Stored bytes read again and verified.", value=scrub.bytes_read
+        ),
+        CounterMetricFamily(
+            "shoal_scrub_passes", "Times that everything here was verified.", value=scrub.passes
+        ),
+        CounterMetricFamily(
+            "shoal_scrub_damage_found",
+            "Damaged ranges the scrubber was first to find.",
+            value=scrub.ranges_found,
+        ),
+        GaugeMetricFamily(
+            "shoal_scrub_last_pass_seconds", "How long the last whole pass took.", value=last_pass_s
+        ),
+    ]
 
 
 def _is_leader(status: Any) -> int:

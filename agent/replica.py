@@ -50,6 +50,7 @@ from shoal.replication.messages import Message as RaftMessage
 from shoal.replication.raft import RaftCore
 from shoal.replication.ready import Ready
 from shoal.replication.transitions import Role
+from shoal.segment_store.damage import DamagedRange
 from shoal.segment_store.errors import DiskFull
 from shoal.segment_store.log import PartitionLog
 
@@ -124,6 +125,8 @@ class Replica:
         )
         self.failure: tuple[str, str] | None = None
         """Error code and reason once this replica has stopped for good."""
+        self.damaged_ranges: tuple[DamagedRange, ...] = ()
+        """What of the log is known not to verify now: found by the scrubber, taken out by repair."""
         self.turn_hooks: list[Callable[[int], None]] = []
         """Called at the head of each turn with now_ms: small submissions become a batch there."""
         self.deadline_hooks: list[Callable[[], int | None]] = []

@@ -7,11 +7,13 @@ from shoal.agent.replica import Replica
 from shoal.batch import LogIndex, Offset, Term
 from shoal.replication.interfaces import Configuration
 from shoal.replication.transitions import Role
+from shoal.segment_store.damage import DamagedRange
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active."""
+    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active.
+    `damaged_ranges`: what of its log does not verify, as far as anybody has looked."""
 
     group: GroupId
     state: str
@@ -25,6 +27,7 @@ class ReplicaStatus:
     commit_index: LogIndex
     configuration: Configuration | None
     size_bytes: int
+    damaged_ranges: tuple[DamagedRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ def status_of(replica: Replica) -> ReplicaStatus:
         replica.state.committed.last_index,
         replica.core.configuration,
         replica.log.size_bytes,
+        replica.damaged_ranges,
     )
 
 

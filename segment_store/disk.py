@@ -6,6 +6,7 @@ event loop.
 """
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -25,6 +26,7 @@ THREADS = 16  # safety 16: 8 to 16 syncs in flight; a thread each
 RESIDENT_TURN_BYTES = 2**20  # copied from the page cache in one turn: about 150 us
 TRANSIENT_ERRORS = (errno.EINTR, errno.EAGAIN)
 _FILE_MODE = 0o644
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -56,6 +58,10 @@ class File(Protocol):
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
         """write_and_sync without anybody awaiting it: `done` is called once with None or the error, from the
         event loop and never before this returns."""
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        """Have the next read of this range ask the disk, as far as the system's cache lets go of it: what was
+        written and not synced stays cached."""
 
     async def allocate(self, length: int) -> None:
         """Reserve blocks so that the file is at least `length` bytes long; new bytes read as zeros."""
@@ -184,6 +190,14 @@ def read_resident_into(fd: int, offset: int, buffer: memoryview) -> int:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
     except OSError:
         return 0
+
+
+def forget_cached(fd: int, offset: int, length: int) -> None:
+    """Clean pages leave the page cache; a file system that keeps none is no error."""
+    start = offset - offset % _PAGE_BYTES  # a page that is covered in part would stay
+    end = offset + length + -(offset + length) % _PAGE_BYTES
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def read_fully(fd: int, offset: int, length: int) -> bytes:
@@ -377,6 +391,9 @@ class ThreadFile:
         self._active.add(task)
         task.add_done_callback(self._active.discard)
         call_when_done(task, done)
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        forget_cached(self._descriptor(), offset, length)
 
     async def allocate(self, length: int) -> None:
         await self._run(allocate_blocks, length)

@@ -39,19 +39,32 @@ class DiskFailed(StoreError):
 class Damaged(StoreError):
     """Stored bytes that were once acknowledged and no longer verify. Never truncated, never served.
 
-    `path` and `position` (bytes) say where, `first_index` to `last_index` which entries (0 when unknown).
+    `path` and `position` (bytes) say where, `first_index` to `last_index` which entries (0 when unknown),
+    `offsets` (first, behind the last) and `length` (bytes) of those, None and 0 when nothing tells.
     """
 
     def __init__(
-        self, path: str, position: int, detail: str, first_index: int = 0, last_index: int = 0
+        self,
+        path: str,
+        position: int,
+        detail: str,
+        first_index: int = 0,
+        last_index: int = 0,
+        offsets: tuple[int, int] | None = None,
+        length: int = 0,
     ) -> None:
         entries = f", entries {first_index} to {last_index}" if first_index else ""
+        if offsets is not None:
+            first, end = offsets
+            entries += f", offsets {first} to {end - 1}" if end > first else ", no record"
         super().__init__(f"{path} at byte {position}{entries}: {detail}")
         self.path = path
         self.position = position
         self.detail = detail
         self.first_index = first_index
         self.last_index = last_index
+        self.offsets = offsets
+        self.length = length
 
 
 class OffsetOutOfRange(StoreError):

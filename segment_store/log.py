@@ -155,6 +155,15 @@ class PartitionLog:
     def segment_count(self) -> int:
         return len(self._segments)
 
+    @property
+    def generation(self) -> int:
+        """Counts truncations: what was looked up before the last of them may be of an abandoned branch."""
+        return self._writer.generation
+
+    def check_open(self) -> None:
+        """Raise LogClosed after close."""
+        self._writer.check_open()
+
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
         """(first index of the run, term), ascending: Raft's view of the log."""
         return list(self._runs)
@@ -188,7 +197,7 @@ class PartitionLog:
             try:
                 return self.index_for_offset(offset)
             except IndexReleased as released:
-                await self._load_index(LogIndex(released.first_index))
+                await self.load_index(LogIndex(released.first_index))
 
     def index_for_offset(self, offset: Offset) -> LogIndex:
         """As find_offset, for offsets whose index is in memory; IndexReleased for others."""
@@ -201,7 +210,7 @@ class PartitionLog:
 
     def first_index_of_segment(self, index: LogIndex) -> LogIndex:
         """Where the segment that holds the entry begins (its checkpoint). Raises OffsetOutOfRange."""
-        return self._segment_of(index).first_index
+        return self.segment_of(index).first_index
 
     def spans(self) -> list[SegmentSpan]:
         """The segments as planned, oldest first."""
@@ -211,7 +220,7 @@ class PartitionLog:
     def entry(self, index: LogIndex) -> Entry:
         """Numbers and place of one entry. Raises OffsetOutOfRange, and IndexReleased when its index is not in
         memory."""
-        return self._segment_of(index).index.entry(index)
+        return self.segment_of(index).index.entry(index)
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(
@@ -230,7 +239,8 @@ class PartitionLog:
             len(self.damage),
         )
 
-    def _segment_of(self, index: LogIndex) -> Segment:
+    def segment_of(self, index: LogIndex) -> Segment:
+        """The segment that holds the entry. Raises OffsetOutOfRange."""
         newest = self._segments[-1] if self._segments else None
         if newest is not None and newest.name.first_index <= index < self._chain.next_index:
             return newest  # where almost all reads are
@@ -457,15 +467,16 @@ class PartitionLog:
             try:
                 return self._select(first_index, last_index, max_bytes)
             except IndexReleased:
-                await self._load_index(first_index)
+                await self.load_index(first_index)
 
-    async def _load_index(self, index: LogIndex) -> None:
-        """Have the index of the entry's segment in memory. Raises OffsetOutOfRange, Damaged."""
-        segment = self._segment_of(index)
+    async def load_index(self, index: LogIndex) -> None:
+        """Have the index of the entry's segment in memory until the next await. Raises OffsetOutOfRange,
+        Damaged."""
+        segment = self.segment_of(index)
         try:
             await self._indexes.load(segment)
         except OSError as error:
-            self._segment_of(index)  # trimmed meanwhile: that is the answer then
+            self.segment_of(index)  # trimmed meanwhile: that is the answer then
             raise Damaged(segment.index_path, 0, f"read failed: {error}") from error
 
     def _select(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
@@ -476,10 +487,10 @@ class PartitionLog:
         entries: list[Entry] = []
         size = 0
         index = first_index
-        segment = self._segment_of(index)
+        segment = self.segment_of(index)
         while index <= last_index:
             if index > segment.last_index:
-                segment = self._segment_of(index)
+                segment = self.segment_of(index)
                 if segment.index.is_released:
                     break
             entry = segment.index.entry(index)
@@ -494,7 +505,7 @@ class PartitionLog:
         """Adjoining entries of one segment that must come from its file, at most a chunk (or one frame) of
         them."""
         run = [entries[place]]
-        segment = self._segment_of(run[0].index)
+        segment = self.segment_of(run[0].index)
         limit = run[0].position + self._files.config.read_chunk_bytes
         for entry in entries[place + 1 :]:
             in_reach = entry.index <= segment.last_index and entry.end_position <= limit
@@ -509,7 +520,7 @@ class PartitionLog:
 
     async def _read_run(self, run: list[Entry]) -> list[tuple[Stamp, memoryview]]:
         """Frames of adjoining entries, each verified and found to be the one the index names."""
-        segment = self._segment_of(run[0].index)
+        segment = self.segment_of(run[0].index)
         start = run[0].position
         # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and
         # page faults would cost as much as the copy from the page cache.
@@ -536,7 +547,8 @@ class PartitionLog:
             frames.append((stamp, data))
         if frames:
             return frames
-        raise Damaged(segment.path, start, problem, run[0].index, run[0].index)
+        offsets = run[0].base_offset, run[0].end_offset
+        raise Damaged(segment.path, start, problem, run[0].index, run[0].index, offsets, run[0].length)
 
     async def verify(self, first_index: LogIndex | None = None) -> list[Damaged]:
         """Read everything on the disk from `first_index` on and say what does not verify."""
@@ -546,7 +558,7 @@ class PartitionLog:
         last = LogIndex(min(self.last_index, self._writer.stored_index))
         while index <= last:
             entries = await self._selected(index, last, self._files.config.read_chunk_bytes)
-            run = [entry for entry in entries if self._segment_of(entry.index) is self._segment_of(index)]
+            run = [entry for entry in entries if self.segment_of(entry.index) is self.segment_of(index)]
             try:
                 index = LogIndex(index + len(await self._read_run(run)))
             except Damaged as damage:

@@ -357,6 +357,10 @@ class MemoryFile:
         task.add_done_callback(self._begun.discard)
         call_when_done(task, done)
 
+    def forget_cached(self, offset: int, length: int) -> None:
+        """There is no cache."""
+        self._check()
+
     async def allocate(self, length: int) -> None:
         self._check()
         self._disk.check_room(self._inode, length)

@@ -170,8 +170,10 @@ class _Scan:
     def _cross(self, found: Found, reason: str) -> None:
         path = self._segment.path
         entries = bridge(path, self.end_position, self.chain, found.entry, found.previous_term)
-        first, last = entries[0].index, entries[-1].index
-        self.damage.append(Damaged(path, self.end_position, reason, first, last))
+        first, last = entries[0], entries[-1]
+        offsets, length = (first.base_offset, last.end_offset), last.end_position - first.position
+        damage = Damaged(path, first.position, reason, first.index, last.index, offsets, length)
+        self.damage.append(damage)
         self.entries += entries
         time = self.chain.append_time_us
         entry = found.entry

@@ -35,6 +35,7 @@ from shoal.segment_store.disk import (
     after_prefix,
     buffers_of,
     call_when_done,
+    forget_cached,
     length_of,
 )
 
@@ -427,6 +428,9 @@ class RingFile:
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
         call_when_done(task, done)
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        forget_cached(self.descriptor(), offset, length)
 
     async def allocate(self, length: int) -> None:
         size = await self.size()

@@ -63,6 +63,7 @@ PURE = (
     "segment_store/index.py",
     "segment_store/tail.py",
     "segment_store/examination.py",
+    "segment_store/damage.py",
     "segment_store/recovery.py",
     "agent/bootstrap.py",
     "agent/catalog.py",

@@ -16,6 +16,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.documents import CATALOG_KEY, members_document
 from shoal.agent.metrics import render_metrics
 from shoal.agent.routes import Claim, GroupKey, OwnClaims, RouteTable
+from shoal.agent.scrubbing import Scrubber
 from shoal.agent.watch import Watch
 from shoal.errors import ShoalError
 from shoal.membership.interface import JoinError, Member
@@ -138,7 +139,9 @@ class Fixture:
         host: Any = self.host
         catalog: Any = self.catalog
         routes: Any = SimpleNamespace(table=self.table, freshen=lambda: None)
-        self.joined = Joined(host, catalog, routes)
+        disk: Any = None
+        scrubber = Scrubber(host, disk, "", self.broker._clock, bytes_per_s=0)
+        self.joined = Joined(host, catalog, routes, scrubber)
         self.broker.attach(self.joined)
         if catalog_leader is not None:
             self.leads(CATALOG_KEY, catalog_leader)
@@ -390,7 +393,13 @@ async def test_a_dead_leader_is_not_shown_as_leading() -> None:
 def test_metrics_are_prometheus_text() -> None:
     """Counts by status, and one series per replica held."""
     status = SimpleNamespace(
-        role=Role.LEADER, term=4, log_start_offset=1, high_watermark=7, log_end_offset=9, size_bytes=100
+        role=Role.LEADER,
+        term=4,
+        log_start_offset=1,
+        high_watermark=7,
+        log_end_offset=9,
+        size_bytes=100,
+        damaged_ranges=(),
     )
     text = render_metrics(
         version="1",
