@@ -21,8 +21,9 @@ from shoal.agent.applying import Applier, Apply
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.installing import INSTALL_FAULTS, Installer
 from shoal.agent.links import Links
-from shoal.agent.opening import Plan, ReplicaLost, Stores, erase, open_replica
+from shoal.agent.opening import Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_wire import (
     FrameType,
@@ -35,6 +36,7 @@ from shoal.agent.reading import Fetch, Offsets, Reader
 from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
 from shoal.agent.retention import ClockWatch, Retention
+from shoal.agent.shipping import Shipper
 from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
 from shoal.agent.waiting import Appended, Waiter
@@ -109,6 +111,7 @@ class Host:
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
         self._opening: set[GroupId] = set()
+        self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._turns = Turns(clock, self._flush_outbox)
         disk.after_completions = self._turns.serve_now
         self._outbox: dict[str, list[tuple[GroupId, bytes]]] = {}
@@ -120,6 +123,8 @@ class Host:
         links.handle(FrameType.GROUPS, self._on_group_messages)
         links.handle(FrameType.APPEND, self._on_append_frame)
         links.on_silence = self._on_silence
+        self._shipper = Shipper(links, self.replica, self.led_replicas)
+        self._installer = Installer(links, self._stores, self)
 
     # Groups
 
@@ -202,10 +207,34 @@ class Host:
 
     async def close_group(self, group: GroupId) -> None:
         """Stop the replica; its data stay. Nothing to do for one that is not open."""
+        while (reopening := self._reopening.get(group)) is not None:
+            await asyncio.shield(reopening)
         self._unserved.pop(group, None)
         entry = self._groups.pop(group, None)
-        if entry is None:
-            return
+        if entry is not None:
+            await self._close(entry)
+
+    async def reopen(self, group: GroupId, work: Work) -> None:
+        """Close the replica, do the work on its files, open it again. Nothing else opens or deletes it
+        meanwhile. A fault is a status, as everywhere."""
+        entry = self._groups.pop(group)
+        self._unserved[group] = ("installing", "its log is being replaced or mended")
+        over = self._reopening[group] = asyncio.get_running_loop().create_future()
+        try:
+            await self._close(entry)
+            await work()
+            await self._open(entry.plan, None)
+        except INSTALL_FAULTS as error:
+            self._give_up(group, "failed", f"its log could not be replaced: {error}")
+        finally:
+            del self._reopening[group]
+            over.set_result(None)
+
+    def plan(self, group: GroupId) -> Plan:
+        """How an open group was opened. Raises ShoalError as `replica`."""
+        return self._entry(group).plan
+
+    async def _close(self, entry: _Group) -> None:
         if entry.applier is not None:
             await entry.applier.stop()
         entry.trimmer.stop()
@@ -452,6 +481,7 @@ class Host:
         self._side(self._watch_peers())
         self._side(self._watch_free_space())
         self._side(self._watch_retention())
+        self._side(self._shipper.run())
         try:
             await self._turns.run()
         finally:
@@ -634,6 +664,9 @@ class Host:
         not."""
         self._stopping = True
         self._turns.stop()
+        if self._reopening:
+            await asyncio.wait(list(self._reopening.values()))
+        await self._installer.stop()
         tasks = list(self._side_tasks)
         for task in tasks:
             task.cancel()

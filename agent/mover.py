@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from shoal.agent.bootstrap import catalog_voters
@@ -76,8 +75,6 @@ class Mover:
         self._told: dict[_Learner, bool] = {}
         """Learners whose agents have opened them; and whether they know that they have caught up."""
         self._asked_ms: dict[_Learner, int] = {}
-        self._trimmed: set[GroupId] = set()
-        """Groups of which it was said that they cannot be copied."""
         self._progress: dict[_Learner, tuple[LogIndex, int]] = {}
         """What a learner had, and since when it has had no more."""
         self._avoided_ms: dict[str, int] = {}
@@ -115,7 +112,6 @@ class Mover:
         self._told = {key: value for key, value in self._told.items() if key in learners}
         self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
         self._progress = {key: value for key, value in self._progress.items() if key in learners}
-        self._trimmed &= {replica.group for replica in led}
 
     # ---- who is there ----------------------------------------------------------------------------
 
@@ -159,8 +155,6 @@ class Mover:
         target = self._target(replica.group, configuration, members)
         if target is None or _is_settled(configuration, target, members):
             return None
-        if replica.core.first_index > 1:
-            members = self._without_newcomers(replica, target, members)
         caught_up = stalled = NO_REPLICAS
         if configuration.learners:
             caught_up, stalled = self._watch_learners(replica)
@@ -208,19 +202,20 @@ class Mover:
         everything), and those that have got nothing for long, though it is there to be had."""
         statistics = replica.core.statistics()
         goal = self._goals.get(replica.group)
+        reached = replica.shipments.reached_index  # of one that copies whole segments beside Raft
         self._goals[replica.group] = statistics.commit_index
         caught_up, stalled = set(), set()
         for follower in statistics.followers:
             learner = _Learner(replica.group, follower.replica_id)
             if goal is not None and follower.match_index >= goal:
                 caught_up.add(follower.replica_id)
-            elif self._is_stalled(learner, follower.match_index):
+            elif self._is_stalled(learner, max(follower.match_index, reached(follower.replica_id))):
                 stalled.add(follower.replica_id)
         for item in statistics.configuration.replicas:
             if item.learner and item.id in stalled:
                 logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
                 self._avoided_ms[item.agent_id] = self._now_ms()
-        return frozenset(caught_up), frozenset(stalled.union(statistics.needs_segments))
+        return frozenset(caught_up), frozenset(stalled)
 
     def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
         now_ms = self._now_ms()
@@ -230,24 +225,6 @@ class Mover:
         self._progress[learner] = (match_index, since_ms)
         limit_ms = STALL_MS if learner in self._told else REFUSED_MS
         return now_ms - since_ms >= limit_ms
-
-    def _without_newcomers(self, replica: Replica, target: int, members: Members) -> Members:
-        """A new replica is copied by appends from the first entry. Where that is gone, none is added: it
-        could never catch up, nor could any other in its place."""
-        group = replica.group
-        voters = [item for item in replica.core.configuration.replicas if not item.learner]
-        alive = sum(not members.is_dead(item.agent_id) for item in voters)
-        if alive < target and len(members.candidates) > alive and group not in self._trimmed:
-            self._trimmed.add(group)
-            logger.warning(
-                "%s has %d of %d replicas, and its log begins at entry %d: a new one needs entries that are "
-                "trimmed, and the group stays as it is",
-                group,
-                alive,
-                target,
-                replica.core.first_index,
-            )
-        return replace(members, candidates=())
 
     def _propose(self, replica: Replica, step: Step) -> None:
         try:

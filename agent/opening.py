@@ -4,12 +4,14 @@ Law of this file: the order of durable steps. Birth: registry `creating`, log di
 `active`; only then is the first message sent, so a crash at any point either leaves nothing promised or
 everything remembered. A registered replica whose data, hard state or log contradict that is `lost`: it says
 so and never votes (safety 2, 3). A restart folds the log again, from the segment that holds the last commit
-index stored.
+index stored. Installation of a copied log (safety 27): registry `installing`, the old log goes, the copy
+takes its name, registry `active`; from the first of these on the copy counts, and a crash is carried on from
+there.
 """
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -34,6 +36,11 @@ from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import StoreError
 from shoal.segment_store.log import PartitionLog
 
+COPIES_DIRECTORY = "copies"
+
+Work = Callable[[], Awaitable[None]]
+"""What is done to a replica's files while it is closed."""
+
 
 class ReplicaLost(Exception):
     """This replica may have promised what it no longer knows; the text says what is missing."""
@@ -57,6 +64,11 @@ class Stores:
     def directory(self, group: GroupId) -> str:
         """Of one partition: ids only, never a name (safety 4)."""
         return f"{self.data_directory}/topics/{group.topic_id.hex()}/{group.partition}"
+
+    def side_directory(self, group: GroupId) -> str:
+        """Where a copy of the partition's log is made. It is part of the log only once it has taken its
+        place."""
+        return f"{self.data_directory}/{COPIES_DIRECTORY}/{group.topic_id.hex()}/{group.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,9 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         record = None
     if record is None or record.state is ReplicaState.CREATING:
         record = await _give_birth(stores, host.agent_id, plan)
+    if record.state is ReplicaState.INSTALLING:
+        record = await finish_install(stores, record)
+    await _remove_if_there(stores, stores.side_directory(plan.group))
     if record.state is ReplicaState.LOST:
         raise ReplicaLost("it was found lost before")
     try:
@@ -121,9 +136,29 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     )
 
 
+async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
+    """The copy in the side directory takes the log's place: the registry says so already. May be repeated
+    after a crash at any point; the record as it is then. Raises OSError, DoubledError."""
+    directory, side = stores.directory(record.group), stores.side_directory(record.group)
+    if await stores.disk.exists(side):
+        await stores.disk.remove_tree(directory)
+        await stores.disk.rename(side, directory)
+        for parent in (os.path.dirname(directory), os.path.dirname(side)):
+            await stores.disk.sync_directory(parent)
+    active = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(active)
+    return active
+
+
+async def _remove_if_there(stores: Stores, directory: str) -> None:
+    if await stores.disk.exists(directory):
+        await stores.disk.remove_tree(directory)
+
+
 async def erase(stores: Stores, group: GroupId) -> None:
     """Log and hard state of a closed replica; may be repeated after a crash. The registry is the caller's."""
     directory = stores.directory(group)
+    await _remove_if_there(stores, stores.side_directory(group))
     await stores.disk.remove_tree(directory)
     topic_directory = os.path.dirname(directory)
     if not await stores.disk.list(topic_directory):

@@ -33,6 +33,8 @@ class PeerMessage(IntEnum):
     ROUTES_HINT = 69  # hint: the newest delta of the sender's claims
     GROUP_HOLD = 70  # request: a committed configuration that names the receiver: hold that replica
     GROUP_CONFIGURATION = 71  # request: group -> its committed configuration, empty when it is not held
+    SEGMENTS_OFFER = 72  # request: a leader's log begins behind what the receiver holds -> what it holds now
+    SEGMENTS_PIECE = 73  # request: entries of a group from an index on -> some of them
 
 
 def encode_version(version: int) -> bytes:

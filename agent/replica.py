@@ -23,6 +23,7 @@ from shoal.agent.identity import GroupId
 from shoal.agent.partition import FoldError, PartitionState, check_chain, decode_configuration
 from shoal.agent.peer_wire import PeerWireError, encode_append
 from shoal.agent.sender import Sender
+from shoal.agent.shipments import Shipments
 from shoal.agent.waiting import WaitQueue
 from shoal.batch import (
     MAX_FRAME_BYTES,
@@ -117,6 +118,7 @@ class Replica:
         self.core = core
         self.waiting = WaitQueue()
         self.cache = FrameCache()
+        self.shipments = Shipments()
         self.disk = DiskOrder(
             log, lambda hard: host.save_hard_state(self, hard), self._durable, self._disk_failed
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from shoal.agent.catalog import Catalog
 from shoal.agent.cluster_file import FILE_NAME, MAX_FILE_BYTES, ClusterFileError, ClusterRecord
 from shoal.agent.identity import CATALOG_GROUP
+from shoal.agent.opening import COPIES_DIRECTORY
 from shoal.batch import LogIdentity
 from shoal.segment_store.errors import NotOwner
 from shoal.segment_store.layout import SEGMENT_SUFFIX, SegmentName, parse_name
@@ -114,7 +115,7 @@ def _find(path: str, owner: _Owner) -> Iterator[StoredLog]:
         yield StoredLog(log.topic, log.partition, log.directory, log.identity, name)
         return
     for directory, directories, files in os.walk(path):
-        directories.sort()
+        directories[:] = sorted(name for name in directories if name != COPIES_DIRECTORY)
         if any(parse_name(file) is not None for file in files):
             yield _log(directory, owner)
 

@@ -33,6 +33,9 @@ class Trimmer:
         """Drop what the group has agreed to drop, as far as this replica's own log has got."""
         replica = self._replica
         before, log = replica.state.trim_before, replica.log
+        pinned_index = replica.shipments.pinned_index(replica.host.clock.now_ms())
+        if pinned_index is not None:  # somebody copies from here; the check after that is in time
+            before = min(before, pinned_index)
         if before <= log.first_index or self._stopped or replica.failure is not None:
             return
         if replica.disk.log_is_behind or log.last_index < before:

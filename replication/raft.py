@@ -180,6 +180,16 @@ class RaftCore:
         return isinstance(behaviour, Leader) and behaviour.transfer is not None
 
     @property
+    def needs_segments(self) -> tuple[ReplicaId, ...]:
+        """Followers led here whose next entry is trimmed (safety 27)."""
+        behaviour = self._state.behaviour
+        if not isinstance(behaviour, Leader):
+            return ()
+        return tuple(
+            sorted(id_ for id_, item in behaviour.progress.items() if item.state is ProgressState.CATCH_UP)
+        )
+
+    @property
     def violation_count(self) -> int:
         """Messages dropped that no correct replica could have sent."""
         return self._state.violations
@@ -446,9 +456,7 @@ class RaftCore:
                 )
                 for replica_id, item in sorted(progress.items())
             ),
-            needs_segments=tuple(
-                sorted(id_ for id_, item in progress.items() if item.state is ProgressState.CATCH_UP)
-            ),
+            needs_segments=self.needs_segments,
         )
 
     def check_invariants(self) -> None:

@@ -78,6 +78,14 @@ class LocalCluster:
             agent.url = _wait_for_url(agent, deadline)
         self._remember()
 
+    def add(self, name: str) -> AgentProcess:
+        """One more agent of the same cluster, empty."""
+        agent = self._spawn(name)
+        self.agents.append(agent)
+        agent.url = _wait_for_url(agent, time.monotonic() + START_TIMEOUT_SECONDS)
+        self._remember()
+        return agent
+
     def restart(self, agent: AgentProcess) -> None:
         """Starts an agent that has ended again, on its own data, under its own ports."""
         assert not agent.is_alive()

@@ -86,7 +86,8 @@ class Disk(Protocol):
         """With parents; each new one is synced into its parent."""
 
     async def rename(self, old: str, new: str) -> None:
-        """Replaces `new`."""
+        """Replaces a file `new`. A directory, whose files are synced, moves with all of them at once, to
+        where there is none, or an empty one."""
 
     async def unlink(self, path: str) -> None: ...
     async def remove_tree(self, path: str) -> None: ...

@@ -76,9 +76,10 @@ class LogStatistics:
 class PartitionLog:
     """See the module. One event loop; every coroutine may be awaited concurrently with every other."""
 
-    def __init__(self, files: SegmentFiles, recovered: Recovered) -> None:
+    def __init__(self, files: SegmentFiles, recovered: Recovered, start: Chain = _EMPTY) -> None:
         """Use PartitionLog.open."""
         self._files = files
+        self._start = start
         self._segments = recovered.segments
         self.damage = tuple(recovered.damage)  # found when the log was opened
         self.recovery_notes = tuple(recovered.notes)
@@ -98,9 +99,16 @@ class PartitionLog:
 
     @classmethod
     async def open(
-        cls, disk: Disk, directory: str, identity: LogIdentity, schema: pa.Schema, config: LogConfig
+        cls,
+        disk: Disk,
+        directory: str,
+        identity: LogIdentity,
+        schema: pa.Schema,
+        config: LogConfig,
+        start: Chain = _EMPTY,
     ) -> "PartitionLog":
-        """Recover what the directory holds (safety 7 to 11), or start an empty log.
+        """Recover what the directory holds (safety 7 to 11), or start an empty log, whose first entry is
+        `start`'s: a copy of a log whose head was trimmed does not begin with entry 1.
 
         Raises Damaged when the log's numbers cannot be established, ForeignIdentity, DiskFull, DiskFailed.
         Damage inside the log does not prevent opening: see `damage`, and reads around it work.
@@ -109,7 +117,7 @@ class PartitionLog:
         try:
             recovered = await recover(files)
             await files.open_files.close()  # a thousand idle partitions hold no file open
-            return cls(files, recovered)
+            return cls(files, recovered, start)
         except OSError as error:
             await files.open_files.close()
             raise disk_fault(error, directory) from error
@@ -254,7 +262,7 @@ class PartitionLog:
 
     def _chain_at_end(self) -> Chain:
         if not self._segments:
-            return _EMPTY
+            return self._start
         last = self._segments[-1]
         return _EMPTY.after(last.index.entry(last.last_index))
 

@@ -133,6 +133,8 @@ class MemoryDisk:
                     change()
         self._changes.clear()
         self._names = dict(self._durable_names)
+        for path in self._names:  # of a directory that was renamed, and is not after all
+            self._add_directories(posixpath.dirname(path))
         for inode in {id(self._names[path]): self._names[path] for path in sorted(self._names)}.values():
             inode.crash(rng)
 
@@ -228,18 +230,44 @@ class MemoryDisk:
 
     async def make_directory(self, path: str) -> None:
         await self.begin("make_directory", path)
+        self._add_directories(path)
+
+    def _add_directories(self, path: str) -> None:
         while path not in self._directories:
             self._directories.add(path)
             path = posixpath.dirname(path)
 
     async def rename(self, old: str, new: str) -> None:
         await self.begin("rename", old)
+        if old in self._directories:
+            self._rename_directory(old, new)
+            return
         inode = self._inode(old)
         self._names[new] = self._names.pop(old)
 
         def change() -> None:
             self._unlink(old)
             self._link(new, inode)
+
+        self._change(new, change)
+
+    def _rename_directory(self, old: str, new: str) -> None:
+        """In one step, durable with a sync of the directory that it lies in; what is in it was synced before,
+        or the order of changes would not be known."""
+        prefix = old + "/"
+        inside = [path for path in self._directories if path == old or path.startswith(prefix)]
+        assert not any(self._changes.get(path) for path in inside)
+        if any(path.startswith(new + "/") for path in self._names):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), new)
+
+        def moved(path: str) -> str:
+            return new + path[len(old) :] if path == old or path.startswith(prefix) else path
+
+        self._names = {moved(path): inode for path, inode in self._names.items()}
+        self._directories = {moved(path) for path in self._directories}
+
+        def change() -> None:
+            self._durable_names = {moved(path): inode for path, inode in self._durable_names.items()}
 
         self._change(new, change)
 

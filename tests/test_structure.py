@@ -73,6 +73,8 @@ PURE = (
     "agent/producers.py",
     "agent/retention.py",
     "agent/routes.py",
+    "agent/segment_wire.py",
+    "agent/shipments.py",
     "agent/topic_settings.py",
     "shoal/arrow_metadata.py",
     "shoal/arrow_stream.py",

@@ -151,6 +151,24 @@ class DiskSuite:
         assert await disk.list(root) == []
         assert not await disk.exists(f"{root}/x")
 
+    async def test_a_directory_is_renamed_with_what_is_in_it(self, disk: Disk, root: str) -> None:
+        """At once, into another directory; not over one that holds something."""
+        await disk.make_directory(f"{root}/new")
+        for name in ("old/1", "old/10"):
+            await disk.make_directory(f"{root}/{name}")
+            file = await disk.open(f"{root}/{name}/a", create=True)
+            await file.write_and_sync(0, name.encode())
+            await file.close()
+            await disk.sync_directory(f"{root}/{name}")
+        await disk.rename(f"{root}/old/1", f"{root}/new/1")
+        await disk.sync_directory(f"{root}/new")
+        assert await disk.list(f"{root}/old") == ["10"]
+        file = await disk.open(f"{root}/new/1/a")
+        assert await file.read(0, 10) == b"old/1"
+        await file.close()
+        with pytest.raises(OSError, match="not empty"):
+            await disk.rename(f"{root}/old/10", f"{root}/new/1")
+
     async def test_an_unlinked_file_stays_readable_while_open(self, disk: Disk, root: str) -> None:
         """Readers pin segments by their handles."""
         file = await disk.open(f"{root}/a", create=True)
