@@ -3,13 +3,14 @@
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.membership.envelope import Envelope
-from shoal.membership.wire.dialect import MAX_DEPTH, unpack, value_end
+from shoal.membership.wire.dialect import MAX_DEPTH, pack_typed, unpack, value_end
 from shoal.membership.wire.errors import ShortError, WireError
 from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.lzw import decompress
@@ -26,6 +27,16 @@ from shoal.membership.wire.messages import (
     encode_message,
 )
 from shoal.membership.wire.packets import decode_packet, encode_packet
+from shoal.membership.wire.rpc import (
+    ValueDecoder,
+    decode_answer,
+    decode_coordinate,
+    decode_header,
+    decode_keys,
+    decode_members,
+    decode_record,
+    decode_stats,
+)
 from shoal.membership.wire.serf import (
     SerfState,
     UserEvent,
@@ -52,6 +63,18 @@ RELAXED = Envelope(
 LABELLED = Envelope(label="fish", random_bytes=random.Random(1).randbytes)
 PACKET = encode_packet((ALIVE, ALIVE))
 EXCHANGE = encode_stream(PushPull(True, (RECORD,), STATE))
+
+RPC_MEMBER = {"Name": "n", "Addr": bytes(4), "Port": 1, "Tags": {"role": "web"}, "Status": "alive"}
+RPC_RECORD = pack_typed({"Event": "member-join", "Members": [RPC_MEMBER]})
+RPC_ANSWER = pack_typed({"Type": "response", "From": "n", "Payload": b"x", "Error": "", "Seq": 1})
+RPC_COORDINATE = pack_typed({"Ok": True, "Coord": {"Vec": [0.5] * 8, "Error": 1.5, "Height": 1e-5}})
+RPC_KEYS = pack_typed({"Messages": {"n": "no"}, "Keys": {"k": 1}, "NumNodes": 2, "NumErr": 1, "NumResp": 2})
+
+
+def each(decode: Callable[[Any], object]) -> Callable[[bytes], object]:
+    """A decoder of the RPC over all values of a stream."""
+    return lambda data: [decode(value) for value in ValueDecoder().feed(data)]
+
 
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "message": (decode_message, ALIVE),
@@ -91,6 +114,13 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "state": (decode_state, STATE),
     "tags": (decode_tags, encode_tags({"role": "web", "dc": "east"})),
     "filter": (decode_node_filter, b"\x00\x92\xa1a\xa1b"),
+    "rpc-header": (each(decode_header), RPC_ANSWER),
+    "rpc-members": (each(decode_members), RPC_RECORD),
+    "rpc-record": (each(decode_record), RPC_RECORD),
+    "rpc-answer": (each(decode_answer), RPC_ANSWER),
+    "rpc-coordinate": (each(decode_coordinate), RPC_COORDINATE),
+    "rpc-keys": (each(lambda value: decode_keys(value, "")), RPC_KEYS),
+    "rpc-stats": (each(decode_stats), pack_typed({"agent": {"name": "n"}})),
     "lzw": (lambda data: decompress(data, 10_000), bytes.fromhex("00d19461c3e60d0881040d222c1810")),
 }
 

@@ -21,9 +21,9 @@ ANSWER_TIMEOUT_S = 20.0
 class SerfAgent:
     """A real agent on 127.0.0.1, asked through its command line."""
 
-    def __init__(self, name: str, log: Path, *flags: str) -> None:
+    def __init__(self, name: str, log: Path, *flags: str, port: int = 0, rpc_port: int = 0) -> None:
         self.name = name
-        self.port, self.rpc_port = free_port(), free_port()
+        self.port, self.rpc_port = port or free_port(), rpc_port or free_port()
         self._log = log.open("ab")
         assert SERF is not None
         self.process = subprocess.Popen(
@@ -54,6 +54,20 @@ class SerfAgent:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             output, _ = await process.communicate()
         return output.decode()
+
+    async def listens(self) -> None:
+        """Wait until its RPC answers."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.rpc_port)
+                except OSError:
+                    assert self.process.poll() is None, "the Serf agent has ended"
+                    await asyncio.sleep(0.02)
+                    continue
+                writer.close()
+                await writer.wait_closed()
+                return
 
     async def members(self) -> dict[str, tuple[str, str]]:
         """Name to status and tags, as `serf members` prints them."""
