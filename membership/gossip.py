@@ -21,12 +21,21 @@ from shoal.membership.config import GossipConfig
 from shoal.membership.envelope import Envelope
 from shoal.membership.interface import (
     JoinError,
+    KeyChange,
     Member,
     MemberEvent,
     PoolEvent,
     PoolQuery,
     QueryError,
     QueryResult,
+)
+from shoal.membership.keys import (
+    INSTALL_QUERY,
+    LIST_QUERY,
+    REMOVE_QUERY,
+    USE_QUERY,
+    KeyReport,
+    report,
 )
 from shoal.membership.member import SerfMember
 from shoal.membership.offenders import Offenders
@@ -37,6 +46,7 @@ from shoal.membership.ready import (
     Exchange,
     Exchanged,
     Input,
+    KeyringKept,
     MemberChange,
     OutgoingPacket,
     QueryKey,
@@ -57,6 +67,8 @@ from shoal.membership.streams import (
 )
 from shoal.membership.swim import SwimStatistics
 from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.key_messages import encode_key_request
+from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.messages import Endpoint, PushPull, User, host_bytes, host_text
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 
@@ -72,6 +84,12 @@ refused, to come again."""
 
 MAX_RESOLVED = 16
 """Addresses of one name that a join asks: any one of them tells the whole list."""
+
+KEY_QUERIES = {
+    KeyChange.INSTALL: INSTALL_QUERY,
+    KeyChange.USE: USE_QUERY,
+    KeyChange.REMOVE: REMOVE_QUERY,
+}
 
 CONFLICT_LOG_INTERVAL_S = 60.0
 """A contested name is logged so often at most, not once a packet."""
@@ -113,6 +131,8 @@ class Membership:
 
     `on_event`, `on_user_event` and `on_query` are called on the event loop, in order, and must not block;
     events about this node are told as well. What `on_query` returns is the answer; None is no answer.
+    `keep_keyring` makes a changed keyring outlive the process; it is called in a thread, and an OSError
+    of it keeps the change from happening.
     """
 
     def __init__(
@@ -123,8 +143,10 @@ class Membership:
         on_event: Callable[[MemberEvent], None],
         on_user_event: Callable[[PoolEvent], None] | None = None,
         on_query: Callable[[PoolQuery], bytes | None] | None = None,
+        keep_keyring: Callable[[Keyring], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self._keep_keyring = keep_keyring
         self._rng = rng
         self._on_event = on_event
         self._on_user_event = on_user_event
@@ -137,7 +159,7 @@ class Membership:
         self._timer: asyncio.TimerHandle | None = None
         self._envelope = Envelope(
             label=config.label,
-            keyring=lambda: self._config.keyring,
+            keyring=lambda: self._running().keyring,
             verify_incoming=config.verify_incoming,
             verify_outgoing=config.verify_outgoing,
             random_bytes=os.urandom,
@@ -334,6 +356,19 @@ class Membership:
             raise QueryError(f"queries named {INTERNAL_PREFIX}... are the protocol's own")
         return await self._ask(request, enough)
 
+    async def keys(self) -> KeyReport:
+        """Who holds which keys. Raises QueryError."""
+        return await self._ask_keyrings(LIST_QUERY, b"")
+
+    async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
+        """Have every member change its keyring, this node included. Raises QueryError."""
+        return await self._ask_keyrings(KEY_QUERIES[change], key)
+
+    async def _ask_keyrings(self, name: str, key: bytes) -> KeyReport:
+        alive = [member.name for member in self.members() if member.status in ("alive", "suspect")]
+        result = await self._ask(QueryRequest(name, encode_key_request(key)), alive)
+        return report(alive, result.answers)
+
     async def _ask(self, request: QueryRequest, enough: Collection[str]) -> QueryResult:
         try:
             key = self._running().query(request, self._now_ms())
@@ -386,12 +421,23 @@ class Membership:
             self._tell(change)
         for reply in ready.replies:
             self._take_reply(reply)
+        if ready.keyring is not None:
+            self._start(self._keep(ready.keyring))  # one at a time, so no flood of streams may refuse it
         if self._on_user_event is not None:
             for event in ready.user_events:
                 self._on_user_event(PoolEvent(event.ltime, event.name, event.payload))
         if self._on_query is not None:
             for query in ready.queries:
                 self._answer(self._on_query(PoolQuery(query.name, query.payload)), query)
+
+    async def _keep(self, keyring: Keyring) -> None:
+        fault = ""
+        try:
+            await asyncio.to_thread(self._keep_keyring, keyring)
+        except OSError as error:
+            fault = f"the keyring could not be written: {error.strerror or error}"
+            logger.error("%s", fault)
+        self._input(KeyringKept(fault))
 
     def _answer(self, payload: bytes | None, query: ReceivedQuery) -> None:
         if payload is None:
@@ -494,6 +540,9 @@ class Membership:
             if on_refused is not None:
                 self._running().step(on_refused, self._now_ms())
             return
+        self._start(work)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)

@@ -6,9 +6,11 @@ Law of this file: values and one Protocol; no implementation. `gossip.Membership
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from shoal.membership.asking import QueryRequest
+from shoal.membership.keys import KeyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +110,21 @@ class Gossip(Protocol):
 
     async def stop(self) -> None:
         """Stop at once, without a word to the others. Idempotent."""
+
+
+class KeyChange(Enum):
+    """What may be done to the keyrings of a pool."""
+
+    INSTALL = "install"
+    USE = "use"
+    REMOVE = "remove"
+
+
+class GossipKeys(Protocol):
+    """The keyrings of all members, this node's included: whom a query does not reach keeps what it has."""
+
+    async def keys(self) -> KeyReport:
+        """Who holds what. Raises QueryError."""
+
+    async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
+        """Have every member do it. Raises QueryError; members that did not do it are in the report."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shoal.membership.member import SerfMember
+from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.messages import Endpoint, Message, PushPull, State
 from shoal.membership.wire.serf import UserEvent
 
@@ -36,7 +37,14 @@ class StreamProbed:
     reached: bool
 
 
-Input = Datagram | Exchanged | StreamProbed
+@dataclass(frozen=True, slots=True)
+class KeyringKept:
+    """The keyring of a Ready will outlive this process, or why it will not."""
+
+    fault: str = ""
+
+
+Input = Datagram | Exchanged | StreamProbed | KeyringKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +164,8 @@ class QueryReply:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What SerfCore wants done next. Everything may be done at once and in any order;
-    nothing waits for a disk."""
+    """What SerfCore wants done next. Everything may be done at once and in any order; nothing waits for a
+    disk but `keyring`, which is to be kept and then answered with KeyringKept."""
 
     packets: tuple[OutgoingPacket, ...]
     stream_probes: tuple[StreamProbe, ...]
@@ -166,3 +174,4 @@ class Ready:
     user_events: tuple[UserEvent, ...]
     queries: tuple[ReceivedQuery, ...]
     replies: tuple[QueryReply, ...]
+    keyring: Keyring | None

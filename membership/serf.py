@@ -27,6 +27,7 @@ from shoal.membership.asking import (
 )
 from shoal.membership.config import GossipConfig
 from shoal.membership.events import EventLog
+from shoal.membership.keys import KEY_QUERIES, KeyDesk
 from shoal.membership.leaving import Leave, LeaveStage
 from shoal.membership.member import SerfMember, Status
 from shoal.membership.queries import QueryDesk
@@ -34,6 +35,7 @@ from shoal.membership.ready import (
     Exchange,
     Exchanged,
     Input,
+    KeyringKept,
     OutgoingPacket,
     QueryKey,
     Ready,
@@ -43,6 +45,7 @@ from shoal.membership.ready import (
 from shoal.membership.statuses import Heard, MemberList
 from shoal.membership.swim import SwimCore, SwimStatistics
 from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.messages import Endpoint, PushPull, User
 from shoal.membership.wire.serf import (
     ConflictAnswer,
@@ -80,6 +83,10 @@ class SerfCore:
         self._user_events: list[UserEvent] = []
         self._received: list[ReceivedQuery] = []
         self._asked = AskedQueries(config.max_members)
+        self._keys = KeyDesk(
+            config.name, config.keyring, only_sealed=config.verify_incoming and config.verify_outgoing
+        )
+        self._keyring_told: Keyring | None = None
         self._next_reap_ms = now_ms + config.reap_interval_ms
         self._next_reconnect_ms = now_ms + rng.randrange(1, config.reconnect_interval_ms + 1)
         self._wire_faults = 0
@@ -96,6 +103,11 @@ class SerfCore:
     def version(self) -> int:
         """Grows with every change of the list."""
         return self._list.version
+
+    @property
+    def keyring(self) -> Keyring | None:
+        """What is to be sealed and opened with from now on."""
+        return self._keys.keyring
 
     @property
     def wire_faults(self) -> int:
@@ -124,6 +136,9 @@ class SerfCore:
         if isinstance(event, Exchanged):
             self._merge(event, now_ms)
             self._absorb(now_ms)
+        elif isinstance(event, KeyringKept):
+            self._keys.kept(event.fault)
+            self._send_key_answers()
 
     def wake(self, now_ms: int) -> None:
         """Time has passed."""
@@ -271,9 +286,17 @@ class SerfCore:
             self.swim.outbox.queries.queue(payload)
         for answer in self._queries.answers(query, self._conflict_view):
             self._send_answer(query, answer)
+        if query.name in KEY_QUERIES and self._queries.is_meant(query):
+            self._keys.on_query(query)
+            self._send_key_answers()
         received = self._queries.open(query, now_ms)
         if received is not None:
             self._received.append(received)
+
+    def _send_key_answers(self) -> None:
+        for query, answer in self._keys.answers:
+            self._send_answer(query, answer)
+        self._keys.answers.clear()
 
     def _send_answer(self, query: Query, answer: QueryResponse) -> None:
         if query.source_node == self._config.name and query.source == self.swim.table.local.endpoint:
@@ -370,7 +393,7 @@ class SerfCore:
     def ready(self) -> Ready | None:
         """What is to be done; None when there is nothing."""
         changes, replies = self._list.changes, self._asked.replies
-        news = (changes, self._user_events, self._received, replies)
+        news = (changes, self._user_events, self._received, replies, self._untold_keyring())
         if not any((self._packets, self._stream_probes, self._exchanges, *news)):
             return None
         return Ready(
@@ -381,7 +404,11 @@ class SerfCore:
             user_events=tuple(self._user_events),
             queries=tuple(self._received),
             replies=tuple(replies),
+            keyring=self._untold_keyring(),
         )
+
+    def _untold_keyring(self) -> Keyring | None:
+        return None if self._keys.change is self._keyring_told else self._keys.change
 
     def advance(self, ready: Ready) -> None:
         """It has been done, or is on its way."""
@@ -392,6 +419,7 @@ class SerfCore:
         del self._user_events[: len(ready.user_events)]
         del self._received[: len(ready.queries)]
         del self._asked.replies[: len(ready.replies)]
+        self._keyring_told = ready.keyring or self._keyring_told
 
     def statistics(self) -> SwimStatistics:
         return self.swim.statistics()
@@ -400,6 +428,7 @@ class SerfCore:
         self.swim.check_invariants()
         self._list.check_invariants()
         self._asked.check_invariants()
+        self._keys.check_invariants()
         for node in self.swim.table:
             member = self._list.get(node.name)
             if member is None:

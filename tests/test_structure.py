@@ -55,6 +55,7 @@ PURE = (
     "membership/serf.py",
     "membership/config.py",
     "membership/envelope.py",
+    "membership/keys.py",
     "membership/offenders.py",
     "membership/queries.py",
     "membership/wrapped_streams.py",

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.envelope import Envelope
 from shoal.membership.ready import (
@@ -17,7 +18,11 @@ from shoal.membership.ready import (
     EventKind,
     Exchange,
     Exchanged,
+    Input,
+    KeyringKept,
     OutgoingPacket,
+    QueryKey,
+    QueryReply,
     Ready,
     StreamProbe,
     StreamProbed,
@@ -78,6 +83,7 @@ class Pool:
         self.loss = loss
         self.duplication = duplication
         self.refused = 0
+        self.replies: list[QueryReply] = []
         self.heard: list[Heard] = []
         self.processes: dict[str, Process] = {}
         self._profile = profile
@@ -122,13 +128,15 @@ class Pool:
 
     # Processes
 
-    def start(self, name: str, endpoint: Endpoint, tags: dict[str, str] | None = None) -> Process:
-        config = self._profile(name=name, tags=tags or {"name": name}, **self._knobs)
+    def start(
+        self, name: str, endpoint: Endpoint, tags: dict[str, str] | None = None, **knobs: object
+    ) -> Process:
+        config = self._profile(name=name, tags=tags or {"name": name}, **(self._knobs | knobs))
         rng = random.Random(self.rng.getrandbits(64))
         core = SerfCore(config, endpoint, rng, self.now_ms)
         envelope = Envelope(
             label=config.label,
-            keyring=lambda: config.keyring,
+            keyring=lambda: core.keyring,
             verify_incoming=config.verify_incoming,
             verify_outgoing=config.verify_outgoing,
             random_bytes=rng.randbytes,
@@ -164,6 +172,13 @@ class Pool:
     def join(self, name: str, seed: str) -> None:
         process = self.processes[name]
         self._exchange(process, Exchange(self.processes[seed].endpoint, join=True), joined=True)
+
+    def ask(self, name: str, request: QueryRequest) -> QueryKey:
+        """What comes of it stands in `replies`."""
+        process = self.processes[name]
+        key = process.core.query(request, self.now_ms)
+        self._carry_out(process)
+        return key
 
     def leave(self, name: str) -> None:
         process = self.processes[name]
@@ -281,9 +296,7 @@ class Pool:
 
     # Driving
 
-    def _step(
-        self, process: Process, event: Datagram | Exchanged | StreamProbed, announce: bool = False
-    ) -> None:
+    def _step(self, process: Process, event: Input, announce: bool = False) -> None:
         process.core.step(event, self.now_ms)
         if announce:
             process.core.announce_join(self.now_ms)
@@ -317,6 +330,9 @@ class Pool:
             self._probe_stream(process, probe)
         for exchange in ready.exchanges:
             self._exchange(process, exchange)
+        if ready.keyring is not None:
+            self.at(self._delay(), lambda: self._deliver(process, lambda: self._step(process, KeyringKept())))
+        self.replies += ready.replies
         for event in ready.events:
             self.heard.append(Heard(self.now_ms, process.name, event.kind, event.member.name))
 
