@@ -7,6 +7,7 @@ event loop.
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import functools
 import logging
@@ -26,6 +27,7 @@ THREADS = 16  # safety 16: 8 to 16 syncs in flight; a thread each
 RESIDENT_TURN_BYTES = 2**20  # copied from the page cache in one turn: about 150 us
 TRANSIENT_ERRORS = (errno.EINTR, errno.EAGAIN)
 _FILE_MODE = 0o644
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls let go of the interpreter's lock
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
@@ -159,11 +161,15 @@ def write_fully(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
 
 
 def sync_fully(fd: int) -> None:
-    """fdatasync once, whatever it says."""
-    try:
-        os.fdatasync(fd)
-    except OSError as error:
-        raise SyncFailed(error.errno, error.strerror) from error
+    """fdatasync once, whatever it says. Not os.fdatasync, which asks again after EINTR: the kernel may have
+    forgotten by then which pages were dirty."""
+    _sync_once(_libc.fdatasync, fd)
+
+
+def _sync_once(call: Callable[[int], int], fd: int) -> None:
+    if call(fd):
+        error = ctypes.get_errno()
+        raise SyncFailed(error, os.strerror(error))
 
 
 def read_fully_into(fd: int, offset: int, buffer: memoryview) -> int:
@@ -250,7 +256,7 @@ def _make_directories(path: str) -> None:
 def _sync_directory(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        _sync_once(_libc.fsync, fd)
     finally:
         os.close(fd)
 

@@ -5,10 +5,22 @@ A pinned handle is never closed, so a read that is under way survives the remova
 pinned.
 """
 
+import logging
 from collections import OrderedDict
 from types import TracebackType
 
 from shoal.segment_store.disk import Disk, File
+
+logger = logging.getLogger(__name__)
+
+
+async def _close(file: File) -> None:
+    """What was written has been synced, so an error of close says nothing about it, and nobody who reads
+    another file should meet it."""
+    try:
+        await file.close()
+    except OSError as error:
+        logger.warning("%s: closing failed: %s", file.path, error)
 
 
 class Handle:
@@ -64,7 +76,7 @@ class OpenFiles:
                 handle = self._handles[path] = Handle(file)
             else:  # another caller opened it meanwhile
                 handle.pins += 1
-                await file.close()
+                await _close(file)
                 return handle
         handle.pins += 1
         self._handles.move_to_end(path)
@@ -74,7 +86,7 @@ class OpenFiles:
         assert handle.pins > 0
         handle.pins -= 1
         if handle.stale and not handle.pins:
-            await handle.file.close()
+            await _close(handle.file)
             return
         if len(self._handles) > self._limit:
             await self._evict()
@@ -84,7 +96,7 @@ class OpenFiles:
         surplus = idle[: max(0, len(idle) - self._limit)]
         closing = [self._handles.pop(path) for path in surplus]
         for handle in closing:
-            await handle.file.close()
+            await _close(handle.file)
 
     async def forget(self, path: str) -> None:
         """The file is about to be removed: close it now, or when its last reader lets go."""
@@ -94,7 +106,7 @@ class OpenFiles:
         if handle.pins:
             handle.stale = True
         else:
-            await handle.file.close()
+            await _close(handle.file)
 
     async def close(self) -> None:
         """Close what nobody uses; the rest closes with its last pin."""

@@ -5,7 +5,8 @@ together and submitted by one system call (call_soon); completions ring an event
 here waits inside the ring: io_uring_wait_cqe would hold the interpreter's lock. Invariants:
 
 - operations in flight never exceed the submission queue, and the completion queue is twice as long, so
-  neither overflows; what does not fit waits in a bounded queue above.
+  neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
+  all the same, the kernel keeps the rest, and it is fetched.
 - a buffer handed to the kernel stays referenced by its operation until the completion has been read.
 - a write with sync is a linked pair. A short write breaks the link (the sync completes with ECANCELED): the
   rest is submitted again with its sync. A sync that fails is never tried again.
@@ -245,8 +246,19 @@ class RingDisk(ThreadDisk):
         self._reap()
 
     def _completions(self) -> list[tuple[int, int]]:
-        """Every completion that is there: (number, result). Only cqe[0] of the iterator is valid; indexing
-        further does not wrap at the ring's end."""
+        """Every completion that is there: (number, result). What the kernel kept back because the queue was
+        full comes once there is room and it is asked."""
+        completions = self._queued_completions()
+        while uring.io_uring_cq_has_overflow(self._ring):
+            uring.io_uring_get_events(self._ring)
+            more = self._queued_completions()
+            if not more:
+                break  # the eventfd rings again when the rest has come
+            completions += more
+        return completions
+
+    def _queued_completions(self) -> list[tuple[int, int]]:
+        """Only cqe[0] of the iterator is valid; indexing further does not wrap at the ring's end."""
         completions: list[tuple[int, int]] = []
         iterator = uring.io_uring_cqe_iter_init(self._ring)
         while uring.io_uring_cqe_iter_next(iterator, self._completion):

@@ -35,7 +35,7 @@ class _UnreliableDisk(MemoryDisk):
         await super().begin(operation, path)
 
 
-class _Witness:
+class Witness:
     """What the log has promised, and what it may hold at all."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Offer:
         self.cap = 2**62
 
 
-async def _append(log: PartitionLog, witness: _Witness, rng: random.Random, term: int) -> None:
+async def _append(log: PartitionLog, witness: Witness, rng: random.Random, term: int) -> None:
     frames: list[Frame] = []
     frame = next_frame(
         log,
@@ -98,7 +98,7 @@ async def _append(log: PartitionLog, witness: _Witness, rng: random.Random, term
             witness.promised[done.stamp.index] = done.data
 
 
-async def _truncate(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
+async def _truncate(log: PartitionLog, witness: Witness, rng: random.Random) -> None:
     lowest = 1 if log.first_index == 1 else log.first_index + 1
     # What a trim relies on is committed, and never truncated.
     from_index = max(lowest, witness.trim_asked + 1, log.last_index + 1 - rng.randrange(5))
@@ -108,7 +108,7 @@ async def _truncate(log: PartitionLog, witness: _Witness, rng: random.Random) ->
     witness.truncation_done(from_index, before)
 
 
-async def _trim(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
+async def _trim(log: PartitionLog, witness: Witness, rng: random.Random) -> None:
     heads = [span.first_index for span in log.spans()]
     before = rng.choice(heads) if heads else 1
     witness.trim_asked = max(witness.trim_asked, before)
@@ -116,7 +116,7 @@ async def _trim(log: PartitionLog, witness: _Witness, rng: random.Random) -> Non
     witness.trim_done = max(witness.trim_done, before)
 
 
-async def _work(log: PartitionLog, witness: _Witness, rng: random.Random) -> None:
+async def work(log: PartitionLog, witness: Witness, rng: random.Random) -> None:
     """Until the disk fails. Coroutines start in their order, so each stamps behind the one before."""
     term = int(log.last_term) + 1
     while True:
@@ -141,11 +141,11 @@ async def _work(log: PartitionLog, witness: _Witness, rng: random.Random) -> Non
             return
 
 
-async def _held(log: PartitionLog) -> list[Frame]:
+async def held_frames(log: PartitionLog) -> list[Frame]:
     return [frame async for frame in log.scan(log.first_index)] if log.last_index else []
 
 
-async def _life(seed: int, crashes: int, config: LogConfig, witness: _Witness) -> None:
+async def _life(seed: int, crashes: int, config: LogConfig, witness: Witness) -> None:
     rng = random.Random(seed)
     disk = _UnreliableDisk(rng)
     for _ in range(crashes):
@@ -156,20 +156,20 @@ async def _life(seed: int, crashes: int, config: LogConfig, witness: _Witness) -
             continue  # the power failed during recovery
         assert log.damage == (), (seed, log.damage)
         try:
-            witness.check(await _held(log))
+            witness.check(await held_frames(log))
         except StoreError:
             assert disk.operations_left <= 0  # the reads met the failure
             continue
-        await _work(log, witness, rng)
+        await work(log, witness, rng)
         await log.close()
     disk.operations_left = 0
     log = await open_log(disk, config=config)
-    witness.check(await _held(log))
+    witness.check(await held_frames(log))
     assert await log.verify() == []
     await log.close()
 
 
-class _Doubter(_Witness):
+class Doubter(Witness):
     """Without fsync nothing is promised; what is there must still have been offered, and nothing looks
     damaged."""
 
@@ -180,7 +180,7 @@ class _Doubter(_Witness):
 
 def run_life(seed: int, config: LogConfig = SMALL, crashes: int = 8) -> None:
     """One log through up to so many power failures, everything from the seed. AssertionError names it."""
-    witness = _Witness() if config.fsync else _Doubter()
+    witness = Witness() if config.fsync else Doubter()
     try:
         asyncio.run(_life(seed, crashes, config, witness))
     except BaseException as error:
@@ -196,11 +196,11 @@ async def _one_failure(seed: int, prefix: int, order: int) -> None:
     `order` says."""
     work_rng = random.Random(seed)
     disk = _UnreliableDisk(random.Random(order))
-    witness = _Witness()
+    witness = Witness()
     log = await open_log(disk, config=SMALL)
     disk.operations_left = prefix
     while disk.operations_left > 0:
-        await _work(log, witness, work_rng)
+        await work(log, witness, work_rng)
         await log.close()
         try:
             log = await open_log(disk, config=SMALL)
@@ -209,7 +209,7 @@ async def _one_failure(seed: int, prefix: int, order: int) -> None:
     await log.close()
     log = await open_log(disk, config=SMALL)
     assert log.damage == (), log.damage
-    witness.check(await _held(log))
+    witness.check(await held_frames(log))
     assert await log.verify() == []
     await log.close()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import resource
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -143,6 +144,49 @@ class TestRingDisk(DiskSuite):
         assert await file.read(0, 50) == bytes(range(50))
         await file.close()
         await disk.close()
+
+    async def test_a_completion_queue_that_overflows_loses_nothing(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the bound lifted that keeps it from happening: forty completions come while nobody reads the
+        queue of eight, the kernel keeps the rest, and every caller hears of its own."""
+        disk = RingDisk(entries=4)
+        disk._entries = 1000
+        file = await disk.open(f"{root}/a", create=True)
+        outcomes: list[BaseException | None] = []
+        for number in range(40):
+            file.begin_write_and_sync(number, bytes([number]), outcomes.append)
+        deadline = time.monotonic() + 10
+        while not liburing.io_uring_cq_has_overflow(disk._ring) and time.monotonic() < deadline:
+            time.sleep(0.01)  # the loop is not to run
+        assert liburing.io_uring_cq_has_overflow(disk._ring)
+        await asyncio.wait_for(file.close(), 10)
+        assert outcomes == [None] * 40
+        file = await disk.open(f"{root}/a")
+        assert await file.read(0, 100) == bytes(range(40))
+        await file.close()
+        await disk.close()
+
+    @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EBUSY, errno.EINTR])
+    async def test_a_kernel_that_takes_nothing_now_is_asked_again(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch, error: int
+    ) -> None:
+        """io_uring_enter out of memory, with an overflow to be read first, or interrupted: what was prepared
+        stays in the submission queue, which fills up, and everything happens once the kernel takes it."""
+        submit, refusals = liburing.io_uring_submit, [0]
+
+        def refusing(ring: liburing.Ring) -> int:
+            refusals[0] += 1
+            if refusals[0] <= 5:
+                raise OSError(error, os.strerror(error))
+            return submit(ring)
+
+        file = await disk.open(f"{root}/a", create=True)
+        monkeypatch.setattr(ring_disk.uring, "io_uring_submit", refusing)
+        await asyncio.gather(*(file.write_and_sync(at, bytes([at])) for at in range(100)))
+        assert refusals[0] > 5
+        assert await file.read(0, 200) == bytes(range(100))
+        await file.close()
 
 
 @pytest.mark.usefixtures("nothing_resident")
