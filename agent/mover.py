@@ -11,22 +11,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from shoal.agent.bootstrap import catalog_voters
-from shoal.agent.catalog import Catalog, TopicEntry
+from shoal.agent.catalog import Catalog
+from shoal.agent.goals import Goals, Observed
 from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.leading import Leading
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, encode_hold
 from shoal.agent.replica import Replica
 from shoal.agent.roster import Roster, candidate_of
-from shoal.agent.topic_settings import ALL_REPLICAS_VOTERS
 from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import Configuration, ReplicaId
-from shoal.replication.steps import AddLearner, Group, Members, Step, apply_step, next_step
+from shoal.replication.placement import Candidate
+from shoal.replication.steps import (
+    AddLearner,
+    Goal,
+    Members,
+    Permits,
+    Promote,
+    Remove,
+    Step,
+    Transfer,
+    apply_step,
+    next_step,
+)
 
 STEP_INTERVAL_S = 0.25
 SETTLE_MS = 2_000  # a member seen for a shorter time may be gone again, or just being introduced
@@ -40,6 +52,11 @@ AVOID_MS = 300_000
 """How long an agent on which a learner stalled gets no other."""
 MAX_MOVES = 8
 """Groups led here that bring learners up at the same time: each copies a whole log."""
+MAX_BALANCING_MOVES = 2
+"""The same for balance alone, which nobody waits for."""
+STEADY_MS = 10_000
+"""How long the members must have been the same before anything moves for balance; never longer than it takes
+to replace a dead one."""
 
 NO_REPLICAS: frozenset[ReplicaId] = frozenset()
 
@@ -79,7 +96,15 @@ class Mover:
         """What a learner had, and since when it has had no more."""
         self._avoided_ms: dict[str, int] = {}
         """Agents that took nothing, and when that was noticed."""
-        self._cached_births: tuple[TopicEntry | None, tuple[tuple[str, ...], ...]] = (None, ())
+        self._steady_ms = min(STEADY_MS, replace_after_ms)
+        self._placement = Goals(roster.agent_id)
+        self._leading = Leading(host, now_ms, settle_ms=self._steady_ms)
+        self._belonging: tuple[Candidate, ...] = ()
+        self._belonging_since_ms = now_ms()
+        self._epoch: object = None
+        self._settled: dict[GroupId, tuple[Configuration, Goal]] = {}
+        """Groups for which there was nothing to do, whatever was permitted, in this epoch: the members and
+        what is known of them are the same."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -91,40 +116,48 @@ class Mover:
     def tick(self, tasks: asyncio.TaskGroup) -> None:
         """One look at everything led here. Requests to learners' agents become tasks."""
         led = self._host.led_replicas()
-        members = self._observe(led)
-        moving = {replica.group for replica in led if replica.core.configuration.learners}
-        self._forget_all_but(led, moving)
+        observed = self._observe(led)
+        self._placement.look(observed)
+        self._leading.look({replica.group for replica in led}, self._seen_ms)
+        self._forget_all_but(led)
+        moving = {replica.group for replica in led if self._is_moving(replica)}
         for replica in led:
-            if (step := self._step_of(replica, members, moving, tasks)) is not None:
-                self._propose(replica, step)
+            if (step := self._step_of(replica, observed, moving, tasks)) is not None:
+                self._carry_out(replica, step, observed)
                 if isinstance(step, AddLearner):
                     moving.add(replica.group)
 
-    def _forget_all_but(self, led: Sequence[Replica], moving: set[GroupId]) -> None:
+    def _is_moving(self, replica: Replica) -> bool:
+        """Whether somebody is brought up. Learners that have everything may stay for ever (`all`)."""
+        learners = replica.core.configuration.learners
+        return any(self._told.get(_Learner(replica.group, learner)) is not True for learner in learners)
+
+    def _forget_all_but(self, led: Sequence[Replica]) -> None:
         """Who leads now begins anew: told twice is told once."""
         learners = {
             _Learner(replica.group, learner)
             for replica in led
-            if replica.group in moving
             for learner in replica.core.configuration.learners
         }
-        self._goals = {group: goal for group, goal in self._goals.items() if group in moving}
+        groups = {learner.group for learner in learners}
+        self._goals = {group: goal for group, goal in self._goals.items() if group in groups}
         self._told = {key: value for key, value in self._told.items() if key in learners}
         self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
         self._progress = {key: value for key, value in self._progress.items() if key in learners}
 
     # ---- who is there ----------------------------------------------------------------------------
 
-    def _observe(self, led: Sequence[Replica]) -> Members:
+    def _observe(self, led: Sequence[Replica]) -> Observed:
         now_ms = self._now_ms()
         placeable = self._roster.placeable()
+        ours = self._roster.ours()
         self._seen_ms = {member.name: self._seen_ms.get(member.name, now_ms) for member in placeable}
         self._avoided_ms = {
             agent_id: since_ms
             for agent_id, since_ms in self._avoided_ms.items()
             if now_ms - since_ms < AVOID_MS
         }
-        watched = {member.name for member in self._roster.ours()}
+        watched = {member.name for member in ours}
         for replica in led:  # gossip forgets who has been gone for long, a configuration does not
             watched.update(item.agent_id for item in replica.core.configuration.replicas)
         self._lost_ms = {
@@ -132,70 +165,100 @@ class Mover:
             for agent_id in watched
             if self._roster.is_lost(agent_id)
         }
-        return Members(
+        settled = {name for name, since_ms in self._seen_ms.items() if now_ms - since_ms >= SETTLE_MS}
+        members = Members(
             candidates=tuple(
                 candidate_of(member)
                 for member in placeable
-                if now_ms - self._seen_ms[member.name] >= SETTLE_MS and member.name not in self._avoided_ms
+                if member.name in settled and member.name not in self._avoided_ms
             ),
             live=self._roster.live_agents(),
             now_ms=now_ms,
             replace_after_ms=self._replace_after_ms,
             lost_since_ms=self._lost_ms,
+            drained=self._roster.drained(),
         )
+        belonging = tuple(
+            candidate_of(member)
+            for member in sorted(ours, key=lambda item: item.name)
+            if member.name not in members.drained
+            and not members.is_dead(member.name)
+            and (member.name in settled or member.name not in self._seen_ms)
+        )
+        return Observed(members, belonging, self._is_steady(members, belonging, settled))
+
+    def _is_steady(self, members: Members, belonging: tuple[Candidate, ...], settled: set[str]) -> bool:
+        if belonging != self._belonging:
+            self._belonging = belonging
+            self._belonging_since_ms = members.now_ms
+        steady = members.now_ms - self._belonging_since_ms >= self._steady_ms and all(
+            item.agent_id in settled for item in belonging
+        )
+        dead = frozenset(name for name in self._lost_ms if members.is_dead(name))
+        epoch = (members.candidates, members.live, dead, members.drained, belonging)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._settled.clear()
+        return steady
 
     # ---- one group -------------------------------------------------------------------------------
 
     def _step_of(
-        self, replica: Replica, members: Members, moving: set[GroupId], tasks: asyncio.TaskGroup
+        self, replica: Replica, observed: Observed, moving: set[GroupId], tasks: asyncio.TaskGroup
     ) -> Step | None:
         configuration = replica.core.configuration
         if configuration.index > replica.state.committed.last_index:
             return None  # one step at a time
-        target = self._target(replica.group, configuration, members)
-        if target is None or _is_settled(configuration, target, members):
+        group = replica.group
+        known = self._settled.get(group)
+        if known is not None and known[0] is configuration:
             return None
+        goal = self._placement.goal(group, configuration, self._catalog(), observed)
+        if goal is None:
+            return None
+        members = observed.members
         caught_up = stalled = NO_REPLICAS
         if configuration.learners:
             caught_up, stalled = self._watch_learners(replica)
-            self._tell_learners(replica.group, configuration, caught_up, tasks)
-        return next_step(
-            Group(*replica.group, self._births(replica.group)),
+            self._tell_learners(group, configuration, caught_up, tasks)
+        step = next_step(
+            group,
             configuration,
-            target,
+            goal,
             leader=replica.replica_id,
             caught_up=caught_up,
             members=members,
             stalled=stalled,
-            may_add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
+            permits=self._permits(replica, goal, observed, moving),
+        )
+        if step is None and not self._is_moving(replica):
+            self._remember_settled(replica, configuration, goal, members)
+        return step
+
+    def _permits(self, replica: Replica, goal: Goal, observed: Observed, moving: set[GroupId]) -> Permits:
+        return Permits(
+            add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
+            move=observed.steady and len(moving) < MAX_BALANCING_MOVES,
+            lead=observed.steady and self._leading.may_hand_over(replica, goal.leader),
         )
 
-    def _target(self, group: GroupId, configuration: Configuration, members: Members) -> int | None:
-        """How many voters the group should have; None for a topic that is not known here, or not any
-        more."""
-        factor: int | Literal["all"] = "all"
-        if group != CATALOG_GROUP:
-            entry = self._catalog().by_id(group.topic_id)
-            if entry is None:
-                return None
-            factor = entry.settings.replication_factor
-        if factor != "all":
-            return factor
-        present = members.live | {name for name in members.lost_since_ms if not members.is_dead(name)}
-        if group == CATALOG_GROUP:
-            wanted = len(catalog_voters(self._roster.agent_id, sorted(present)))
-        else:
-            wanted = min(ALL_REPLICAS_VOTERS, len(present))
-        return steady_target(wanted, len(configuration.voters))
-
-    def _births(self, group: GroupId) -> Sequence[tuple[str, ...]]:
-        """Of every partition of the topic; cached, since each of its partitions asks."""
-        entry = self._catalog().by_id(group.topic_id)
-        if entry is None:
-            return ((),)  # the catalog's own group: nobody has a claim to it by birth
-        if self._cached_births[0] is not entry:
-            self._cached_births = (entry, tuple(birth.voters for birth in entry.partitions))
-        return self._cached_births[1]
+    def _remember_settled(
+        self, replica: Replica, configuration: Configuration, goal: Goal, members: Members
+    ) -> None:
+        """What nearly every group is nearly always. Dead members become so without a change of the epoch only
+        while they are lost."""
+        if any(item.agent_id in self._lost_ms for item in configuration.replicas):
+            return
+        rest = next_step(
+            replica.group,
+            configuration,
+            goal,
+            leader=replica.replica_id,
+            caught_up=frozenset(configuration.learners),
+            members=members,
+        )
+        if rest is None:
+            self._settled[replica.group] = (configuration, goal)
 
     def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
         """Those that have synced what was committed an interval ago (under load nobody ever holds
@@ -226,7 +289,14 @@ class Mover:
         limit_ms = STALL_MS if learner in self._told else REFUSED_MS
         return now_ms - since_ms >= limit_ms
 
-    def _propose(self, replica: Replica, step: Step) -> None:
+    def _carry_out(self, replica: Replica, step: Step, observed: Observed) -> None:
+        match step:
+            case Transfer(replica_id):
+                self._leading.hand_over(replica, replica_id, observed.members.drained)
+            case AddLearner() | Promote() | Remove():
+                self._propose(replica, step)
+
+    def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
         try:
             replica.propose_configuration(apply_step(replica.core.configuration, step))
         except (ReplicationError, ShoalError) as error:
@@ -267,18 +337,3 @@ class Mover:
         else:
             self._told[learner] = has_all
             self._asked_ms.pop(learner, None)
-
-
-def _is_settled(configuration: Configuration, target: int, members: Members) -> bool:
-    """What nearly every group is nearly always."""
-    return len(configuration.voters) == len(
-        configuration.replicas
-    ) == target and not members.lost_since_ms.keys() & {
-        replica.agent_id for replica in configuration.replicas
-    }
-
-
-def steady_target(wanted: int, voters: int) -> int:
-    """Where the number follows the members it never falls with them: a group of three or more only gives up
-    an even voter, which added nothing to what it survives."""
-    return max(wanted, voters if voters < 3 or voters % 2 else voters - 1)

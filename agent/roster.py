@@ -21,6 +21,7 @@ from shoal.agent.documents import (
     TAG_CLUSTER,
     TAG_CLUSTER_ID,
     TAG_DOMAIN,
+    TAG_DRAINED,
     TAG_NAME,
     TAG_PLACEMENT,
     TAG_TOPICS,
@@ -98,6 +99,15 @@ class Roster:
         """Everybody should know at once: the others wait for it."""
         self.cluster_id = cluster_id
         self._tags[TAG_CLUSTER_ID] = cluster_id.hex()
+        self._flush_tags()
+        self.changed()
+
+    def set_drained(self, *, drained: bool) -> None:
+        """Whether this agent shall hold nothing: whoever leads one of its groups acts on it."""
+        if drained:
+            self._tags[TAG_DRAINED] = "1"
+        else:
+            self._tags.pop(TAG_DRAINED, None)
         self._flush_tags()
         self.changed()
 
@@ -187,8 +197,12 @@ class Roster:
         return sorted(self._live - {self.agent_id})
 
     def placeable(self) -> list[Member]:
-        """Where new replicas may be placed: alive by gossip, and of this cluster."""
-        return [member for member in self.ours() if member.status == "alive"]
+        """Where new replicas may be placed: alive by gossip, of this cluster, and not drained."""
+        return [member for member in self.ours() if member.status == "alive" and not is_drained(member)]
+
+    def drained(self) -> frozenset[str]:
+        """Who shall hold and lead nothing."""
+        return frozenset(member.name for member in self.ours() if is_drained(member))
 
     def newcomers(self) -> bool:
         """Whether somebody alive is on the way into this cluster: of our name, and of no cluster yet."""
@@ -271,6 +285,11 @@ def candidate_of(member: Member) -> Candidate:
         failure_domain=member.tags.get(TAG_DOMAIN, member.name),
         weight=max(1, natural(member.tags.get(TAG_WEIGHT, "100"))),
     )
+
+
+def is_drained(member: Member) -> bool:
+    """Whether it has said that it shall hold nothing."""
+    return member.tags.get(TAG_DRAINED) == "1"
 
 
 def cluster_id_of(member: Member) -> bytes | None:

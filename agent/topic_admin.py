@@ -148,8 +148,9 @@ class TopicAdmin:
         wanted = settings.wanted_replicas(len(members))
         births = []
         for partition, bounds in enumerate(hash_ranges(settings.partitions)):
-            births.append(PartitionBirth(bounds, birth_voters(topic_id, partition, candidates, wanted)))
-            await asyncio.sleep(0)  # placing a thousand partitions takes a second in all: heartbeats go on
+            voters = birth_voters(topic_id, partition, settings.partitions, candidates, wanted)
+            births.append(PartitionBirth(bounds, voters))
+            await asyncio.sleep(0)  # each block of partitions takes a few milliseconds: heartbeats go on
         return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us())
 
     async def change(

@@ -1,20 +1,30 @@
-"""Which agents hold which partition.
+"""Which agents hold which partition, and which of them leads it.
 
-Law of this file: pure functions of the member list. Nobody's clock, load or opinion enters, so that two
-agents that know the same members decide the same.
+Law of this file: pure functions of the member list. Nobody's clock, load, history or opinion enters, so that
+two agents that know the same members decide the same, and a leader that moves its replicas there, each group
+for itself, meets all the others in one balanced whole.
+
+A block of partitions is matched with the agents by deferred acceptance (Gale and Shapley, 1962), both sides
+preferring by rendezvous hashing (Thaler and Ravishankar, 1998): every partition asks its best agents, in as
+many failure domains as it can; an agent keeps as many as its share is, those it scores best. The outcome is
+stable, and that makes it cheap to change: an agent that comes takes its share from the others, an agent that
+goes leaves its own to them, and little else moves.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from math import floor
 from typing import Final
 
 from shoal.replication.errors import NotEnoughAgents
 
-# Partitions are balanced exactly within a block and by chance between blocks, so that one partition's
-# placement costs at most a block's work however many partitions a topic has.
 BLOCK_PARTITIONS: Final = 64
+"""Partitions are balanced exactly within a block and by chance between blocks, so that one partition's
+placement costs at most a block's work however many partitions a topic has."""
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,100 +37,326 @@ class Candidate:
 
 
 def birth_voters(
-    topic_id: bytes, partition: int, candidates: Sequence[Candidate], factor: int
+    topic_id: bytes, partition: int, partitions: int, candidates: Sequence[Candidate], factor: int
 ) -> tuple[str, ...]:
-    """The voters with which a partition is born; the first is the preferred leader.
-
-    Replicas and preferred leaders are spread over the agents by weight, within one of each other in every
-    block of partitions; ties are broken by rendezvous hashing, so that topics differ. Failure domains are
-    preferred, never blocking (safety 5). Raises NotEnoughAgents.
-    """
-    assert factor >= 1
-    agents = sorted((item for item in candidates if item.weight > 0), key=lambda item: item.agent_id)
-    assert len({item.agent_id for item in agents}) == len(agents)
-    if len(agents) < factor:
-        raise NotEnoughAgents(f"{factor} replicas need {factor} agents, and there are {len(agents)}")
-    held: Counter[str] = Counter()
-    led: Counter[str] = Counter()
-    voters: tuple[str, ...] = ()
-    for number in range(_block_start(partition), partition + 1):
-        voters = _place(topic_id, number, agents, factor, held, led)
-        held.update(voters)
-        led[voters[0]] += 1
-    return voters
+    """The voters with which a partition is born: where it belongs among these. Raises NotEnoughAgents."""
+    able = sum(item.weight > 0 for item in candidates)
+    if able < factor:
+        raise NotEnoughAgents(f"{factor} replicas need {factor} agents, and there are {able}")
+    return place(topic_id, partition, partitions, candidates, factor)
 
 
-def grown_voters(
-    topic_id: bytes,
-    partition: int,
-    births: Sequence[tuple[str, ...]],
-    candidates: Sequence[Candidate],
-    factor: int,
+def place(
+    topic_id: bytes, partition: int, partitions: int, candidates: Collection[Candidate], factor: int
 ) -> tuple[str, ...]:
-    """Where the replicas of a partition belong among these agents, its birth voters staying where they are.
+    """Where the replicas of one of a topic's partitions belong; the first is the preferred leader.
 
-    births: of every partition of the topic, in order. At most `factor` agents, fewer if there are no more.
-    Everybody computes the whole block alike, so that leaders who move partitions at the same time, each for
-    itself, arrive at one balanced whole. Failure domains are preferred, never blocking.
+    `factor` agents, fewer if there are no more. Replicas and leaders are spread by weight, within one of each
+    other in every block. Failure domains come before balance, and never block (safety 5). The order of the
+    candidates does not matter.
     """
-    agents = {item.agent_id: item for item in candidates if item.weight > 0}
-    start = _block_start(partition)
-    kept = [
-        [voter for voter in birth if voter in agents][:factor]
-        for birth in births[start : start + BLOCK_PARTITIONS]
-    ]
-    held = Counter(voter for voters in kept for voter in voters)
-    for number, voters in enumerate(kept[: partition - start + 1], start):
-        while len(voters) < min(factor, len(agents)):
-            domains = Counter(agents[voter].failure_domain for voter in voters)
-            best = min(
-                (item for item in agents.values() if item.agent_id not in voters),
-                key=lambda item: (
-                    domains[item.failure_domain],
-                    held[item.agent_id] / item.weight,
-                    rendezvous(topic_id, number, item.agent_id),
-                ),
-            )
-            voters.append(best.agent_id)
-            held[best.agent_id] += 1
-    return tuple(kept[partition - start])
+    assert 0 <= partition < partitions
+    agents = tuple(sorted((item for item in candidates if item.weight > 0), key=lambda item: item.agent_id))
+    start = block_start(partition)
+    count = min(BLOCK_PARTITIONS, partitions - start)
+    return _place_block(topic_id, start, count, agents, factor)[partition - start]
 
 
-def _block_start(partition: int) -> int:
+def block_start(partition: int) -> int:
+    """The first partition of its block."""
     return partition - partition % BLOCK_PARTITIONS
 
 
-def _place(
-    topic_id: bytes,
-    partition: int,
-    agents: Sequence[Candidate],
-    factor: int,
-    held: Counter[str],
-    led: Counter[str],
-) -> tuple[str, ...]:
-    """One partition, given what the agents hold and lead of the block already."""
-    score = {item.agent_id: rendezvous(topic_id, partition, item.agent_id) for item in agents}
-    domains: Counter[str] = Counter()
-    chosen: list[Candidate] = []
-    for _ in range(factor):
-        best = min(
-            (item for item in agents if item not in chosen),
-            key=lambda item: (
-                domains[item.failure_domain],
-                held[item.agent_id] / item.weight,
-                score[item.agent_id],
+@lru_cache(maxsize=256)  # sixteen blocks of a large topic are asked for by each of their partitions in turn
+def _place_block(
+    topic_id: bytes, start: int, count: int, agents: tuple[Candidate, ...], factor: int
+) -> tuple[tuple[str, ...], ...]:
+    assert factor >= 1
+    assert len({item.agent_id for item in agents}) == len(agents)
+    factor = min(factor, len(agents))
+    if factor == 0:
+        return ((),) * count
+    block = _Block(topic_id, range(start, start + count), agents, factor)
+    block.match()
+    block.fill()
+    block.spread()
+    return block.led()
+
+
+class _Block:
+    """The matching of one block while it is made. A partition holds at most `factor` agents, an agent at most
+    its share of partitions."""
+
+    def __init__(
+        self, topic_id: bytes, partitions: Sequence[int], agents: Sequence[Candidate], factor: int
+    ) -> None:
+        self._topic_id = topic_id
+        self._partitions = partitions
+        self._factor = factor
+        self._domain = {item.agent_id: item.failure_domain for item in agents}
+        self._score = {
+            (partition, item.agent_id): rendezvous(topic_id, partition, item.agent_id)
+            for partition in partitions
+            for item in agents
+        }
+        self._ranked = {
+            partition: sorted(self._domain, key=lambda agent_id: self._score[partition, agent_id])
+            for partition in partitions
+        }
+        self._share = self._shares(agents)
+        self._agents: dict[int, set[str]] = {partition: set() for partition in partitions}
+        self._held: dict[str, set[int]] = {item.agent_id: set() for item in agents}
+        self._refused: dict[int, set[str]] = {partition: set() for partition in partitions}
+
+    def match(self) -> None:
+        """Deferred acceptance. The choice of a partition only ever widens as it is refused (substitutes), so
+        the outcome does not depend on who asks first."""
+        asking = list(self._partitions)
+        while asking:
+            partition = asking.pop()
+            for agent_id in self._choice(partition, self._refused[partition]):
+                if agent_id in self._agents[partition]:
+                    continue
+                self._take(partition, agent_id)
+                if len(self._held[agent_id]) > self._share[agent_id]:
+                    worst = max(self._held[agent_id], key=lambda number: self._score[number, agent_id])
+                    self._give_up(worst, agent_id)
+                    self._refused[worst].add(agent_id)
+                    asking.append(worst)
+
+    def fill(self) -> None:
+        """What found no place, because all that was left was an agent that holds it already: another
+        partition goes there and makes room. Nobody stays short."""
+        for partition in self._partitions:
+            while len(self._agents[partition]) < self._factor:
+                self._exchange(partition)
+
+    def _exchange(self, short: int) -> None:
+        others = [agent_id for agent_id in self._ranked[short] if agent_id not in self._agents[short]]
+        least = min(self._crowd(short, agent_id, None) for agent_id in others)
+        fitting = [agent_id for agent_id in others if self._crowd(short, agent_id, None) == least]
+        roomy = [agent_id for agent_id in self._held if len(self._held[agent_id]) < self._share[agent_id]]
+        for agent_id in fitting:
+            if agent_id in roomy:
+                self._take(short, agent_id)
+                return
+        for target in roomy:
+            for agent_id in fitting:
+                if (moved := self._movable(agent_id, target)) is not None:
+                    self._give_up(moved, agent_id)
+                    self._take(moved, target)
+                    self._take(short, agent_id)
+                    return
+        self._take(short, min(fitting, key=lambda agent_id: len(self._held[agent_id])))
+
+    def spread(self) -> None:
+        """Where others had filled a domain first, a partition may hold more than it should in another: it
+        exchanges one with a partition that does not care, or else goes where it is needed all the same."""
+        for partition in self._partitions:
+            while (crowded := self._crowded(partition)) is not None:
+                self._leave(partition, crowded)
+
+    def _crowded(self, partition: int) -> str | None:
+        holders = sorted(self._agents[partition], key=lambda agent_id: self._score[partition, agent_id])
+        crowded = [item for item in holders if self._crowd(partition, item, None) >= self._level]
+        return crowded[-1] if crowded else None
+
+    def _leave(self, partition: int, crowded: str) -> None:
+        free = [
+            agent_id
+            for agent_id in self._ranked[partition]
+            if agent_id not in self._agents[partition]
+            and self._crowd(partition, agent_id, crowded) < self._level
+        ]
+        self._give_up(partition, crowded)
+        for agent_id in free:
+            if (moved := self._movable(agent_id, crowded)) is not None:
+                self._give_up(moved, agent_id)
+                self._take(moved, crowded)
+                self._take(partition, agent_id)
+                return
+        self._take(partition, min(free, key=lambda agent_id: len(self._held[agent_id])))
+
+    def _movable(self, source: str, target: str) -> int | None:
+        """A partition that may go from source to target without losing a failure domain."""
+        fitting = [
+            number
+            for number in self._held[source]
+            if target not in self._agents[number]
+            and self._crowd(number, target, source) <= self._crowd(number, source, source)
+        ]
+        return min(fitting, key=lambda number: self._score[number, target], default=None)
+
+    def _crowd(self, partition: int, agent_id: str, without: str | None) -> int:
+        """How many of the partition's other replicas share the agent's failure domain."""
+        return sum(
+            self._domain[holder] == self._domain[agent_id]
+            for holder in self._agents[partition]
+            if holder not in (agent_id, without)
+        )
+
+    def _take(self, partition: int, agent_id: str) -> None:
+        self._agents[partition].add(agent_id)
+        self._held[agent_id].add(partition)
+
+    def _give_up(self, partition: int, agent_id: str) -> None:
+        self._agents[partition].discard(agent_id)
+        self._held[agent_id].discard(partition)
+
+    def _choice(self, partition: int, refused: Collection[str]) -> list[str]:
+        """The best agents that have not refused it: the best of each domain, then the second best, ..."""
+        level: Counter[str] = Counter()
+        found: list[tuple[int, int, str]] = []
+        for rank, agent_id in enumerate(self._ranked[partition]):
+            if agent_id not in refused:
+                domain = self._domain[agent_id]
+                found.append((level[domain], rank, agent_id))
+                level[domain] += 1
+        return [agent_id for _, _, agent_id in sorted(found)[: self._factor]]
+
+    def led(self) -> tuple[tuple[str, ...], ...]:
+        """Each partition's agents, its preferred leader first: as many led by each as its part of what is
+        held there."""
+        share = self._whole_shares(
+            {agent_id: len(held) / self._factor for agent_id, held in self._held.items()}
+        )
+        leads: dict[str, set[int]] = {agent_id: set() for agent_id in self._held}
+        leader: dict[int, str] = {}
+        asking = list(self._partitions)
+        refused: dict[int, set[str]] = {partition: set() for partition in asking}
+        while asking:
+            partition = asking.pop()
+            able = [
+                agent_id
+                for agent_id in self._ranked[partition]
+                if agent_id in self._agents[partition] and agent_id not in refused[partition]
+            ]
+            if not able:
+                continue
+            agent_id = leader[partition] = able[0]
+            leads[agent_id].add(partition)
+            if len(leads[agent_id]) > share[agent_id]:
+                worst = max(leads[agent_id], key=lambda number: self._score[number, agent_id])
+                leads[agent_id].discard(worst)
+                del leader[worst]
+                refused[worst].add(agent_id)
+                asking.append(worst)
+        for partition in self._partitions:
+            if partition not in leader:
+                self._find_leader(partition, leader, leads, share)
+        return tuple(self._with_leader(partition, leader[partition]) for partition in self._partitions)
+
+    def _find_leader(
+        self,
+        partition: int,
+        leader: dict[int, str],
+        leads: Mapping[str, set[int]],
+        share: Mapping[str, int],
+    ) -> None:
+        """Somebody who holds it passes one of the others on, along the shortest chain that ends where there
+        is room."""
+        reached: dict[str, tuple[str, int] | None] = dict.fromkeys(
+            agent_id for agent_id in self._ranked[partition] if agent_id in self._agents[partition]
+        )
+        queue = list(reached)
+        end = queue[0]
+        for agent_id in queue:
+            if len(leads[agent_id]) < share[agent_id]:
+                end = agent_id
+                break
+            for number in sorted(leads[agent_id]):
+                for holder in sorted(self._agents[number] - reached.keys()):
+                    reached[holder] = (agent_id, number)
+                    queue.append(holder)
+        while (step := reached[end]) is not None:
+            source, number = step
+            leads[source].discard(number)
+            leads[end].add(number)
+            leader[number] = end
+            end = source
+        leads[end].add(partition)
+        leader[partition] = end
+
+    def _with_leader(self, partition: int, leader: str) -> tuple[str, ...]:
+        others = [
+            agent_id
+            for agent_id in self._ranked[partition]
+            if agent_id in self._agents[partition] and agent_id != leader
+        ]
+        return (leader, *others)
+
+    def _shares(self, agents: Sequence[Candidate]) -> dict[str, int]:
+        """How many of the partitions each agent should hold: of its domain's share its part by weight; nobody
+        can hold one twice."""
+        domains: dict[str, list[Candidate]] = {}
+        for item in agents:
+            domains.setdefault(item.failure_domain, []).append(item)
+        self._level = _level(domains, self._factor)
+        partitions = len(self._partitions)
+        per_domain = self._whole_shares(_domain_shares(domains, partitions, self._factor))
+        shares: dict[str, int] = {}
+        for name, items in domains.items():
+            vessels = {item.agent_id: (item.weight, partitions) for item in items}
+            shares |= self._whole_shares(_pour(vessels, per_domain[name]))
+        return shares
+
+    def _whole_shares(self, shares: Mapping[str, float]) -> dict[str, int]:
+        """Whole numbers with the same sum; who is rounded up is settled by the block's hash of the agent."""
+        whole = {agent_id: floor(share + _ROUNDING) for agent_id, share in shares.items()}
+        left = round(sum(shares.values())) - sum(whole.values())
+        by_remainder = sorted(
+            shares,
+            key=lambda agent_id: (
+                -round(shares[agent_id] - whole[agent_id], 6),
+                rendezvous(self._topic_id, -1 - self._partitions[0], agent_id),
             ),
         )
-        chosen.append(best)
-        domains[best.failure_domain] += 1
-    leader = min(chosen, key=lambda item: (led[item.agent_id] / item.weight, score[item.agent_id]))
-    others = [item.agent_id for item in chosen if item is not leader]
-    return (leader.agent_id, *others)
+        for agent_id in by_remainder[:left]:
+            whole[agent_id] += 1
+        return whole
+
+
+def _level(domains: Mapping[str, Sequence[Candidate]], factor: int) -> int:
+    """How many replicas of one partition a failure domain must take at least, where they are spread best."""
+    level = 1
+    while sum(min(level, len(items)) for items in domains.values()) < factor:
+        level += 1
+    return level
+
+
+def _domain_shares(
+    domains: Mapping[str, Sequence[Candidate]], partitions: int, factor: int
+) -> dict[str, float]:
+    """How many replicas of the partitions each failure domain should hold: by weight, but none takes more of
+    one partition than it must."""
+    level = _level(domains, factor)
+    return _pour(
+        {
+            name: (sum(item.weight for item in items), partitions * min(level, len(items)))
+            for name, items in domains.items()
+        },
+        partitions * factor,
+    )
+
+
+def _pour(vessels: Mapping[str, tuple[int, int]], amount: float) -> dict[str, float]:
+    """The amount spread over vessels by (weight, capacity): what would overflow one goes to the others."""
+    result: dict[str, float] = {}
+    rest = dict(vessels)
+    while rest:
+        weight = sum(item[0] for item in rest.values())
+        full = [name for name, (part, room) in rest.items() if amount * part / weight >= room]
+        if not full:
+            return result | {name: amount * part / weight for name, (part, _) in rest.items()}
+        for name in full:
+            result[name] = float(rest.pop(name)[1])
+        amount -= sum(result[name] for name in full)
+    return result
 
 
 def rendezvous(topic_id: bytes, partition: int, agent_id: str) -> bytes:
     """Highest-random-weight hashing (Thaler and Ravishankar, 1998): a number nobody else's presence
     changes."""
     return blake2b(
-        partition.to_bytes(8, "little") + agent_id.encode(), key=topic_id[:64], digest_size=8
+        partition.to_bytes(8, "little", signed=True) + agent_id.encode(), key=topic_id[:64], digest_size=8
     ).digest()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.goals import steady_target
 from shoal.agent.identity import GroupId, ReplicaState
-from shoal.agent.mover import steady_target
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
 GROWTH_LIMIT_S = 30.0

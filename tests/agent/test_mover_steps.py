@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from shoal.agent.catalog import Catalog, CreateTopic, PartitionBirth, TopicEntry
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId
+from shoal.agent.leading import MAX_TRANSFERS_PER_LOOK, RETURNED_MS
 from shoal.agent.links import PeerRequestFailed
-from shoal.agent.mover import MAX_MOVES, REFUSED_MS, SETTLE_MS, STALL_MS, Mover
+from shoal.agent.mover import (
+    MAX_BALANCING_MOVES,
+    MAX_MOVES,
+    REFUSED_MS,
+    SETTLE_MS,
+    STALL_MS,
+    STEADY_MS,
+    Mover,
+)
 from shoal.agent.peer_messages import decode_hold
 from shoal.agent.roster import Roster
 from shoal.agent.shipments import Shipments
@@ -37,6 +49,8 @@ class FakeReplica:
     matches: dict[ReplicaId, LogIndex] = field(default_factory=dict)
     shipments: Shipments = field(default_factory=Shipments)
     first_index: LogIndex = field(default=LogIndex(1))
+
+    is_transferring = False
 
     @property
     def core(self) -> Any:
@@ -91,6 +105,9 @@ class Fixture:
         self.silent: set[str] = set()
         self.told: list[tuple[str, bool]] = []
         self.refuses = False
+        self.drained_agents: frozenset[str] = frozenset()
+        self.handed_over: list[tuple[int, str]] = []
+        """When, and to whom."""
         settings = TopicSettings(partitions=PARTITIONS)
         partitions = tuple(PartitionBirth(bounds, births) for bounds in hash_ranges(PARTITIONS))
         self.catalog = Catalog()
@@ -99,7 +116,7 @@ class Fixture:
         self.led = [FakeReplica(GroupId(TOPIC, number), born) for number in range(led)]
         self.mover = Mover(
             roster=cast("Roster", self),
-            host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led)),
+            host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led, transfer=self.transfer)),
             catalog=lambda: self.catalog,
             now_ms=lambda: self.now_ms,
             replace_after_ms=REPLACE_AFTER_MS,
@@ -108,10 +125,21 @@ class Fixture:
     # what the mover asks of the roster
 
     def placeable(self) -> list[Any]:
-        return [SimpleNamespace(name=name, tags={}) for name in self.alive]
+        return [SimpleNamespace(name=name, tags={}) for name in self.alive if name not in self.drained_agents]
 
     def ours(self) -> list[Any]:
-        return self.placeable()
+        return [SimpleNamespace(name=name, tags={}) for name in self.alive]
+
+    def drained(self) -> frozenset[str]:
+        return self.drained_agents
+
+    def transfer(self, group: GroupId, to: ReplicaId) -> None:
+        """The other one leads at once."""
+        replica = next(item for item in self.led if item.group == group)
+        target = replica.configuration.find(to)
+        assert target is not None
+        self.handed_over.append((self.now_ms, target.agent_id))
+        self.led.remove(replica)
 
     def is_lost(self, agent_id: str) -> bool:
         return agent_id not in self.alive and agent_id in self.silent
@@ -245,3 +273,89 @@ async def test_a_group_whose_head_is_trimmed_grows_like_any_other() -> None:
     fixture.catch_up()
     await fixture.pass_time(1_000)
     assert sorted(replica.holders()) == ["a", "b", "c"]
+
+
+async def test_moves_for_balance_wait_until_the_members_have_been_the_same_for_a_while() -> None:
+    """Then only a few groups move at a time; a repair does not wait for them. The newcomer ends with its
+    share."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    await fixture.pass_time(2 * STEADY_MS)
+    led = list(fixture.led)
+    assert {replica.holders() for replica in led} == {"abc"}
+    fixture.alive.append(FOURTH)
+    await fixture.pass_time(STEADY_MS)
+    assert {replica.holders() for replica in led} == {"abc"}
+    await fixture.pass_time(SETTLE_MS + 500)
+    assert sum("?" in replica.holders() for replica in led) == MAX_BALANCING_MOVES
+    for _ in range(200):
+        fixture.catch_up()
+        await fixture.pass_time(250)
+    moved = [replica for replica in led if "d" in replica.holders()]
+    assert abs(len(moved) - PARTITIONS * 3 // 4) <= 3  # those that lost their leader here move on elsewhere
+    assert all(len(replica.holders()) in (3, 4) for replica in led)
+    before = [replica.configuration for replica in fixture.led]
+    fixture.catch_up()
+    await fixture.pass_time(3 * STEADY_MS)
+    assert [replica.configuration for replica in fixture.led] == before
+
+
+async def test_leadership_goes_where_it_belongs_a_little_at_a_time() -> None:
+    """Not before everybody has been there for a while, so many in a quarter of a second, and each once."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    fixture.catch_up()
+    await fixture.pass_time(STEADY_MS)
+    assert fixture.handed_over == []
+    await fixture.pass_time(5_000)
+    times = Counter(now_ms for now_ms, _ in fixture.handed_over)
+    assert max(times.values()) == MAX_TRANSFERS_PER_LOOK
+    assert Counter(agent_id for _, agent_id in fixture.handed_over) == {OTHER: 4, THIRD: 4}
+    assert len(fixture.led) == PARTITIONS // 3
+
+
+@pytest.mark.parametrize("fault", ["lags", "is away", "comes and goes"])
+async def test_leadership_stays_while_a_group_is_not_healthy(fault: str) -> None:
+    """Balance is worth no interruption of a group that lacks somebody."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    fixture.catch_up()
+    for replica in fixture.led if fault == "lags" else ():
+        replica.matches = {}
+    for turn in range(40):
+        if fault == "is away" or (fault == "comes and goes" and turn % 2):
+            fixture.alive = [SELF, OTHER]
+        else:
+            fixture.alive = [SELF, OTHER, THIRD]
+        await fixture.pass_time(STEADY_MS // 4)
+    assert fixture.handed_over == []
+
+
+async def test_a_leadership_that_came_back_is_not_offered_again_for_a_while() -> None:
+    """Whoever gave it back had a reason, a disk that does not answer perhaps: nothing goes to and fro."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    fixture.catch_up()
+    all_of_them = list(fixture.led)
+    await fixture.pass_time(2 * STEADY_MS)
+    offered = len(fixture.handed_over)
+    assert offered == PARTITIONS * 2 // 3
+    fixture.led = all_of_them
+    await fixture.pass_time(RETURNED_MS - 2 * STEADY_MS, 1_000)
+    assert len(fixture.handed_over) == offered
+    await fixture.pass_time(2 * STEADY_MS)
+    assert len(fixture.handed_over) == 2 * offered
+
+
+async def test_a_drained_agent_gives_everything_away_and_leads_nothing() -> None:
+    """At once, as far as somebody can take it: nobody is waited for to die."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    fixture.alive.append(FOURTH)
+    await fixture.pass_time(SETTLE_MS + 500)
+    fixture.drained_agents = frozenset({THIRD})
+    for _ in range(80):
+        fixture.catch_up()
+        await fixture.pass_time(250)
+    assert {"".join(sorted(replica.holders())) for replica in fixture.led} == {"abd"}
+    led = len(fixture.led)
+    fixture.drained_agents = frozenset({SELF})
+    fixture.catch_up()
+    await fixture.pass_time(8_000)
+    assert led
+    assert fixture.led == []
