@@ -44,6 +44,7 @@ from shoal.agent.data_directory import (
     settle_identity,
     wipe,
 )
+from shoal.agent.draining import Draining
 from shoal.agent.guard import Guard
 from shoal.agent.holding import Holding
 from shoal.agent.host import Host
@@ -132,6 +133,7 @@ class Agent:
         self._identities: IdentityStore
         self._links: Links
         self._twins: TwinWatch
+        self._draining: Draining
         self._kept_http_port = 0
         self._dissolved: str | None = None
         self._last_said = ""
@@ -202,6 +204,8 @@ class Agent:
         record = await self._open_directory(parts)
         listener = await self._listen_http(parts)
         self._make_links_and_roster(parts)
+        self._draining = Draining(self._disk, self.config.data, self.roster)
+        await self._draining.load()
         self._make_broker(stop)
         await self._look_for_twin()
         await self._serve_http(parts, listener)
@@ -308,6 +312,7 @@ class Agent:
             request_stop=stop.ask,
             join=lambda addresses: self.membership.join(addresses),
             force_leave=lambda name: self.membership.force_leave(name),
+            draining=self._draining,
         )
 
     async def _look_for_twin(self) -> None:
@@ -341,6 +346,7 @@ class Agent:
             domain=self.config.failure_domain or host_name(socket.gethostname()),
             weight=self.config.weight,
             boot=self._boot,
+            drained=self._draining.wanted,
         )
         self.membership = await listen(choice, self.config.bind, lambda port: self._gossip_on(port, tags))
         parts.push_async_callback(self.membership.stop)

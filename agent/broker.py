@@ -21,6 +21,7 @@ from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
+from shoal.agent.draining import Draining
 from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.links import Links
@@ -95,6 +96,7 @@ class Broker:
         request_stop: Callable[[], None],
         join: Callable[[Sequence[tuple[str, int]]], Any],
         force_leave: Callable[[str], None],
+        draining: Draining,
     ) -> None:
         self.config = config
         self.agent_id = agent_id
@@ -113,6 +115,7 @@ class Broker:
         self._request_stop = request_stop
         self._join = join
         self._force_leave = force_leave
+        self._draining = draining
         self._joined: Joined | None = None
         self._admin = TopicAdmin(
             roster=roster,
@@ -296,6 +299,21 @@ class Broker:
         """Leave gracefully, as SIGTERM does; returns at once."""
         self._request_stop()
 
+    async def drain(self, *, undo: bool) -> dict[str, Any]:
+        """Hold and lead nothing any more, or take that back; returns at once with how far it is."""
+        self._parts()
+        try:
+            await (self._draining.undo() if undo else self._draining.begin())
+        except OSError as error:
+            raise ShoalError("internal", f"the wish cannot be kept: {error.strerror or error}") from None
+        return self.drain_document()
+
+    def drain_document(self) -> dict[str, Any]:
+        """GET /v1/agent/drain."""
+        return {"id": self.agent_id, "name": self.name} | self._draining.document(
+            self._parts().host, self._catalog
+        )
+
     async def accept_peer(self, request: web.BaseRequest) -> None:
         """GET /v1/peer: the links take the connection over until its end."""
         await self._links.accept(request)
@@ -381,7 +399,9 @@ class Broker:
         self._parts()
         self._freshen()
         return [
-            documents.topic_summary(entry, routes=self._routes, is_live=self._roster.is_live)
+            documents.topic_summary(
+                entry, routes=self._routes, is_live=self._roster.is_live, agents=self._roster.holders_count()
+            )
             for _, entry in sorted(self._catalog.topics.items())
         ]
 
@@ -393,7 +413,11 @@ class Broker:
     def _topic_document(self, entry: TopicEntry) -> dict[str, Any]:
         self._freshen()
         return documents.topic_document(
-            entry, routes=self._routes, is_live=self._roster.is_live, urls=self._roster.urls()
+            entry,
+            routes=self._routes,
+            is_live=self._roster.is_live,
+            urls=self._roster.urls(),
+            agents=self._roster.holders_count(),
         )
 
     def _holders(self, entry: TopicEntry) -> frozenset[str]:

@@ -141,9 +141,10 @@ class CatalogService:
         self._saved_version = self.catalog.version
         self.sealed = asyncio.Event()
         self._held_topics: set[bytes] = set()
-        """Topics the catalog has had in this run, of which this agent holds a replica."""
+        """Topics that the catalog here has had, of which this agent holds a replica."""
         self.changing = asyncio.Lock()
         """Held by whoever opens or deletes replicas: one at a time decides what is here."""
+        self._remember_held()
         if self.catalog.sealed_for is not None:
             self.sealed.set()  # a crash came between the seal and giving the cluster up
 
@@ -161,6 +162,13 @@ class CatalogService:
             elif record is not None and record.state is not ReplicaState.REMOVED:
                 await self._open_catalog(record.replica_id)
         self._work.set()
+
+    def _remember_held(self) -> None:
+        """Before any newer state is taken: what was here and is there no more was deleted, and not merely
+        never heard of. This holds when an agent has been away for so long that no tombstone waits for it."""
+        for record in self._groups.replica_records():
+            if self.catalog.by_id(record.group.topic_id) is not None:
+                self._held_topics.add(record.group.topic_id)
 
     async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
         await self._groups.open_group(
@@ -430,6 +438,7 @@ class CatalogService:
 
     async def _open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
         settings = entry.settings
+        self._held_topics.add(entry.topic_id)
         await self._groups.open_group(
             GroupId(entry.topic_id, partition),
             birth=Configuration.birth(entry.partitions[partition].voters),

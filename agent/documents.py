@@ -85,6 +85,7 @@ def _member_document(
         "gossip_port": member.port,
         "url": member.tags.get(TAG_URL),
         "failure_domain": member.tags.get(TAG_DOMAIN),
+        "drained": member.tags.get(TAG_DRAINED) == "1",
         "incarnation": member.incarnation,
         "since": format_time(member.since_ms * 1_000),
         "tags": dict(sorted(member.tags.items())),
@@ -183,17 +184,23 @@ def _replicas(
 
 
 def live_replicas(
-    entry: TopicEntry, partition: int, *, routes: RouteTable, is_live: Callable[[str], bool]
+    entry: TopicEntry, partition: int, *, routes: RouteTable, is_live: Callable[[str], bool], agents: int
 ) -> tuple[int, int]:
-    """(voters that are live, voters wanted): the partition is under-replicated when the first is smaller."""
+    """(voters that are live, voters wanted): the partition is under-replicated when the first is smaller.
+
+    agents: how many there are. A factor above that is no trouble but a wish (safety 5: the effective factor);
+    a voter that is away is trouble, whatever the factor.
+    """
     leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
     voters = entry.partitions[partition].voters if leadership is None else leadership.voters
     factor = entry.settings.replication_factor
-    wanted = len(voters) if factor == "all" else factor
+    wanted = len(voters) if factor == "all" else max(len(voters), min(factor, agents))
     return sum(1 for voter in voters if is_live(voter)), wanted
 
 
-def topic_summary(entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[str], bool]) -> dict[str, Any]:
+def topic_summary(
+    entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[str], bool], agents: int
+) -> dict[str, Any]:
     """One line of GET /v1/topics. Counts are those of the leaders' last claims, a few seconds old at most."""
     records = 0
     size_bytes = 0
@@ -203,7 +210,7 @@ def topic_summary(entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[s
         if leadership is not None:
             records += leadership.high_watermark - leadership.log_start_offset
             size_bytes += leadership.size_bytes
-        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live)
+        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
         under_replicated += live < wanted
     return {
         "name": entry.name,
@@ -223,13 +230,14 @@ def topic_document(
     routes: RouteTable,
     is_live: Callable[[str], bool],
     urls: Mapping[str, str],
+    agents: int,
 ) -> dict[str, Any]:
     """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
-    summary = topic_summary(entry, routes=routes, is_live=is_live)
+    summary = topic_summary(entry, routes=routes, is_live=is_live, agents=agents)
     partitions = []
     for partition in range(len(entry.partitions)):
         leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
-        live, _ = live_replicas(entry, partition, routes=routes, is_live=is_live)
+        live, _ = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
         partitions.append(
             partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
             | {

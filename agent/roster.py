@@ -200,6 +200,11 @@ class Roster:
         """Where new replicas may be placed: alive by gossip, of this cluster, and not drained."""
         return [member for member in self.ours() if member.status == "alive" and not is_drained(member)]
 
+    def holders_count(self) -> int:
+        """How many agents replicas can be spread over, those counted that may come back: nobody who left or
+        is drained."""
+        return sum(member.status != "left" and not is_drained(member) for member in self.ours())
+
     def drained(self) -> frozenset[str]:
         """Who shall hold and lead nothing."""
         return frozenset(member.name for member in self.ours() if is_drained(member))
@@ -311,9 +316,10 @@ def first_tags(
     domain: str,
     weight: int,
     boot: str,
+    drained: bool = False,
 ) -> dict[str, str]:
     """What an agent says of itself from its first packet on."""
-    return {
+    return ({TAG_DRAINED: "1"} if drained else {}) | {
         TAG_VERSION: version,
         TAG_NAME: name,
         TAG_CLUSTER: cluster,

@@ -153,6 +153,16 @@ class AsyncClient:
         """POST /v1/agent/leave: the first bootstrap agent hands over and stops. No other is asked instead."""
         await self._cluster.at_agent(Call("POST", "/v1/agent/leave"))
 
+    async def drain(self, *, undo: bool = False) -> dict[str, Any]:
+        """POST or DELETE /v1/agent/drain at the first bootstrap agent: hold and lead nothing, or take that
+        back. The answer says how far it is."""
+        call = Call("DELETE" if undo else "POST", "/v1/agent/drain")
+        return (await self._cluster.at_agent(call)).document()
+
+    async def drain_status(self) -> dict[str, Any]:
+        """GET /v1/agent/drain at the first bootstrap agent."""
+        return (await self._cluster.at_agent(Call("GET", "/v1/agent/drain"))).document()
+
     async def force_leave(self, member: str) -> None:
         """POST /v1/members/{member}/force-leave: a failed member counts as left."""
         await self._cluster.anywhere(Call("POST", f"/v1/members/{quote(member, safe='')}/force-leave"))

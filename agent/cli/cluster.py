@@ -113,7 +113,7 @@ def _member_row(member: Mapping[str, Any]) -> list[object]:
     )  # others lead nothing, whatever they last said
     return [
         member.get("name") or member["id"],
-        member["status"],
+        f"{member['status']}, drained" if member.get("drained") else member["status"],
         f"{member['address']}:{member['gossip_port']}",
         member.get("url"),
         len(partitions),
@@ -155,7 +155,7 @@ def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> li
             f"restart {', '.join(report['failed'][:LISTED_PROBLEMS_MAX])} on the same --data; an agent that"
             " will not come back: `shoal force-leave NAME`"
         )
-    factors = [entry.get("replication_factor") for entry in topics if entry.get("under_replicated")]
+    factors = [entry.get("replication_factor") for entry in topics]
     wanted = max((factor for factor in factors if isinstance(factor, int)), default=0)
     if wanted > report["alive"]:
         lines.append(

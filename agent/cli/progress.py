@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from typing import TextIO
 
 TERMINAL_INTERVAL_SECONDS = 0.1
 PLAIN_INTERVAL_SECONDS = 1.0  # a log line a second is enough to see that it moves
@@ -58,3 +59,26 @@ class Progress:
             sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
         self._drawn = True
+
+
+class Bar:
+    """A share of a whole on a terminal; nothing at all elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = stream.isatty()
+
+    def update(self, share: float, text: str) -> None:
+        """Draw anew. share: 0 to 1."""
+        if self._shown:
+            share = min(1.0, max(0.0, share))
+            room = shutil.get_terminal_size().columns - len(text) - 10
+            width = max(0, min(BAR_WIDTH_MAX, room))
+            self._stream.write(f"\r[{'#' * round(share * width):<{width}}] {share:4.0%}  {text}\x1b[K")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the line, so that what follows stands alone."""
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

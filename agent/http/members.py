@@ -37,6 +37,9 @@ class MemberHandlers:
             Route("GET", "/v1/agent", self.agent),
             Route("POST", "/v1/agent/join", self.join),
             Route("POST", "/v1/agent/leave", self.leave),
+            Route("GET", "/v1/agent/drain", self.drain_status),
+            Route("POST", "/v1/agent/drain", self.drain),
+            Route("DELETE", "/v1/agent/drain", self.undo_drain),
             Route("GET", "/v1/peer", self.peer),
         ]
 
@@ -106,6 +109,18 @@ class MemberHandlers:
         """Begin to leave the cluster gracefully, as SIGTERM does; the answer does not wait for the end."""
         await self._context.broker.leave()
         return json_response({"leaving": True})
+
+    async def drain_status(self, call: Call) -> web.Response:
+        """How far this agent is with giving its replicas away."""
+        return json_response(self._context.broker.drain_document())
+
+    async def drain(self, call: Call) -> web.Response:
+        """Hold and lead nothing any more; the answer does not wait for the end."""
+        return json_response(await self._context.broker.drain(undo=False))
+
+    async def undo_drain(self, call: Call) -> web.Response:
+        """Take replicas again."""
+        return json_response(await self._context.broker.drain(undo=True))
 
     async def peer(self, call: Call) -> web.StreamResponse:
         """The link between agents: the broker takes the connection over and keeps it until its end."""

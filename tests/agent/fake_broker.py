@@ -211,6 +211,7 @@ class FakeBroker:
         self.fail_next: list[ShoalError] = []
         self.joined: list[str] = []
         self.left: list[str] = []
+        self.draining = False
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
@@ -283,6 +284,14 @@ class FakeBroker:
 
     async def leave(self) -> None:
         self.left.append(self.agent_id)
+
+    async def drain(self, *, undo: bool) -> Json:
+        self.draining = not undo
+        return self.drain_document()
+
+    def drain_document(self) -> Json:
+        return {"id": self.agent_id, "name": self.name, "draining": self.draining, "replicas": 0, "leads": 0,
+                "blocked": [], "safe_to_stop": self.draining}  # fmt: skip
 
     def metrics(self) -> bytes:
         return b"# TYPE shoal_info gauge\nshoal_info 1\n"

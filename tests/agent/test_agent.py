@@ -73,7 +73,7 @@ async def test_topics_are_created_once_and_differences_are_told(agents: Agents) 
     status, document = await agent.call("PUT", "/v1/topics/t")
     assert status == 200
     assert (document["replication_factor"], document["effective_replication_factor"]) == (3, 1)
-    assert document["under_replicated"] == 1
+    assert document["under_replicated"] == 0
     assert document["partitions"][0]["leader"] == agent.agent.agent_id
     status, problem = await agent.call("PUT", "/v1/topics/t", {"partitions": 2})
     assert (status, problem["code"]) == (409, "topic-differs")

@@ -55,6 +55,9 @@ class FakeRoster:
     def placeable(self) -> list[Member]:
         return [item for item in self.list if item.status == "alive" and item.tags["cid"]]
 
+    def holders_count(self) -> int:
+        return len(self.list)
+
     def newcomers(self) -> bool:
         return any(not item.tags["cid"] for item in self.list)
 
@@ -135,6 +138,7 @@ class Fixture:
             request_stop=self.stop,
             join=self.join,
             force_leave=self.left.append,
+            draining=SimpleNamespace(),  # type: ignore[arg-type]
         )
         host: Any = self.host
         catalog: Any = self.catalog

@@ -1,0 +1,141 @@
+"""`shoal drain`: have an agent give its replicas and its leadership away, and watch it.
+
+Law of this file: the agent remembers the wish and the cluster carries it out; here it is asked for, watched
+and taken back. What is said at the end, and with which exit code, is decided in `verdict`, which is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.agent.cli.output import (
+    DEFAULT_AGENT,
+    AgentOption,
+    CliError,
+    Output,
+    OutputOption,
+    example,
+    plural,
+    say,
+    show_json,
+)
+from shoal.agent.cli.progress import Bar
+from shoal.agent.cli.running import with_client
+
+if TYPE_CHECKING:
+    from shoal.aio import AsyncClient
+
+POLL_SECONDS = 0.25
+STUCK_SECONDS = 10.0
+"""No replica went for so long, and the agent says what keeps them: nothing will change by waiting."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `shoal`."""
+    app.command(
+        epilog=example(
+            "shoal drain herring && shoal leave --agent http://10.0.0.7:7070", "shoal drain herring --undo"
+        )
+    )(drain)
+
+
+def drain(
+    member: Annotated[
+        str | None,
+        typer.Argument(metavar="[MEMBER]", help="A member's name or id; by default the agent asked."),
+    ] = None,
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it back: it holds replicas again.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until the agent is empty.")] = True,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long to watch.")
+    ] = 3_600.0,
+) -> None:
+    """Move an agent's replicas and leadership to the others, so that it can be stopped for good.
+
+    It lasts until --undo, over restarts too. Interrupted, it goes on; run again, it is watched again. The
+    exit code is 0 once nothing is left on the agent and it is safe to stop.
+    """
+    url = agent if member is None else with_client(agent, lambda client: _url_of(client, member))
+    if undo:
+        document = with_client(url, lambda client: client.drain(undo=True))
+        _show(document, output, f"{document['name']} takes replicas again")
+        return
+    document = with_client(url, lambda client: client.drain())
+    if wait:
+        document = with_client(url, lambda client: _watch(client, document, timeout))
+    message, advice, safe = verdict(document, waited=wait)
+    _show(document, output, message if safe or not wait else "")
+    if wait and not safe:
+        raise CliError(message, advice)
+
+
+async def _url_of(client: AsyncClient, member: str) -> str:
+    found = [
+        item
+        for item in (await client.members())["members"]
+        if member in (item["id"], item.get("name")) and item.get("url")
+    ]
+    if len(found) != 1:
+        trouble = "no member" if not found else f"{len(found)} members are"
+        raise CliError(f"{trouble} called {member!r}", "`shoal members` shows them; give the id")
+    if found[0]["status"] not in ("alive", "suspect"):
+        raise CliError(
+            f"{member} is {found[0]['status']}: it cannot hand anything over",
+            "its replicas are made anew elsewhere after --replace-after",
+        )
+    return str(found[0]["url"])
+
+
+async def _watch(client: AsyncClient, document: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """The last document: empty, stuck, or out of time."""
+    started = moved = time.monotonic()
+    bar = Bar(sys.stderr)
+    most = max(1, document["replicas"])
+    try:
+        while True:
+            bar.update(1 - document["replicas"] / most, f"{plural(document['replicas'], 'replica')} left")
+            now = time.monotonic()
+            stuck = bool(document["blocked"]) and now - moved >= STUCK_SECONDS
+            if not document["replicas"] or not document["draining"] or stuck or now - started >= timeout_s:
+                return dict(document)
+            await asyncio.sleep(POLL_SECONDS)
+            before, document = document, await client.drain_status()
+            most = max(most, document["replicas"])
+            if document["replicas"] != before["replicas"]:
+                moved = time.monotonic()
+    finally:
+        bar.close()
+
+
+def verdict(document: Mapping[str, Any], *, waited: bool) -> tuple[str, str, bool]:
+    """What is to say, what to do, and whether the agent can be stopped."""
+    name = document["name"]
+    if document["safe_to_stop"]:
+        return f"{name} holds nothing any more: it is safe to stop", "", True
+    left = f"{plural(document['replicas'], 'replica')} left, {document['leads']} of them leading"
+    if not document["draining"]:
+        return f"{name} was told to take replicas again meanwhile ({left})", "", False
+    if document["blocked"]:
+        return (
+            f"{name} cannot give everything away ({left}): {'; '.join(document['blocked'])}",
+            "start more agents, and it goes on by itself; --undo takes it back",
+            False,
+        )
+    if not waited:
+        return f"{name} is being drained ({left})", "", False
+    return f"{name} is not empty yet ({left})", "it goes on by itself; run this again to watch", False
+
+
+def _show(document: Mapping[str, Any], output: Output, message: str) -> None:
+    if output is Output.JSON:
+        show_json(document)
+    elif message:
+        say(message)
