@@ -14,11 +14,14 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.envelope import Envelope
+from shoal.membership.hosted import as_agent, as_agents, living_agents, node_names
+from shoal.membership.hosted_watch import HostedWatch
 from shoal.membership.interface import (
     JoinError,
     KeyChange,
@@ -111,16 +114,19 @@ class Traffic(NamedTuple):
 class _Asked:
     """A query of ours that somebody waits for."""
 
-    def __init__(self, enough: frozenset[str]) -> None:
+    def __init__(self, enough: frozenset[str], agents: Mapping[str, str]) -> None:
+        """`agents`: whom the nodes speak for that speak for others than themselves."""
         self._enough = enough
+        self._agents = agents
         self.result = QueryResult()
         self.over = asyncio.Event()
 
     def take(self, reply: QueryReply) -> None:
+        sender = self._agents.get(reply.sender, reply.sender)
         if reply.kind is ReplyKind.ACK:
-            self.result.acknowledged.add(reply.sender)
+            self.result.acknowledged.add(sender)
         elif reply.kind is ReplyKind.ANSWER:
-            self.result.answers[reply.sender] = reply.payload
+            self.result.answers[sender] = reply.payload
         is_enough = bool(self._enough) and self._enough <= self.result.answers.keys()
         if is_enough or reply.kind is ReplyKind.DONE:
             self.over.set()
@@ -152,6 +158,13 @@ class Membership:
         self._on_user_event = on_user_event
         self._on_query = on_query
         self._asked: dict[QueryKey, _Asked] = {}
+        self._hosted = HostedWatch(
+            ask=self._ask,
+            hosted=lambda: living_agents(self._nodes()) - {self.local_name},
+            changed=self._on_silence,
+        )
+        self._silences = 0
+        self._watching: asyncio.Task[None] | None = None
         self._tags = dict(config.tags)
         self._core: SerfCore | None = None
         self._udp: socket.socket | None = None
@@ -202,6 +215,7 @@ class Membership:
         endpoint = Endpoint(host_bytes(self._advertised()), self.port)
         self._core = SerfCore(self._config.with_tags(self._tags), endpoint, self._rng, now_ms)
         asyncio.get_running_loop().add_reader(udp, self._on_readable)
+        self._watching = asyncio.create_task(self._hosted.run(), name="hosted agents")
         self._carry_out()
 
     @property
@@ -229,9 +243,11 @@ class Membership:
             self._server = None
         for asked in self._asked.values():
             asked.over.set()
-        for task in list(self._streams):
+        tasks = [*self._streams, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watching = None
 
     async def leave(self) -> None:
         """Leave gracefully: others show `left`, not `failed`. Bounded by the
@@ -299,11 +315,14 @@ class Membership:
     @property
     def version(self) -> int:
         """Grows with every change of the list."""
-        return self._running().version
+        return self._running().version + self._silences
 
     def members(self) -> tuple[Member, ...]:
         """Everybody known, this node included, by name."""
-        return tuple(self._member(member) for member in self._running().members())
+        return as_agents(self._nodes(), self._hosted.silent)
+
+    def _nodes(self) -> list[Member]:
+        return [self._member(member) for member in self._running().members()]
 
     def statistics(self) -> SwimStatistics:
         return self._running().statistics()
@@ -318,6 +337,13 @@ class Membership:
             self._refused_streams,
             self._offenders.refused,
         )
+
+    def _on_silence(self, agents: Collection[str]) -> None:
+        """Agents behind living Serf agents have fallen silent, or answer again."""
+        self._silences += 1
+        for member in self.members():
+            if member.name in agents:
+                self._on_event(MemberEvent("failed" if member.status == "failed" else "joined", member))
 
     def _member(self, member: SerfMember) -> Member:
         return Member(
@@ -342,11 +368,12 @@ class Membership:
 
     def force_leave(self, name: str) -> None:
         """Take a failed member for one that left. Raises KeyError for an unknown name."""
-        self._running().force_leave(name, self._now_ms())
+        node = node_names(self._nodes()).get(name, name)
+        self._running().force_leave(node, self._now_ms())
         self._carry_out()
 
     def send_user_event(self, name: str, payload: bytes) -> None:
-        """Tell every member once. Raises ValueError above 512 bytes."""
+        """Tell every member once, ourselves included. Raises ValueError above 512 bytes."""
         self._running().send_user_event(name, payload)
         self._carry_out()
 
@@ -370,11 +397,14 @@ class Membership:
         return report(alive, result.answers)
 
     async def _ask(self, request: QueryRequest, enough: Collection[str]) -> QueryResult:
+        hosts = node_names(self._nodes())
+        names = tuple(hosts.get(name, name) for name in request.nodes)
         try:
-            key = self._running().query(request, self._now_ms())
+            key = self._running().query(replace(request, nodes=names), self._now_ms())
         except ValueError as error:
             raise QueryError(str(error)) from None
-        asked = self._asked[key] = _Asked(frozenset(enough))
+        agents = {node: agent for agent, node in hosts.items()}
+        asked = self._asked[key] = _Asked(frozenset(enough), agents)
         try:
             self._carry_out()
             await asked.over.wait()
@@ -460,7 +490,8 @@ class Membership:
             self._last_conflict_log_s = now_s
             claimant = change.member
             logger.warning("the name %s is claimed from %s as well", claimant.name, claimant.endpoint)
-        self._on_event(MemberEvent(change.kind.value, self._member(change.member)))
+        member = as_agent(self._member(change.member), self._hosted.silent)
+        self._on_event(MemberEvent(change.kind.value, member))
 
     def _arm(self, deadline_ms: int) -> None:
         if self._timer is not None:

@@ -97,7 +97,7 @@ class Gossip(Protocol):
         """Take a failed member for one that left. Raises KeyError for an unknown name."""
 
     def send_user_event(self, name: str, payload: bytes) -> None:
-        """Tell every member once. Raises ValueError above 512 bytes."""
+        """Tell every member once, ourselves included. Raises ValueError above 512 bytes."""
 
     async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
         """Ask the pool, until the query's time is up or all of `enough` have answered. Raises QueryError."""

@@ -272,11 +272,11 @@ class SerfCore:
         return news
 
     def send_user_event(self, name: str, payload: bytes) -> None:
-        """Tell every member once. Raises ValueError above MAX_EVENT_BYTES."""
+        """Tell every member once, ourselves included. Raises ValueError above MAX_EVENT_BYTES."""
         if len(name.encode()) + len(payload) > MAX_EVENT_BYTES:
             raise ValueError(f"a user event has at most {MAX_EVENT_BYTES} bytes of name and payload")
         event = UserEvent(self._event_log.clock.stamp(), name, payload)
-        self._event_log.accept(event)
+        self._on_user_event(event)
         self.swim.outbox.events.queue(encode_serf(event))
 
     def _on_query(self, query: Query, payload: bytes, now_ms: int) -> None:
