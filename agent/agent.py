@@ -57,6 +57,8 @@ from shoal.agent.identity import (
     IdentityStore,
     ReplicaRegistry,
 )
+from shoal.agent.key_service import KeyService
+from shoal.agent.keyring_file import KeyringFile, gossip_config, settle_keyring
 from shoal.agent.links import LinkConfig, Links
 from shoal.agent.meeting import Address, Meeting
 from shoal.agent.mover import Mover
@@ -70,10 +72,10 @@ from shoal.agent.scrubbing import Scrubber
 from shoal.agent.starting import Starter
 from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
-from shoal.membership.config import GossipConfig
 from shoal.membership.gossip import Membership
 from shoal.membership.interface import MemberEvent
 from shoal.membership.mdns import Discovery
+from shoal.membership.wire.keyring import Keyring
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk, open_disk
@@ -129,6 +131,7 @@ class Agent:
         self._boot = self._boot_nonce.hex()
         self._watch = Watch(self._boot)
         self._disk: Disk
+        self._keyring: Keyring | None
         self._identity: AgentIdentity
         self._identities: IdentityStore
         self._links: Links
@@ -240,6 +243,7 @@ class Agent:
         lock = claim_directory(self.config.data)
         parts.callback(lock.release)
         parts.callback(self._wipe_if_dissolved)
+        self._keyring = await asyncio.to_thread(settle_keyring, self.config, KeyringFile(self.config.data))
         try:
             self._disk = await open_disk("threads" if self.config.disk == "threads" else "ring")
             parts.push_async_callback(self._disk.close)
@@ -313,6 +317,7 @@ class Agent:
             join=lambda addresses: self.membership.join(addresses),
             force_leave=lambda name: self.membership.force_leave(name),
             draining=self._draining,
+            keys=KeyService(lambda: getattr(self, "membership", None)),
         )
 
     async def _look_for_twin(self) -> None:
@@ -372,15 +377,11 @@ class Agent:
         return await self._start_meeting(parts)
 
     async def _gossip_on(self, port: int, tags: dict[str, str]) -> Membership:
-        profile = GossipConfig.local if self.config.is_loopback else GossipConfig.lan
-        config = profile(
-            name=self.agent_id,
-            bind_address=self.config.bind,
-            bind_port=port,
-            advertise_address=self.config.advertised_address,
-            tags=tags,
+        config = gossip_config(
+            self.config, agent_id=self.agent_id, port=port, tags=tags, keyring=self._keyring
         )
-        membership = Membership(config, rng=self._rng, on_event=self._on_member_event)
+        save = KeyringFile(self.config.data).save
+        membership = Membership(config, rng=self._rng, on_event=self._on_member_event, keep_keyring=save)
         await membership.start()
         return membership
 

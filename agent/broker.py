@@ -24,6 +24,7 @@ from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
 from shoal.agent.draining import Draining
 from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
 from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.key_service import KeyService
 from shoal.agent.links import Links
 from shoal.agent.metrics import render_metrics
 from shoal.agent.roster import Roster
@@ -97,8 +98,10 @@ class Broker:
         join: Callable[[Sequence[tuple[str, int]]], Any],
         force_leave: Callable[[str], None],
         draining: Draining,
+        keys: KeyService,
     ) -> None:
         self.config = config
+        self.keys = keys
         self.agent_id = agent_id
         self.name = name
         self.url = url

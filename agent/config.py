@@ -10,10 +10,11 @@ Precedence: flags > environment (SHOAL_*) > file > defaults.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 DEFAULT_HTTP_PORT = 7070
@@ -25,6 +26,7 @@ MAX_EXPECTED_MEMBERS = 99
 MAX_CORES = 256
 LONGEST_REPLACE_AFTER_MS = 7 * 24 * 60 * 60_000
 LONGEST_WINDOW_MS = 10 * 60_000  # a start that waits longer than this looks like a hang
+KEY_BYTES = (16, 24, 32)  # AES-128, 192, 256
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DISKS = ("auto", "ring", "threads")
 
@@ -53,6 +55,10 @@ class AgentConfig:
     failure_domain: str | None = None
     weight: int = 100
     gossip: str = "embedded"
+    gossip_key: str | None = field(default=None, repr=False)
+    gossip_label: str | None = None
+    gossip_verify_incoming: bool = True
+    gossip_verify_outgoing: bool = True
     cores: int = 1
     mdns: bool | None = None
     disk: str = "auto"
@@ -93,6 +99,7 @@ class AgentConfig:
             raise ConfigError("the data directory is empty: give --data DIR")
         self._validate_addresses()
         self._validate_names()
+        self._validate_key()
         self._validate_start()
         self._validate_timing()
 
@@ -123,6 +130,7 @@ class AgentConfig:
             ("--cluster", self.cluster),
             ("--name", self.name),
             ("--failure-domain", self.failure_domain),
+            ("--gossip-label", self.gossip_label),
         )
         for flag, value in named:
             if value is None:
@@ -140,6 +148,20 @@ class AgentConfig:
         if self.mdns and not is_loopback(self.bind) and not self.cluster_is_explicit:
             raise ConfigError(
                 "mDNS beyond loopback would meet strangers under the default cluster name: add --cluster NAME"
+            )
+
+    def _validate_key(self) -> None:
+        """A key in a file is looked at when the agent starts. What is wrong with a key never shows it."""
+        if self.gossip_key is None or (self.gossip_key.startswith("@") and len(self.gossip_key) > 1):
+            return
+        try:
+            key = base64.b64decode(self.gossip_key, validate=True)
+        except ValueError:
+            key = b""
+        if len(key) not in KEY_BYTES:
+            raise ConfigError(
+                "--gossip-key is not 16, 24 or 32 bytes in base64: `shoal keygen` prints one, and @FILE "
+                "names a file that holds one"
             )
 
     def _validate_start(self) -> None:
@@ -236,6 +258,7 @@ class AgentConfig:
         """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["join"] = list(self.join)
+        del document["gossip_key"]
         return document
 
 
@@ -349,6 +372,10 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "failure_domain": _text,
     "weight": _integer,
     "gossip": _text,
+    "gossip_key": _text,
+    "gossip_label": _text,
+    "gossip_verify_incoming": _boolean,
+    "gossip_verify_outgoing": _boolean,
     "cores": _integer,
     "mdns": _boolean,
     "disk": _text,

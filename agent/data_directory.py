@@ -19,6 +19,7 @@ from shoal.segment_store.errors import NotOwner
 from shoal.segment_store.lock import LOCK_FILE, DirectoryLock
 
 NAME_ID_CHARACTERS = 8
+KEYRING_FILE = "gossip-keyring.json"  # keyring_file.py
 TOPICS_DIRECTORY = "topics"  # opening.py: where replicas keep their logs
 
 
@@ -44,12 +45,13 @@ def claim_directory(path: str) -> DirectoryLock:
 
 
 def wipe(path: str) -> None:
-    """Empty the directory but for its lock. Only for a cluster that was sealed without ever having held a
+    """Empty the directory but for its lock and the gossip keys, without which no other cluster would let this
+    agent in. Only for a cluster that was sealed without ever having held a
     topic.
     """
     # The identity last: without it, what a crash left of the rest would be nobody's.
     for name in sorted(os.listdir(path), key=lambda name: name.startswith("identity")):
-        if name == LOCK_FILE:
+        if name in (LOCK_FILE, KEYRING_FILE):
             continue
         victim = os.path.join(path, name)
         if os.path.isdir(victim) and not os.path.islink(victim):

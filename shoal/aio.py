@@ -167,6 +167,17 @@ class AsyncClient:
         """POST /v1/members/{member}/force-leave: a failed member counts as left."""
         await self._cluster.anywhere(Call("POST", f"/v1/members/{quote(member, safe='')}/force-leave"))
 
+    async def gossip_keys(self) -> dict[str, Any]:
+        """GET /v1/keys: fingerprints of the gossip keys, and how many members hold and use each."""
+        return await self._get("/v1/keys")
+
+    async def change_gossip_keys(self, change: str, key: str, *, force: bool = False) -> dict[str, Any]:
+        """POST /v1/keys/{change}: `install`, `use` or `remove` a key on every member. Asks the first
+        bootstrap agent, once.
+        """
+        call = _json_call("POST", f"/v1/keys/{change}", {"key": key, "force": force})
+        return (await self._cluster.at_agent(call)).document()
+
     async def offsets(self, topic: str, at: str | None = None) -> list[PartitionOffsets]:
         """The valid offsets of every partition."""
         return await offsets(self._cluster, topic, at)

@@ -79,6 +79,13 @@ def agent(
     gossip: Annotated[
         str | None, typer.Option(metavar="KIND", help="embedded, the default: Serf's wire format.")
     ] = None,
+    gossip_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY|@FILE", help="Seal gossip with this key; `shoal keygen` prints one."),
+    ] = None,
+    gossip_label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only meet agents of the same label; Serf has none.")
+    ] = None,
     cores: Annotated[
         int | None,
         typer.Option(metavar="N", help="Run N agents on this host, each with a directory of its own."),
@@ -91,21 +98,8 @@ def agent(
 
     SIGTERM or Ctrl-C hands leadership over and leaves; a second one stops at once.
     """
-    flags = {
-        "data": data,
-        "bind": bind,
-        "advertise": advertise,
-        "http_port": http_port,
-        "gossip_port": gossip_port,
-        "cluster": cluster,
-        "name": name,
-        "join": join,
-        "expect": expect,
-        "failure_domain": failure_domain,
-        "replace_after": replace_after,
-        "gossip": gossip,
-        "cores": cores,
-    }
+    flags = dict(locals())  # every parameter, and nothing else yet: their names are those of the settings
+    del flags["config"]
     raise typer.Exit(_run(_configuration(flags, dict(os.environ), _read_file(config))))
 
 

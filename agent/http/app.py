@@ -20,6 +20,7 @@ from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import RouteTable
 from shoal.agent.http.forward import Forwarder
 from shoal.agent.http.interface import Broker
+from shoal.agent.http.keys import KeyHandlers
 from shoal.agent.http.limits import HttpLimits
 from shoal.agent.http.members import MemberHandlers
 from shoal.agent.http.operate import OperateHandlers
@@ -54,6 +55,7 @@ class Entrance:
                 *TopicHandlers(context).routes(),
                 *TrimHandlers(context).routes(),
                 *MemberHandlers(context).routes(),
+                *KeyHandlers(context).routes(),
                 *OperateHandlers(context).routes(),
             ),
             produce.hints(),

@@ -15,6 +15,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from shoal.batch import Message, ProducerStamp
+from shoal.membership.interface import KeyChange
 from shoal.records import RecordColumns
 from shoal.routing import HashRange
 
@@ -100,6 +101,13 @@ class Configuration(Protocol):
     def auto_create_topics(self) -> bool: ...
 
 
+class Keys(Protocol):
+    """The gossip keys of the pool."""
+
+    async def listing(self) -> Json: ...
+    async def change(self, change: KeyChange, text: str, *, force: bool) -> Json: ...
+
+
 class Broker(Protocol):
     """The agent as HTTP sees it."""
 
@@ -109,6 +117,8 @@ class Broker(Protocol):
     def url(self) -> str: ...
     @property
     def config(self) -> Configuration: ...
+    @property
+    def keys(self) -> Keys: ...
 
     async def members(self, after_version: str | None, wait_ms: int) -> Document: ...
     async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document: ...

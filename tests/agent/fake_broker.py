@@ -17,8 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 from aiohttp import web
+from fake_gossip_keys import FakeKeyedGossip
 
 from shoal.agent.http.interface import Json
+from shoal.agent.key_service import KeyService
 from shoal.agent.topic_settings import check_topic_name
 from shoal.batch import (
     DEFAULT_SCHEMA,
@@ -207,6 +209,8 @@ class FakeBroker:
         self.agent_id = hashlib.sha256(name.encode()).hexdigest()[:32]
         self.url = "http://127.0.0.1:7070"  # tests with two agents set the real one
         self.config = FakeConfiguration()
+        gossip = FakeKeyedGossip(name)
+        self.keys = KeyService(lambda: gossip)
         self.ready = True
         self.fail_next: list[ShoalError] = []
         self.joined: list[str] = []

@@ -25,7 +25,7 @@ ANSWERS = (
     b'{"count":2,', b'{"count":1,', b'{"topic":"orders"', b'{"topic":"orders"', b'{"item":7}\n',
     b'{"topic":"orders"',
     b'{"topic":"orders"', b"", b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
-    b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
+    b'{"members":1,"keys":[', b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
 )  # fmt: skip
 
 
