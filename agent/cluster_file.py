@@ -65,7 +65,7 @@ class ClusterRecord:
             if len(record.cluster_id) != ID_BYTES or not 1 <= len(record.catalog_birth) <= MAX_VOTERS:
                 raise ValueError("an id or a birth that cannot be")
             Catalog.from_bytes(catalog)
-        except (ValueError, KeyError, TypeError, CatalogError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, CatalogError) as error:
             raise ClusterFileError(str(error)) from None
         return record
 

@@ -90,7 +90,7 @@ class AgentIdentity:
             document = json.loads(data)
             cluster_id = document.pop("cluster_id")
             return cls(cluster_id=None if cluster_id is None else bytes.fromhex(cluster_id), **document)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise IdentityError(f"the agent's identity cannot be read: {error}") from error
 
 

@@ -75,7 +75,7 @@ class Cursor:
             document = json.loads(data)
             group = GroupId(bytes.fromhex(document["topic"]), int(document["partition"]))
             return cls(group, LogIndex(int(document["index"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
 

@@ -238,7 +238,10 @@ class SegmentIndex:
             halves.byteswap()
         found = cls(first_index)
         found._take((words[1::6], words[2::6], halves[6::12], halves[7::12], words[4::6], words[5::6]))
-        found._check(words[0::6])
+        try:
+            found._check(words[0::6])
+        except OverflowError as error:
+            raise FormatError("invalid", f"an entry after {first_index} has impossible numbers") from error
         return found
 
     def _check(self, indices: array[int]) -> None:

@@ -1,0 +1,363 @@
+"""Every decoder of stored bytes, with bytes it accepts, the one error it may raise, and how to make hostile
+bytes of the good ones: for the test beside this and for scripts/campaign.
+
+Mutations know nothing of the formats but one thing: where a checksum lies it is made good again in half of
+the cases, or nothing behind it would ever be met.
+"""
+
+import asyncio
+import random
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from shoal.agent.catalog import Catalog, CatalogError, CreateTopic, Seal, decode_command, encode_command
+from shoal.agent.cluster_file import ClusterFileError, ClusterRecord
+from shoal.agent.doubled import decode_slot, encode_slot
+from shoal.agent.identity import AgentIdentity, GroupId, HardStateFile, IdentityError, _decode_record
+from shoal.agent.partition import Checkpoint, FoldError, decode_configuration
+from shoal.agent.producers import ProducerTable, ProducerTableError
+from shoal.agent.retention import RetentionError, decode_trim, encode_trim
+from shoal.agent.scrubbing import Cursor
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    END_OF_STREAM,
+    BatchError,
+    GatheredRange,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Offset,
+    ProducerStamp,
+    StreamDecoder,
+    Term,
+    control_frame,
+    control_payload,
+    decode_producer_table,
+    decode_stream,
+    encode_producer_table,
+    parse_frame,
+    parse_stamp,
+    schema_frame,
+    schema_message,
+    stamp_message,
+    to_record_batch,
+    view_frame,
+)
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.segment_store.errors import FormatError
+from shoal.segment_store.index import Entry, decode_block, decode_index_file, encode_blocks
+from shoal.segment_store.layout import SegmentName, parse_name
+from shoal.segment_store.memory_disk import MemoryDisk
+from shoal.segment_store.recovery import Chain, find_frame, find_tail_records, follow_chain
+from shoal.segment_store.tail import TailRecord, decode_tail_record, decode_trailer, encode_trailer
+from tests.agent.harness import message
+from tests.agent.test_catalog import entry, folded
+
+IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
+SLOWEST_SECONDS = 0.5  # of one decoding of a few kilobytes: more means that a hostile length was believed
+CHAIN = Chain(LogIndex(1), Offset(0), Term(0))
+Heal = Callable[[bytearray], None]
+
+
+class Target(NamedTuple):
+    """`errors`: what `decode` may raise; none where hostile bytes are an answer, not an error."""
+
+    name: str
+    samples: Sequence[bytes]
+    decode: Callable[[bytes], Any]
+    errors: tuple[type[Exception], ...]
+    heal: Heal | None = None
+
+
+def _frames() -> list[bytes]:
+    numbers = {"base_offset": Offset(0), "term": Term(1), "previous_term": Term(0), "index": LogIndex(1)}
+    producer = ProducerStamp(b"p" * 16, 1, 2)
+    data = stamp_message(message("a", "bc"), IDENTITY, append_time_us=5, producer=producer, **numbers)  # type: ignore[arg-type]
+    control = control_frame(
+        DEFAULT_SCHEMA,
+        IDENTITY,
+        kind=Kind.TRIM,
+        control=encode_trim(LogIndex(7)),
+        append_time_us=5,
+        **numbers,
+    )  # type: ignore[arg-type]
+    header = schema_frame(
+        DEFAULT_SCHEMA, IDENTITY, first_index=LogIndex(1), first_offset=Offset(0), previous_term=Term(0)
+    )
+    return [data.data, control.data, header]
+
+
+def _heal_frame(data: bytearray) -> None:
+    """The first frame's checksum, where its stamp would lie."""
+    if len(data) < 8:
+        return
+    (size,) = struct.unpack_from("<i", data, 4)
+    stamp = 8 + size - 128
+    if 8 <= stamp <= len(data) - 128:
+        length = stamp + 128 + int.from_bytes(data[stamp + 48 : stamp + 56], "little")
+        rest = bytes(data[stamp + 8 : length])
+        data[stamp + 4 : stamp + 8] = struct.pack(
+            "<I", crc32c(rest, crc32c(bytes(data[: stamp + 4]), IDENTITY.seed))
+        )
+
+
+def _heal_record(size: Callable[[bytearray], int], at: int = 0) -> Heal:
+    """A tail record's or an index block's: magic, checksum of everything behind itself."""
+
+    def heal(data: bytearray) -> None:
+        if len(data) >= at + 16:
+            checked = bytes(data[at + 12 : at + size(data)])
+            data[at + 8 : at + 12] = struct.pack("<I", crc32c(checked, IDENTITY.seed))
+
+    return heal
+
+
+def _heal_block(data: bytearray) -> None:
+    if len(data) >= 36:
+        header, body = bytes(data[12:36]), bytes(data[36 : 36 + 48 * int.from_bytes(data[16:20], "little")])
+        data[8:12] = struct.pack("<I", crc32c(body, crc32c(header, IDENTITY.seed)))
+
+
+def _heal_slot(data: bytearray) -> None:
+    if len(data) > 4:
+        data[-4:] = struct.pack("<I", crc32c(bytes(data[:-4])))
+
+
+def _heal_cluster(data: bytearray) -> None:
+    first, _, body = bytes(data).partition(b"\n")
+    data[:] = b"%s %08x\n" % (first.split(b" ")[0], crc32c(body)) + body
+
+
+def _entries() -> list[Entry]:
+    return [
+        Entry(LogIndex(1 + n), Offset(2 * n), 1000 + 800 * n, 800, 2, Term(1 + n // 3), 5) for n in range(6)
+    ]
+
+
+def _feed(data: bytes) -> None:
+    decoder = StreamDecoder(DEFAULT_SCHEMA)
+    for start in range(0, len(data), 700):
+        decoder.feed(data[start : start + 700])
+    decoder.close()
+
+
+def _stream() -> bytes:
+    batch = message("a", "bc", "d" * 300)
+    prefix = struct.pack("<4si", b"\xff" * 4, len(batch.metadata))
+    return schema_message(DEFAULT_SCHEMA) + prefix + batch.metadata + bytes(batch.body) + END_OF_STREAM
+
+
+def _decode_frame(data: bytes) -> None:
+    stamp, view = view_frame(data, 0, IDENTITY)
+    assert len(view) <= len(data)
+    control_payload(bytes(view))
+    if stamp.kind is Kind.DATA:
+        to_record_batch(bytes(view), DEFAULT_SCHEMA)
+
+
+def _decode_stamp(data: bytes) -> None:
+    parse_stamp(data, 0)
+    parse_frame(data, 0, IDENTITY, verify=False)
+
+
+def _scan(data: bytes) -> None:
+    stretch = follow_chain(data, 0, CHAIN, IDENTITY)
+    assert stretch.end_position <= len(data)
+    find_frame(data, 0, len(data), CHAIN, IDENTITY)
+    for record in find_tail_records(data, 0, IDENTITY):
+        assert record.end_position < len(data)
+
+
+def _decode_index_file(data: bytes) -> None:
+    found = decode_index_file(data, LogIndex(1), Offset(0), IDENTITY)
+    assert found.good_bytes <= len(data)
+    assert (found.problem is None) == (found.good_bytes == len(data))
+    assert len(found.held) * 48 <= found.good_bytes
+    assert all(item.length > 0 for item in found.held)
+
+
+class _Slots:
+    """Decoders that take what a slot of a doubled file held."""
+
+    def __init__(self) -> None:
+        self.group = GroupId(b"t" * 16, 3)
+        self.hard = asyncio.run(self._open())
+
+    async def _open(self) -> HardStateFile:
+        disk = MemoryDisk()
+        await disk.make_directory("d")
+        return await HardStateFile.open(disk, "d")
+
+    def decode_hard_state(self, data: bytes) -> None:
+        self.hard._records._records[self.group.to_bytes()] = data
+        self.hard.get(self.group)
+
+
+def _producers() -> ProducerTable:
+    table = ProducerTable()
+    for number in range(6):
+        table.record(
+            ProducerStamp(bytes([1 + number % 2]) * 16, 1, number),
+            base_offset=Offset(number),
+            count=1,
+            index=LogIndex(number + 1),
+            append_time_us=5,
+        )
+    return table
+
+
+def _name(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    name = parse_name(text)
+    assert name is None or parse_name(name.segment_file) == name
+
+
+def targets() -> list[Target]:
+    """All of them; built on demand, since samples are made by the encoders themselves."""
+    frames = _frames()
+    trailer = encode_trailer(TailRecord(LogIndex(5), Term(2), 4096, LogIndex(4)), IDENTITY)
+    blocks = encode_blocks(_entries(), IDENTITY)
+    configuration = Configuration.birth(("a" * 32, "b" * 32, "c" * 32))
+    producers = _producers()
+    checkpoint = Checkpoint(LogIndex(4), Term(2), Offset(9), 5, configuration, producers.to_bytes(), b"state")
+    gathered = [GatheredRange(ProducerStamp(b"p" * 16, 1, n), 2 * n, 2) for n in range(4)]
+    catalog = folded(CreateTopic(entry()))
+    cluster = ClusterRecord("fish", b"i" * 16, ("a" * 32,), catalog.to_bytes())
+    record = struct.pack("<QQB", 1, 2, 1)
+    slots = _Slots()
+    asyncio.run(slots.hard.save(slots.group, ReplicaId(Term(1), LogIndex(0)), HardState()))
+    hard_state = slots.hard._records.get(slots.group.to_bytes())
+    assert hard_state is not None
+    return [
+        Target("stamp", frames, _decode_stamp, (BatchError,), _heal_frame),
+        Target("frame", frames, _decode_frame, (BatchError,), _heal_frame),
+        Target("segment", [frames[0] + frames[1] + trailer], _scan, (), _heal_frame),
+        Target("schema", [frames[2] + END_OF_STREAM], decode_stream, (BatchError,), _heal_frame),
+        Target("stream", [_stream()], decode_stream, (BatchError,)),
+        Target("arriving stream", [_stream()], _feed, (BatchError,)),
+        Target("producer ranges", [encode_producer_table(gathered)], decode_producer_table, (BatchError,)),
+        Target(
+            "tail record",
+            [trailer[8:]],
+            lambda data: decode_tail_record(data, 0, IDENTITY),
+            (FormatError,),
+            _heal_record(lambda _: 64),
+        ),
+        Target(
+            "trailer",
+            [trailer],
+            lambda data: decode_trailer(data, 0, IDENTITY),
+            (FormatError,),
+            _heal_record(lambda _: 64, 8),
+        ),
+        Target(
+            "index block", blocks, lambda data: decode_block(data, 0, IDENTITY), (FormatError,), _heal_block
+        ),
+        Target("index file", [b"".join(blocks)], _decode_index_file, (), _heal_block),
+        Target("checkpoint", [checkpoint.to_bytes()], Checkpoint.from_bytes, (FoldError,)),
+        Target("configuration", [configuration.to_bytes()], decode_configuration, (FoldError,)),
+        Target("producer table", [producers.to_bytes()], _producers().restore, (ProducerTableError,)),
+        Target("trim", [encode_trim(LogIndex(9))], decode_trim, (RetentionError,)),
+        Target("catalog", [catalog.to_bytes()], Catalog.from_bytes, (CatalogError,)),
+        Target(
+            "catalog command",
+            [encode_command(CreateTopic(entry())), encode_command(Seal(b"s" * 16))],
+            decode_command,
+            (CatalogError,),
+        ),
+        Target(
+            "cluster file", [cluster.to_bytes()], ClusterRecord.from_bytes, (ClusterFileError,), _heal_cluster
+        ),
+        Target("slot", [encode_slot(1, b"key", b"payload")], decode_slot, (), _heal_slot),
+        Target(
+            "identity",
+            [AgentIdentity("a" * 32, b"c" * 16, "n").to_bytes()],
+            AgentIdentity.from_bytes,
+            (IdentityError,),
+        ),
+        Target(
+            "replica record",
+            [record],
+            lambda data: _decode_record(slots.group.to_bytes(), data),
+            (IdentityError,),
+        ),
+        Target("hard state", [hard_state], slots.decode_hard_state, (IdentityError,)),
+        Target("scrub cursor", [Cursor(slots.group, LogIndex(5)).to_bytes()], Cursor.from_bytes, ()),
+        Target("segment name", [SegmentName(LogIndex(5), Offset(3)).segment_file.encode()], _name, ()),
+    ]
+
+
+_EXTREMES = (
+    b"\0" * 8,
+    b"\xff" * 8,
+    b"\xff" * 4,
+    b"\x7f" + b"\xff" * 7,
+    b"\x80" + b"\0" * 7,
+    b"\xff\xff\xff\x7f",
+)
+_NOISES = (
+    b"[" * 3000,
+    b'{"a":' * 1500,
+    b"9" * 5000,
+    b"NaN",
+    b"1e999",
+    b"null",
+    b"\xed\xa0\x80",
+    b"\xff\xff\xff\xff",
+)
+
+
+def mutated(rng: random.Random, samples: Sequence[bytes], heal: Heal | None) -> bytes:
+    """Hostile bytes: one to four changes of a good sample."""
+    data = bytearray(rng.choice(samples))
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(8):
+            case 0:
+                data[at : at + 1] = bytes((rng.randrange(256),))
+            case 1 if at < len(data):
+                data[at] ^= 1 << rng.randrange(8)
+            case 2:
+                del data[at:]
+            case 3:
+                del data[at : at + rng.randrange(1, 40)]
+            case 4:
+                data[at:at] = rng.randbytes(rng.randrange(1, 40))
+            case 5:
+                extreme = rng.choice(_EXTREMES)
+                data[at : at + len(extreme)] = extreme
+            case 6:
+                other = rng.choice(samples)
+                start = rng.randrange(len(other) + 1)
+                data[at:] = other[start:]
+            case 7:
+                data[at : at + rng.randrange(3)] = rng.choice(_NOISES)
+    if heal is not None and rng.random() < 0.5:
+        heal(data)
+    return bytes(data)
+
+
+def fuzz(target: Target, seed: int, count: int) -> int:
+    """So many hostile inputs; how many of them were accepted. AssertionError says what was wrong and shows
+    the bytes."""
+    rng = random.Random(seed)
+    accepted = 0
+    for sample in target.samples:
+        target.decode(sample)
+    for _ in range(count):
+        data = mutated(rng, target.samples, target.heal)
+        started = time.monotonic()
+        try:
+            target.decode(data)
+            accepted += 1
+        except target.errors:
+            pass
+        except Exception as error:
+            raise AssertionError(f"{target.name}, seed {seed}: {error!r} for {data[:2000].hex()}") from error
+        taken = time.monotonic() - started
+        assert taken < SLOWEST_SECONDS, f"{target.name}, seed {seed}: {taken:.2f} s for {data[:2000].hex()}"
+    return accepted
