@@ -52,6 +52,7 @@ def next_frame(
     value_bytes: int = 10,
     fill: int = 0,
     first_of_segment: bool = False,
+    append_time_us: int = 5,
     identity: LogIdentity = IDENTITY,
 ) -> Frame:
     """The frame that continues the log as planned; a control frame when it has no rows."""
@@ -62,7 +63,7 @@ def next_frame(
         "term": Term(term if term is not None else max(1, log.last_term)),
         "previous_term": log.last_term,
         "index": LogIndex(log.last_index + 1),
-        "append_time_us": log.next_append_time_us(5),
+        "append_time_us": log.next_append_time_us(append_time_us),
     }
     if rows == 0:
         return control_frame(DEFAULT_SCHEMA, identity, kind=Kind.NOOP, control=bytes([fill]), **common)
