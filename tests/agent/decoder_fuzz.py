@@ -105,12 +105,12 @@ def _heal_frame(data: bytearray) -> None:
         )
 
 
-def _heal_record(size: Callable[[bytearray], int], at: int = 0) -> Heal:
-    """A tail record's or an index block's: magic, checksum of everything behind itself."""
+def _heal_record(size: int, at: int = 0) -> Heal:
+    """A tail record's: magic, checksum of everything behind itself."""
 
     def heal(data: bytearray) -> None:
         if len(data) >= at + 16:
-            checked = bytes(data[at + 12 : at + size(data)])
+            checked = bytes(data[at + 12 : at + size])
             data[at + 8 : at + 12] = struct.pack("<I", crc32c(checked, IDENTITY.seed))
 
     return heal
@@ -172,6 +172,20 @@ def _scan(data: bytes) -> None:
         assert record.end_position < len(data)
 
 
+def _decode_tail_record(data: bytes) -> None:
+    decode_tail_record(data, 0, IDENTITY)
+
+
+def _decode_trailer(data: bytes) -> None:
+    decode_trailer(data, 0, IDENTITY)
+
+
+def _decode_block(data: bytes) -> None:
+    block, end = decode_block(data, 0, IDENTITY)
+    assert end <= len(data)
+    assert len(list(block)) == len(block)
+
+
 def _decode_index_file(data: bytes) -> None:
     found = decode_index_file(data, LogIndex(1), Offset(0), IDENTITY)
     assert found.good_bytes <= len(data)
@@ -191,6 +205,15 @@ class _Slots:
         disk = MemoryDisk()
         await disk.make_directory("d")
         return await HardStateFile.open(disk, "d")
+
+    def hard_state(self) -> bytes:
+        asyncio.run(self.hard.save(self.group, ReplicaId(Term(1), LogIndex(0)), HardState()))
+        data = self.hard._records.get(self.group.to_bytes())
+        assert data is not None
+        return data
+
+    def decode_replica_record(self, data: bytes) -> None:
+        _decode_record(self.group.to_bytes(), data)
 
     def decode_hard_state(self, data: bytes) -> None:
         self.hard._records._records[self.group.to_bytes()] = data
@@ -218,20 +241,14 @@ def _name(data: bytes) -> None:
 
 def targets() -> list[Target]:
     """All of them; built on demand, since samples are made by the encoders themselves."""
+    return [*_log_targets(), *_partition_targets(), *_agent_targets()]
+
+
+def _log_targets() -> list[Target]:
+    """What the segment store reads."""
     frames = _frames()
     trailer = encode_trailer(TailRecord(LogIndex(5), Term(2), 4096, LogIndex(4)), IDENTITY)
     blocks = encode_blocks(_entries(), IDENTITY)
-    configuration = Configuration.birth(("a" * 32, "b" * 32, "c" * 32))
-    producers = _producers()
-    checkpoint = Checkpoint(LogIndex(4), Term(2), Offset(9), 5, configuration, producers.to_bytes(), b"state")
-    gathered = [GatheredRange(ProducerStamp(b"p" * 16, 1, n), 2 * n, 2) for n in range(4)]
-    catalog = folded(CreateTopic(entry()))
-    cluster = ClusterRecord("fish", b"i" * 16, ("a" * 32,), catalog.to_bytes())
-    record = struct.pack("<QQB", 1, 2, 1)
-    slots = _Slots()
-    asyncio.run(slots.hard.save(slots.group, ReplicaId(Term(1), LogIndex(0)), HardState()))
-    hard_state = slots.hard._records.get(slots.group.to_bytes())
-    assert hard_state is not None
     return [
         Target("stamp", frames, _decode_stamp, (BatchError,), _heal_frame),
         Target("frame", frames, _decode_frame, (BatchError,), _heal_frame),
@@ -239,55 +256,48 @@ def targets() -> list[Target]:
         Target("schema", [frames[2] + END_OF_STREAM], decode_stream, (BatchError,), _heal_frame),
         Target("stream", [_stream()], decode_stream, (BatchError,)),
         Target("arriving stream", [_stream()], _feed, (BatchError,)),
-        Target("producer ranges", [encode_producer_table(gathered)], decode_producer_table, (BatchError,)),
-        Target(
-            "tail record",
-            [trailer[8:]],
-            lambda data: decode_tail_record(data, 0, IDENTITY),
-            (FormatError,),
-            _heal_record(lambda _: 64),
-        ),
-        Target(
-            "trailer",
-            [trailer],
-            lambda data: decode_trailer(data, 0, IDENTITY),
-            (FormatError,),
-            _heal_record(lambda _: 64, 8),
-        ),
-        Target(
-            "index block", blocks, lambda data: decode_block(data, 0, IDENTITY), (FormatError,), _heal_block
-        ),
+        Target("tail record", [trailer[8:]], _decode_tail_record, (FormatError,), _heal_record(64)),
+        Target("trailer", [trailer], _decode_trailer, (FormatError,), _heal_record(64, 8)),
+        Target("index block", blocks, _decode_block, (FormatError,), _heal_block),
         Target("index file", [b"".join(blocks)], _decode_index_file, (), _heal_block),
+        Target("segment name", [SegmentName(LogIndex(5), Offset(3)).segment_file.encode()], _name, ()),
+    ]
+
+
+def _partition_targets() -> list[Target]:
+    """What a replica reads from its log's control entries."""
+    configuration = Configuration.birth(("a" * 32, "b" * 32, "c" * 32))
+    producers = _producers()
+    checkpoint = Checkpoint(LogIndex(4), Term(2), Offset(9), 5, configuration, producers.to_bytes(), b"state")
+    gathered = [GatheredRange(ProducerStamp(b"p" * 16, 1, n), 2 * n, 2) for n in range(4)]
+    catalog = folded(CreateTopic(entry()))
+    commands = [encode_command(CreateTopic(entry())), encode_command(Seal(b"s" * 16))]
+    return [
+        Target("producer ranges", [encode_producer_table(gathered)], decode_producer_table, (BatchError,)),
         Target("checkpoint", [checkpoint.to_bytes()], Checkpoint.from_bytes, (FoldError,)),
         Target("configuration", [configuration.to_bytes()], decode_configuration, (FoldError,)),
         Target("producer table", [producers.to_bytes()], _producers().restore, (ProducerTableError,)),
         Target("trim", [encode_trim(LogIndex(9))], decode_trim, (RetentionError,)),
         Target("catalog", [catalog.to_bytes()], Catalog.from_bytes, (CatalogError,)),
-        Target(
-            "catalog command",
-            [encode_command(CreateTopic(entry())), encode_command(Seal(b"s" * 16))],
-            decode_command,
-            (CatalogError,),
-        ),
-        Target(
-            "cluster file", [cluster.to_bytes()], ClusterRecord.from_bytes, (ClusterFileError,), _heal_cluster
-        ),
+        Target("catalog command", commands, decode_command, (CatalogError,)),
+    ]
+
+
+def _agent_targets() -> list[Target]:
+    """What an agent reads of its own files."""
+    catalog = folded(CreateTopic(entry())).to_bytes()
+    cluster = ClusterRecord("fish", b"i" * 16, ("a" * 32,), catalog).to_bytes()
+    identity = AgentIdentity("a" * 32, b"c" * 16, "n").to_bytes()
+    slots = _Slots()
+    return [
+        Target("cluster file", [cluster], ClusterRecord.from_bytes, (ClusterFileError,), _heal_cluster),
         Target("slot", [encode_slot(1, b"key", b"payload")], decode_slot, (), _heal_slot),
+        Target("identity", [identity], AgentIdentity.from_bytes, (IdentityError,)),
         Target(
-            "identity",
-            [AgentIdentity("a" * 32, b"c" * 16, "n").to_bytes()],
-            AgentIdentity.from_bytes,
-            (IdentityError,),
+            "replica record", [struct.pack("<QQB", 1, 2, 1)], slots.decode_replica_record, (IdentityError,)
         ),
-        Target(
-            "replica record",
-            [record],
-            lambda data: _decode_record(slots.group.to_bytes(), data),
-            (IdentityError,),
-        ),
-        Target("hard state", [hard_state], slots.decode_hard_state, (IdentityError,)),
+        Target("hard state", [slots.hard_state()], slots.decode_hard_state, (IdentityError,)),
         Target("scrub cursor", [Cursor(slots.group, LogIndex(5)).to_bytes()], Cursor.from_bytes, ()),
-        Target("segment name", [SegmentName(LogIndex(5), Offset(3)).segment_file.encode()], _name, ()),
     ]
 
 
