@@ -41,6 +41,7 @@ MIB = 2**20
 APPENDS = 48  # of 1 MiB, in one segment
 SMALL_APPENDS = 600
 PARTITIONS = 6
+SCAN_BYTES = 8 * MIB  # a fetch
 RANDOM_READS = 2000
 RECOVERY_BYTES = 1024 * MIB
 RECOVERY_BATCH_BYTES = 128 * 1024
@@ -62,6 +63,22 @@ def message(records: int, record_bytes: int) -> Message:
         pa.nulls(records, DEFAULT_SCHEMA.field(3).type),
     ]
     return message_from_batch(pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA))
+
+
+def chain(batch: Message, count: int) -> list[Frame]:
+    """The first frames of a log, made beforehand: their maker's time is not the store's."""
+    return [
+        stamp_message(
+            batch,
+            IDENTITY,
+            base_offset=Offset(number * batch.record_count),
+            term=Term(1),
+            previous_term=Term(min(number, 1)),
+            index=LogIndex(number + 1),
+            append_time_us=1,
+        )
+        for number in range(count)
+    ]
 
 
 def stamped(log: PartitionLog, batch: Message) -> Frame:
@@ -99,16 +116,14 @@ class StoreBench:
             if name is None:
                 shutil.rmtree(path)
 
-    async def appends(self, config: LogConfig, batch: Message, count: int) -> float:
-        """Bytes a second, one append in flight."""
-        seconds = 0.0
+    async def appends(self, config: LogConfig, frames: list[Frame]) -> float:
+        """Bytes a second, one append in flight; the first makes the segment and is not counted."""
         async with self.log(config) as log:
-            for _ in range(count):
-                frame = stamped(log, batch)  # its maker's time, as the floor's bytes are there already
-                started = time.perf_counter()
+            await log.append(frames[:1])
+            started = time.perf_counter()
+            for frame in frames[1:]:
                 await log.append([frame])
-                seconds += time.perf_counter() - started
-        return count * len(batch.body) / seconds
+            return _length(frames[1:]) / (time.perf_counter() - started)
 
     async def syncs(self, partitions: int, batch: Message) -> float:
         """Synced appends a second over so many partitions of one agent, one in flight in each."""
@@ -139,7 +154,7 @@ class StoreBench:
             started, size = time.perf_counter(), 0
             index = LogIndex(1)
             while index <= log.last_index:
-                pieces, last = await log.read_bytes(index, log.last_index, MIB)
+                pieces, last = await log.read_bytes(index, log.last_index, SCAN_BYTES)
                 size += sum(map(len, pieces))
                 index = LogIndex(last + 1)
             return size / (time.perf_counter() - started)
@@ -190,44 +205,42 @@ class StoreBench:
             os.close(fd)
             path.unlink()
 
-    def ring_appends(self, body: bytes, count: int) -> float:
+    def ring_appends(self, frames: list[Frame]) -> float:
         """Bytes a second of linked write and fdatasync through a ring, waited for one by one."""
         ring, completion = uring.Ring(), uring.Cqe()
         uring.io_uring_queue_init(8, ring, 0)
-        allocated = min(ALLOCATION_STEP_BYTES, count * len(body))
-        with self.file(count * len(body)) as fd:
-            started = time.perf_counter()
-            for number in range(count):
-                offset = number * len(body)
-                while offset + len(body) > allocated:
+        with self.file(_length(frames)) as fd:
+            started, offset, allocated = time.perf_counter(), 0, ALLOCATION_STEP_BYTES
+            for _, data in frames[1:]:
+                while offset + len(data) > allocated:
                     os.posix_fallocate(fd, allocated, ALLOCATION_STEP_BYTES)
                     allocated += ALLOCATION_STEP_BYTES
-                vector = uring.Iovec([body])
+                vector = uring.Iovec([data])
                 entry = uring.io_uring_get_sqe(ring)
                 uring.io_uring_prep_writev(entry, fd, vector, offset, 0)
                 uring.io_uring_sqe_set_flags(entry, uring.IOSQE_IO_LINK)
                 entry = uring.io_uring_get_sqe(ring)
                 uring.io_uring_prep_fsync(entry, fd, uring.IORING_FSYNC_DATASYNC)
                 uring.io_uring_submit(ring)
-                for expected in (len(body), 0):
+                for expected in (len(data), 0):
                     uring.io_uring_wait_cqe(ring, completion)
                     assert completion[0].res == expected
                     uring.io_uring_cq_advance(ring, 1)
+                offset += len(data)
             seconds = time.perf_counter() - started
         uring.io_uring_queue_exit(ring)
-        return count * len(body) / seconds
+        return _length(frames[1:]) / seconds
 
-    def plain_appends(self, body: bytes, count: int) -> float:
+    def plain_appends(self, frames: list[Frame]) -> float:
         """Bytes a second of pwrite in a loop."""
-        allocated = min(ALLOCATION_STEP_BYTES, count * len(body))
-        with self.file(count * len(body)) as fd:
-            started = time.perf_counter()
-            for number in range(count):
-                while (number + 1) * len(body) > allocated:
+        with self.file(_length(frames)) as fd:
+            started, offset, allocated = time.perf_counter(), 0, ALLOCATION_STEP_BYTES
+            for _, data in frames[1:]:
+                while offset + len(data) > allocated:
                     os.posix_fallocate(fd, allocated, ALLOCATION_STEP_BYTES)
                     allocated += ALLOCATION_STEP_BYTES
-                os.pwrite(fd, body, number * len(body))
-            return count * len(body) / (time.perf_counter() - started)
+                offset += os.pwrite(fd, data, offset)
+            return offset / (time.perf_counter() - started)
 
     def plain_scan(self, name: str, *, checksum: bool = False) -> float:
         """Bytes a second of readinto, 1 MiB at a time, over all segments; with `checksum` also crc32c."""
@@ -255,6 +268,10 @@ class StoreBench:
         return microseconds
 
 
+def _length(frames: list[Frame]) -> int:
+    return sum(len(data) for _, data in frames)
+
+
 def _run(coroutine: Coroutine[Any, Any, float]) -> float:
     return asyncio.run(coroutine)
 
@@ -276,15 +293,10 @@ def _rate_row(name: str, ours: float, what: str, floor: float, goal: float | Non
 
 
 def _append_rows(bench: StoreBench, alternate: Alternate) -> list[Row]:
-    batch = message(1, MIB)
-    body = bytes(batch.body)
-    synced = alternate(
-        lambda: _run(bench.appends(ONE_SEGMENT, batch, APPENDS)), lambda: bench.ring_appends(body, APPENDS)
-    )
+    frames = chain(message(1, MIB), APPENDS)
+    synced = alternate(lambda: _run(bench.appends(ONE_SEGMENT, frames)), lambda: bench.ring_appends(frames))
     unsynced = dataclasses.replace(ONE_SEGMENT, fsync=False, index_interval_bytes=1024 * MIB)
-    plain = alternate(
-        lambda: _run(bench.appends(unsynced, batch, APPENDS)), lambda: bench.plain_appends(body, APPENDS)
-    )
+    plain = alternate(lambda: _run(bench.appends(unsynced, frames)), lambda: bench.plain_appends(frames))
     return [
         _rate_row("store: append 1 MiB, fdatasync each", synced[0], "raw io_uring", synced[1], 0.85),
         _rate_row("store: append 1 MiB, no sync", plain[0], "pwrite", plain[1], 0.70),

@@ -20,11 +20,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
 Done = Callable[[BaseException | None], None]
+ReadInto = Callable[[int, memoryview], int]
 
 MAX_BUFFERS_PER_WRITE = 512  # below IOV_MAX (1024): more are joined first
 MAX_INTERRUPTIONS = 1000  # EINTR and EAGAIN in a row before they are an error: a bound, never met in practice
 THREADS = 16  # safety 16: 8 to 16 syncs in flight; a thread each
 RESIDENT_TURN_BYTES = 2**20  # copied from the page cache in one turn: about 150 us
+WRITE_AT_ONCE_BYTES = 2 * 2**20  # copied into the page cache in one turn: about 400 us
 TRANSIENT_ERRORS = (errno.EINTR, errno.EAGAIN)
 _FILE_MODE = 0o644
 _libc = ctypes.CDLL(None, use_errno=True)  # its calls let go of the interpreter's lock
@@ -50,7 +52,20 @@ class File(Protocol):
     async def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill the buffer from `offset`; the number of bytes read, fewer than its length only at the end."""
 
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        """As many bytes as memory has at once; 0 where it has none, for any error, and when this turn of the
+        loop has had its RESIDENT_TURN_BYTES: read_into then meets the error, or the next turn."""
+
+    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+        """Have `work` called on another thread, with a read_into that blocks, soon or late; None where this
+        disk has no thread. The file stays open until it has returned. Cancelling the future does not stop
+        it."""
+
     async def write(self, offset: int, data: Data) -> None: ...
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        """Write in this very call what the page cache takes without the disk, at most WRITE_AT_ONCE_BYTES.
+        False: it was not done, or not whole; the same write again meets the reason."""
+
     async def sync(self) -> None:
         """fdatasync: all bytes written before this call are on the disk when it returns. SyncFailed."""
 
@@ -126,8 +141,11 @@ def buffers_of(data: Data) -> list[Buffer]:
 
 def length_of(buffers: Sequence[Buffer]) -> int:
     """Bytes in all; a memoryview must be of bytes, or its len() would count something else."""
-    assert all(not isinstance(buffer, memoryview) or buffer.itemsize == 1 for buffer in buffers)
-    return sum(map(len, buffers))
+    length = 0
+    for buffer in buffers:
+        assert type(buffer) is not memoryview or buffer.itemsize == 1
+        length += len(buffer)
+    return length
 
 
 def after_prefix(buffers: Sequence[Buffer], written: int) -> list[Buffer]:
@@ -158,6 +176,15 @@ def write_fully(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
             raise OSError(errno.EIO, "the disk accepted no byte of a write")
         offset += written
         rest = after_prefix(rest, written)
+
+
+def write_resident(fd: int, offset: int, buffers: Sequence[Buffer]) -> bool:
+    """One pwritev; whether it took everything."""
+    length = length_of(buffers)
+    try:
+        return length <= WRITE_AT_ONCE_BYTES and os.pwritev(fd, buffers, offset) == length
+    except OSError:
+        return False
 
 
 def sync_fully(fd: int) -> None:
@@ -294,15 +321,20 @@ class ThreadDisk:
         call = functools.partial(function, *args, **kwargs)
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
-    async def read_resident(self, fd: int, offset: int, buffer: memoryview) -> int:
+    def read_resident(self, fd: int, offset: int, buffer: memoryview) -> int:
         """What the page cache has of it, without the way through a ring or a thread, which costs several
-        times the copy. Others get a turn of the loop for every RESIDENT_TURN_BYTES."""
+        times the copy."""
+        if self._resident_bytes >= RESIDENT_TURN_BYTES:
+            return 0
         filled = read_resident_into(fd, offset, buffer) if len(buffer) else 0
         self._resident_bytes += filled
+        return filled
+
+    async def next_turn(self) -> None:
+        """Others get a turn of the loop for every RESIDENT_TURN_BYTES."""
         if self._resident_bytes >= RESIDENT_TURN_BYTES:
             self._resident_bytes = 0
             await asyncio.sleep(0)
-        return filled
 
     def open_descriptor(self, path: str, create: bool) -> asyncio.Future[int]:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -376,13 +408,26 @@ class ThreadFile:
         return await self._run(read_fully, offset, length)
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
-        filled = await self._disk.read_resident(self._descriptor(), offset, buffer)
+        await self._disk.next_turn()
+        filled = self._disk.read_resident(self._descriptor(), offset, buffer)
         if filled == len(buffer):
             return filled
         return filled + await self._run(read_fully_into, offset + filled, buffer[filled:])
 
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
+
+    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+        future = self._disk.run(work, functools.partial(read_fully_into, self._descriptor()))
+        self._active.add(future)
+        future.add_done_callback(self._active.discard)
+        return asyncio.shield(future)
+
     async def write(self, offset: int, data: Data) -> None:
         await self._run(write_fully, offset, buffers_of(data))
+
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        return self._fd >= 0 and write_resident(self._fd, offset, buffers_of(data))
 
     async def sync(self) -> None:
         await self._run(sync_fully)

@@ -217,6 +217,27 @@ class SegmentIndex:
         assert place >= 0, (offset, self)
         return LogIndex(self.first_index + place)
 
+    def offsets_of(self, index: LogIndex) -> tuple[int, int]:
+        """The first offset of an entry, and the one behind its last."""
+        self._check_present()
+        place = index - self.first_index
+        base = self._offsets[place]
+        return base, base + self._counts[place]
+
+    def places(self, first: LogIndex, last: LogIndex, max_bytes: int) -> tuple[array[int], array[int]]:
+        """Positions and lengths of the entries from `first` on: at most `max_bytes` of the file but at least
+        one, none behind `last` or the end. Found by halving: no step is taken for a single entry."""
+        self._check_present()
+        begin = first - self.first_index
+        limit = self._positions[begin] + max_bytes
+        end = min(last - self.first_index + 1, len(self._positions))
+        assert 0 <= begin < end, (first, last, self)
+        stop = bisect_right(self._positions, limit, begin, end)
+        while stop > begin + 1 and self._positions[stop - 1] + self._lengths[stop - 1] > limit:
+            stop -= 1
+        stop = max(stop, begin + 1)
+        return self._positions[begin:stop], self._lengths[begin:stop]
+
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
         """Where each term begins, found by halving: terms never fall."""
         self._check_present()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.batch import BatchError, Flag, Frame, LogIdentity, LogIndex, Offset, Stamp, Term, view_frame
+from shoal.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Stamp, Term
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import (
@@ -31,6 +31,14 @@ from shoal.segment_store.index import Entry, IndexReleased
 from shoal.segment_store.index_cache import IndexCache, release_old
 from shoal.segment_store.layout import SegmentName
 from shoal.segment_store.opening import Recovered, recover
+from shoal.segment_store.reading import (
+    SHARED_READ_BYTES,
+    Run,
+    damage_of,
+    next_run,
+    read_at_once,
+    read_run,
+)
 from shoal.segment_store.recovery import Chain, chain_problem
 from shoal.segment_store.segment import Segment, SegmentFiles
 from shoal.segment_store.tail import TRAILER_BYTES
@@ -428,31 +436,60 @@ class PartitionLog:
         self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
     ) -> list[tuple[Stamp, bytes | memoryview]]:
         """As read; bytes from the disk stay in the buffers they were read into."""
-        entries = await self._selected(first_index, last_index, max_bytes)
+        self._writer.check_open()
+        self._check_range(first_index, last_index)
         generation = self._writer.generation
         frames: list[tuple[Stamp, bytes | memoryview]] = []
-        place = 0
-        while place < len(entries):
-            cached = self._cache.get(entries[place].index)
+        index, left = first_index, max_bytes
+        while index <= last_index:
+            cached = self._cache.get(index)
             if cached is not None:
+                if frames and len(cached.data) > left:
+                    break
                 frames.append(cached)
-                place += 1
+                index, left = LogIndex(index + 1), left - len(cached.data)
                 continue
-            run = self._stored_run(entries, place)
             try:
-                got = await self._read_run(run)
+                run = await self._stored_run(index, last_index, left)
+                if frames and run.length > left:
+                    break
+                found = read_at_once(self._files, run) if run.length < SHARED_READ_BYTES else None
+                found = found or await read_run(self._files, run)
+                if found.problem is not None and not found.frames and not frames:
+                    self.segment_of(index)  # trimmed meanwhile: that is the answer then
+                    raise damage_of(run, found.problem)
             except (Damaged, OffsetOutOfRange):
                 if generation == self._writer.generation and not frames:
                     raise
-                got = []
+                break
             if generation != self._writer.generation:
-                # Truncated meanwhile: the places that were looked up may hold another branch by now.
-                return await self._read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
-            frames += got
-            place += len(run)
-            if len(frames) < place:
-                break  # damage inside the run: the next read meets it first
+                break
+            frames += found.frames
+            index, left = LogIndex(index + len(found.frames)), left - run.length
+            if found.problem is not None:
+                break  # the next read meets it first
+        if generation != self._writer.generation:
+            # Truncated meanwhile: the places that were looked up may hold another branch by now.
+            return await self._read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
         return frames
+
+    async def _stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
+        """What must come from one segment's file. Raises OffsetOutOfRange, Damaged."""
+        while True:
+            segment = self.segment_of(index)
+            oldest = self._cache.first_index
+            last = LogIndex(min(last_index, segment.last_index))
+            if oldest is not None and index < oldest <= last:
+                last = LogIndex(oldest - 1)
+            try:
+                return next_run(segment, index, last, max_bytes)
+            except IndexReleased:
+                await self.load_index(index)
+
+    def _check_range(self, first_index: LogIndex, last_index: LogIndex) -> None:
+        if not self.first_index <= first_index <= last_index <= self.last_index:
+            wanted = first_index if not self.first_index <= first_index <= self.last_index else last_index
+            raise OffsetOutOfRange(wanted, self.first_index, self.last_index + 1)
 
     async def read_bytes(
         self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
@@ -470,13 +507,6 @@ class PartitionLog:
                 yield frame
                 index = LogIndex(frame.stamp.index + 1)
 
-    async def _selected(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        while True:
-            try:
-                return self._select(first_index, last_index, max_bytes)
-            except IndexReleased:
-                await self.load_index(first_index)
-
     async def load_index(self, index: LogIndex) -> None:
         """Have the index of the entry's segment in memory until the next await. Raises OffsetOutOfRange,
         Damaged."""
@@ -487,77 +517,6 @@ class PartitionLog:
             self.segment_of(index)  # trimmed meanwhile: that is the answer then
             raise Damaged(segment.index_path, 0, f"read failed: {error}") from error
 
-    def _select(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Entry]:
-        self._writer.check_open()
-        if not self.first_index <= first_index <= last_index <= self.last_index:
-            wanted = first_index if not self.first_index <= first_index <= self.last_index else last_index
-            raise OffsetOutOfRange(wanted, self.first_index, self.last_index + 1)
-        entries: list[Entry] = []
-        size = 0
-        index = first_index
-        segment = self.segment_of(index)
-        while index <= last_index:
-            if index > segment.last_index:
-                segment = self.segment_of(index)
-                if segment.index.is_released:
-                    break
-            entry = segment.index.entry(index)
-            size += entry.length
-            if entries and size > max_bytes:
-                break
-            entries.append(entry)
-            index = LogIndex(index + 1)
-        return entries
-
-    def _stored_run(self, entries: list[Entry], place: int) -> list[Entry]:
-        """Adjoining entries of one segment that must come from its file, at most a chunk (or one frame) of
-        them."""
-        run = [entries[place]]
-        segment = self.segment_of(run[0].index)
-        limit = run[0].position + self._files.config.read_chunk_bytes
-        for entry in entries[place + 1 :]:
-            in_reach = entry.index <= segment.last_index and entry.end_position <= limit
-            if (
-                not in_reach
-                or self._cache.get(entry.index) is not None
-                or entry.position != run[-1].end_position
-            ):
-                break
-            run.append(entry)
-        return run
-
-    async def _read_run(self, run: list[Entry]) -> list[tuple[Stamp, memoryview]]:
-        """Frames of adjoining entries, each verified and found to be the one the index names."""
-        segment = self.segment_of(run[0].index)
-        start = run[0].position
-        # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and
-        # page faults would cost as much as the copy from the page cache.
-        buffer = memoryview(pa.allocate_buffer(run[-1].end_position - start)).cast("B")
-        problem = "the file ends before the entry does"
-        frames: list[tuple[Stamp, memoryview]] = []
-        try:
-            async with self._files.open_files.pin(segment.path) as file:
-                filled = await file.read_into(start, buffer)
-        except OSError as error:
-            filled, problem = 0, f"read failed: {error}"
-        view = buffer[:filled].toreadonly()
-        for entry in run:
-            if entry.end_position - start > filled:
-                break
-            try:
-                stamp, data = view_frame(view, entry.position - start, self._files.identity)
-            except BatchError as error:
-                problem = str(error)
-                break
-            if stamp.index != entry.index or len(data) != entry.length:
-                problem = f"entry {stamp.index} of {len(data)} bytes lies there"
-                break
-            frames.append((stamp, data))
-        if frames:
-            return frames
-        offsets = run[0].base_offset, run[0].end_offset
-        raise Damaged(segment.path, start, problem, run[0].index, run[0].index, offsets, run[0].length)
-
     async def verify(self, first_index: LogIndex | None = None) -> list[Damaged]:
         """Read everything on the disk from `first_index` on and say what does not verify."""
         await self._writer.drain()
@@ -565,12 +524,14 @@ class PartitionLog:
         index = first_index or self.first_index
         last = LogIndex(min(self.last_index, self._writer.stored_index))
         while index <= last:
-            entries = await self._selected(index, last, self._files.config.read_chunk_bytes)
-            run = [entry for entry in entries if self.segment_of(entry.index) is self.segment_of(index)]
-            try:
-                index = LogIndex(index + len(await self._read_run(run)))
-            except Damaged as damage:
-                found.append(damage)
+            self._writer.check_open()
+            index = max(index, self.first_index)  # trimmed meanwhile
+            self._check_range(index, last)
+            run = await self._stored_run(index, last, self._files.config.read_chunk_bytes)
+            verified = await read_run(self._files, run)
+            index = LogIndex(index + len(verified.frames))
+            if verified.problem is not None and not verified.frames and index >= self.first_index:
+                found.append(damage_of(run, verified.problem))
                 index = LogIndex(index + 1)
         return found
 

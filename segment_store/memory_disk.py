@@ -19,6 +19,7 @@ from shoal.segment_store.disk import (
     Data,
     Done,
     File,
+    ReadInto,
     SyncFailed,
     buffers_of,
     call_when_done,
@@ -337,6 +338,12 @@ class MemoryFile:
         buffer[: len(data)] = data
         return len(data)
 
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        return 0  # reads always pass where faults are injected
+
+    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+        return None
+
     async def write(self, offset: int, data: Data) -> None:
         """Bytes reach the page cache in the call's first turn, so that a crash in the middle may keep any
         of them."""
@@ -352,6 +359,9 @@ class MemoryFile:
         epoch = self._disk.epoch
         await asyncio.sleep(0)
         self._disk.check_power(epoch)
+
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        return False  # as reads
 
     async def sync(self) -> None:
         """Covers what was written before the call; sectors written again meanwhile stay dirty."""

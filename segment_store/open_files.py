@@ -67,6 +67,14 @@ class OpenFiles:
     def pin(self, path: str) -> Pin:
         return Pin(self, path)
 
+    def open_file(self, path: str) -> File | None:
+        """The file if it is open: for what is done with it in this very turn."""
+        handle = self._handles.get(path)
+        if handle is None:
+            return None
+        self._handles.move_to_end(path)
+        return handle.file
+
     async def acquire(self, path: str, *, create: bool = False) -> Handle:
         handle = self._handles.get(path)
         if handle is None:

@@ -312,6 +312,7 @@ class _Opening:
             self.notes.append(f"{name.index_file} is good up to {loaded.problem}")
         segment.index.extend(loaded.held)
         segment.index_bytes = loaded.good_bytes
+        segment.index_is_ragged = loaded.good_bytes < len(data)
         segment.indexed_index = segment.last_index
         if len(loaded.held):
             last = loaded.held.entry(loaded.held.last_index)

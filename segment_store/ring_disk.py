@@ -19,6 +19,7 @@ import errno
 import logging
 import os
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 
@@ -31,6 +32,7 @@ from shoal.segment_store.disk import (
     Data,
     Done,
     File,
+    ReadInto,
     SyncFailed,
     ThreadDisk,
     after_prefix,
@@ -38,6 +40,8 @@ from shoal.segment_store.disk import (
     call_when_done,
     forget_cached,
     length_of,
+    read_fully_into,
+    write_resident,
 )
 
 logger = logging.getLogger(__name__)
@@ -408,17 +412,34 @@ class RingFile:
         return bytes(memoryview(buffer)[:filled])
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
-        filled = await self._disk.read_resident(self.descriptor(), offset, buffer)
+        await self._disk.next_turn()
+        filled = self._disk.read_resident(self.descriptor(), offset, buffer)
         if filled == len(buffer):
             return filled
         rest = buffer[filled:]
         left = await self._disk.perform(self, _Kind.READ, offset + filled, [rest], len(rest))
         return len(buffer) - left
 
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
+
+    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+        self.active += 1
+        future = self._disk.run(work, partial(read_fully_into, self._fd))
+        future.add_done_callback(self._shared)
+        return asyncio.shield(future)
+
+    def _shared(self, future: asyncio.Future[None]) -> None:
+        self.finished()
+
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
         if buffers:
             await self._disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
+
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        # Not through the ring: the kernel hands every buffered write to another thread there.
+        return self._fd >= 0 and write_resident(self._fd, offset, buffers_of(data))
 
     async def sync(self) -> None:
         await self._disk.perform(self, _Kind.SYNC, 0, [], 0)

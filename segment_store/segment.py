@@ -67,6 +67,7 @@ class Segment:
         self.prewritten_end = 0
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
         self.index_bytes = 0  # good bytes of the index file
+        self.index_is_ragged = False  # bad bytes follow them: less written over them would leave some
 
     def __repr__(self) -> str:
         return f"Segment({self.name.stem}, {len(self.index)} entries, {self.planned_end} bytes)"
@@ -122,7 +123,7 @@ class Segment:
         first, step = config.first_allocation_bytes, config.max_allocation_step_bytes
         length = next_allocation(self.allocated, needed, first, step, config.segment_bytes)
         await file.allocate(length)
-        self.allocated = length
+        self.allocated = max(self.allocated, length)
 
     def zeros_after(self, end: int, written: int) -> list[Buffer]:
         """Zeros to take along with a write of `written` bytes that ends at `end` (see
@@ -139,6 +140,9 @@ class Segment:
         """Append entries up to `upto`, whose frames are known synced, to the index file and sync it."""
         first = LogIndex(self.indexed_index + 1)
         if upto < first:
+            return
+        if self.index_is_ragged:
+            await self.replace_index(upto)
             return
         blocks = encode_blocks(list(self.index.slice(first, upto)), self.files.identity)
         create = self.index_bytes == 0
@@ -168,6 +172,7 @@ class Segment:
         await disk.rename(temporary, self.index_path)
         await disk.sync_directory(self.files.directory)
         self.index_bytes = sum(map(len, blocks))
+        self.index_is_ragged = False
         self.indexed_index = upto
 
     async def remove_index(self) -> None:

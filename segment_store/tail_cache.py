@@ -17,6 +17,11 @@ class TailCache:
     def __len__(self) -> int:
         return len(self._frames)
 
+    @property
+    def first_index(self) -> LogIndex | None:
+        """The oldest frame held; everything newer is held too. None: nothing is."""
+        return next(iter(self._frames), None)
+
     def get(self, index: LogIndex) -> Frame | None:
         return self._frames.get(index)
 

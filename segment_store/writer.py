@@ -26,6 +26,9 @@ COMPANY_BYTES = 32 * 2**10
 """A write of this size waits for a turn of the loop: its time on the disk is long beside the turn, and what
 arrives in between shares its sync."""
 
+AHEAD_WRITES = 2
+"""Blocks for so many more writes are asked for beforehand."""
+
 
 class Writer:
     """`roll_back(index)` is called after a fault: nothing behind `index` is, or will be, on the disk."""
@@ -59,6 +62,7 @@ class Writer:
         self._index_timer: asyncio.TimerHandle | None = None
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
+        self._reserving: asyncio.Task[None] | None = None
         self._closed = False
 
     def check_open(self) -> None:
@@ -96,7 +100,7 @@ class Writer:
         if not self._queue or self._task is not None or self._is_writing or self._is_waiting:
             return
         work = self._queue[0]
-        if isinstance(work, Append) and work.length >= COMPANY_BYTES:
+        if isinstance(work, Append) and work.length >= COMPANY_BYTES and self._files.config.fsync:
             self._is_waiting = True
             asyncio.get_running_loop().call_soon(self._begin)
         else:
@@ -116,16 +120,44 @@ class Writer:
         segment = self._queue[0].segment if isinstance(self._queue[0], Append) else None
         if segment is None or segment is not self._active or self._handle is None or self.failure is not None:
             return False
-        if segment.soiled_end or not self._files.config.fsync:
+        if segment.soiled_end:
             return False
         group = take_group(self._queue, self._files.config.max_write_bytes)
         if group[-1].position + group[-1].length + TRAILER_BYTES > segment.allocated:
             self._queue.extendleft(reversed(group))
             return False
+        file, position, buffers = self._handle.file, group[0].position, self._buffers(group)
+        ended = partial(self._write_ended, group)
+        if self._files.config.fsync:
+            file.begin_write_and_sync(position, buffers, ended)
+        elif file.write_at_once(position, buffers):
+            asyncio.get_running_loop().call_soon(ended, None)  # the answer never comes within the question
+        else:
+            segment.soiled_end = 0  # the same bytes go there next, by the longer way
+            self._queue.extendleft(reversed(group))
+            return False
         self._is_writing = True
-        buffers = self._buffers(group)
-        self._handle.file.begin_write_and_sync(group[0].position, buffers, partial(self._write_ended, group))
+        self._reserve_ahead(segment, file, group)
         return True
+
+    def _reserve_ahead(self, segment: Segment, file: File, group: list[Append]) -> None:
+        """Blocks for the next writes of this size while this one runs: none waits for them, and a disk that
+        has none is met by the write that needs them."""
+        end, length = group[-1].position + group[-1].length, group[-1].length
+        wanted = end + AHEAD_WRITES * length + TRAILER_BYTES
+        config = self._files.config
+        if length < COMPANY_BYTES or wanted <= segment.allocated or wanted > config.segment_bytes:
+            return
+        if self._reserving is None:
+            self._reserving = asyncio.get_running_loop().create_task(self._reserve(segment, file, wanted))
+
+    async def _reserve(self, segment: Segment, file: File, wanted: int) -> None:
+        try:
+            await segment.reserve(file, wanted)
+        except OSError as error:
+            logger.debug("%s: no blocks reserved ahead: %s", segment.path, error)
+        finally:
+            self._reserving = None
 
     def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
         self._is_writing = False
@@ -133,7 +165,7 @@ class Writer:
             self._queue.extendleft(reversed(group))  # the fault is answered to them first
             self._work(error)
         else:
-            self.syncs += 1
+            self.syncs += self._files.config.fsync
             self._written(group)
             self._go_on()  # before anybody hears of it: what they queue shares the write after the next
             for work in group:
@@ -432,8 +464,10 @@ class Writer:
 
     async def drain(self) -> None:
         """Return when nothing is queued or under way."""
-        while self._task is not None or self._is_writing or self._is_waiting:
-            if self._task is not None:
+        while self._task is not None or self._is_writing or self._is_waiting or self._reserving is not None:
+            if self._reserving is not None:
+                await asyncio.wait([self._reserving])
+            elif self._task is not None:
                 await asyncio.wait([self._task])
             elif self._is_waiting:
                 await asyncio.sleep(0)

@@ -134,6 +134,9 @@ class Flag(IntFlag):
 
 
 _KNOWN_FLAGS: Final = int(Flag.FIRST_OF_SEGMENT | Flag.GATHERED)
+# Looked up by number: calling an enumeration costs as much as the rest of a stamp.
+_KINDS: Final = tuple(Kind)
+_FLAGS: Final = tuple(map(Flag, range(_KNOWN_FLAGS + 1)))
 
 
 class ProducerStamp(NamedTuple):
@@ -424,13 +427,13 @@ def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
     if producer_id != _NO_PRODUCER:
         producer = ProducerStamp(producer_id, epoch, sequence)
     return Stamp(
-        Kind(kind),
-        Flag(flags),
+        _KINDS[kind],
+        _FLAGS[flags],
         count,
-        Offset(base),
-        Term(term),
-        Term(previous_term),
-        LogIndex(index),
+        base,
+        term,
+        previous_term,
+        index,
         body_length,
         control_length,
         append_time_us,

@@ -5,10 +5,13 @@ import asyncio
 import errno
 import os
 import random
+import threading
+import time
 
 import pytest
 
 from shoal.segment_store import Disk
+from shoal.segment_store.disk import RESIDENT_TURN_BYTES, WRITE_AT_ONCE_BYTES, ReadInto
 
 
 class DiskSuite:
@@ -205,6 +208,72 @@ class DiskSuite:
             file = await disk.open(f"{root}/a", create=create)
             assert await file.read(0, 10) == b"kept"
             await file.close()
+
+    async def test_what_memory_takes_and_gives_at_once(self, disk: Disk, root: str) -> None:
+        """write_at_once did all or asks for the same write again; read_resident fills from the front and
+        counts."""
+        file = await disk.open(f"{root}/a", create=True)
+        data = random.Random(2).randbytes(5000)
+        pieces: list[bytes | memoryview] = [data[:1000], b"", memoryview(data)[1000:]]
+        if not file.write_at_once(3, pieces):
+            await file.write(3, pieces)
+        assert await file.read(0, 10_000) == bytes(3) + data
+        assert not file.write_at_once(0, bytes(WRITE_AT_ONCE_BYTES + 1))
+        assert await file.size() == 5003
+        buffer = bytearray(b"." * 6000)
+        filled = file.read_resident(3, memoryview(buffer))
+        assert filled <= 5000
+        assert buffer == data[:filled] + b"." * (6000 - filled)
+        await file.close()
+        assert file.read_resident(0, memoryview(buffer)) == 0
+        assert not file.write_at_once(0, b"x")
+
+    async def test_one_turn_does_not_read_for_ever(self, disk: Disk, root: str) -> None:
+        """Reading what is resident leaves the loop to others again and again."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, bytes(2**20))
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.ensure_future(count_turns())
+        await asyncio.sleep(0)
+        buffer = memoryview(bytearray(2**20))
+        for _ in range(20):
+            assert await file.read_into(0, buffer) == 2**20
+        assert turns >= 19
+        assert sum(file.read_resident(0, buffer) for _ in range(20)) <= 2 * RESIDENT_TURN_BYTES
+        counter.cancel()
+        await file.close()
+
+    async def test_shared_work_reads_on_its_own(self, disk: Disk, root: str) -> None:
+        """Work that is shared reads as read_into does, on another thread; close waits for it."""
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"0123456789")
+        found: list[tuple[int, bytes, int]] = []
+        begun = threading.Event()
+
+        def work(read_into: ReadInto) -> None:
+            buffer = bytearray(8)
+            begun.set()
+            time.sleep(0.02)
+            filled = read_into(5, memoryview(buffer))
+            found.append((filled, bytes(buffer), threading.get_ident()))
+
+        helper = file.share(work)
+        if helper is None:
+            assert disk.kind == "memory"
+        else:
+            await asyncio.to_thread(begun.wait)
+            helper.cancel()
+            await file.close()
+            assert [entry[:2] for entry in found] == [(5, b"56789\0\0\0")]
+            assert found[0][2] != threading.get_ident()
+        await file.close()
 
 
 def open_descriptors() -> int:

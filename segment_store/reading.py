@@ -1,0 +1,204 @@
+"""Stored frames out of segment files: bytes read, each frame verified, and found to be the one the index
+names.
+
+What the page cache has is taken in the call itself. A long read is cut into pieces, and another thread copies
+the next ones while the event loop's checks those that are there: copies hold no interpreter lock, so that
+two cores share the work, and on a busy machine the loop's thread does it all by itself. Knows segments and
+files; which entries are wanted, and what their absence means, is log.py's.
+"""
+
+import asyncio
+from array import array
+from collections import deque
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from shoal.batch import BatchError, LogIdentity, LogIndex, Stamp, view_frame
+from shoal.segment_store.disk import File, ReadInto
+from shoal.segment_store.errors import Damaged
+from shoal.segment_store.segment import Segment, SegmentFiles
+
+SHARED_READ_BYTES = 2 * 2**20
+"""Below this, telling another thread costs more than it saves."""
+
+View = tuple[Stamp, memoryview]
+
+
+class Run(NamedTuple):
+    """Adjoining entries of one segment from `first_index` on, and where they lie: positions and lengths in
+    bytes, copied from the index, which may change while the run is being read. `offsets`: the first entry's
+    first, and the one behind its last."""
+
+    segment: Segment
+    first_index: LogIndex
+    offsets: tuple[int, int]
+    positions: "array[int]"
+    lengths: "array[int]"
+
+    @property
+    def start(self) -> int:
+        return self.positions[0]
+
+    @property
+    def length(self) -> int:
+        return self.positions[-1] + self.lengths[-1] - self.positions[0]
+
+
+class Verified(NamedTuple):
+    """The leading frames of a run that are good, and why the next is not (None: all are)."""
+
+    frames: list[View]
+    problem: str | None
+
+
+def next_run(segment: Segment, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
+    """Entries from `first_index` on, at most `max_bytes` of them but at least one, none behind `last_index`
+    or the segment's end. Raises IndexReleased."""
+    places = segment.index.places(first_index, last_index, max_bytes)
+    return Run(segment, first_index, segment.index.offsets_of(first_index), *places)
+
+
+def buffer_for(run: Run) -> memoryview:
+    # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and page
+    # faults would cost as much as the copy from the page cache.
+    return memoryview(pa.allocate_buffer(run.length)).cast("B")
+
+
+def verify_run(run: Run, view: memoryview, identity: LogIdentity) -> Verified:
+    """The frames in `view`, which holds the run's bytes as far as they could be read."""
+    frames: list[View] = []
+    index, base, filled = run.first_index, run.start, len(view)
+    for position, length in zip(run.positions, run.lengths, strict=True):
+        at = position - base
+        if at + length > filled:
+            return Verified(frames, "the file ends before the entry does")
+        try:
+            frame = view_frame(view, at, identity)
+        except BatchError as error:
+            return Verified(frames, str(error))
+        if frame[0].index != index or len(frame[1]) != length:
+            return Verified(frames, f"entry {frame[0].index} of {len(frame[1])} bytes lies there")
+        frames.append(frame)
+        index = LogIndex(index + 1)
+    return Verified(frames, None)
+
+
+def read_at_once(files: SegmentFiles, run: Run) -> Verified | None:
+    """The run when its file is open and the page cache holds it all; None when it has to be waited for."""
+    file = files.open_files.open_file(run.segment.path)
+    if file is None:
+        return None
+    buffer = buffer_for(run)
+    if file.read_resident(run.start, buffer) < run.length:
+        return None
+    return verify_run(run, buffer.toreadonly(), files.identity)
+
+
+async def read_run(files: SegmentFiles, run: Run) -> Verified:
+    """One run, read as one; a failing disk is a problem of its first frame."""
+    if run.length >= SHARED_READ_BYTES and len(run.positions) > 1:
+        return await _read_shared(files, run)
+    found = read_at_once(files, run)
+    if found is not None:
+        return found
+    try:
+        async with files.open_files.pin(run.segment.path) as file:
+            return await _read_piece(files, file, run)
+    except OSError as error:
+        return Verified([], f"read failed: {error}")
+
+
+async def _read_piece(files: SegmentFiles, file: File, run: Run) -> Verified:
+    buffer = buffer_for(run)
+    filled = await file.read_into(run.start, buffer)
+    return verify_run(run, buffer[:filled].toreadonly(), files.identity)
+
+
+async def _read_shared(files: SegmentFiles, run: Run) -> Verified:
+    try:
+        async with files.open_files.pin(run.segment.path) as file:
+            shared = _SharedRead(_pieces(run, files.config.read_chunk_bytes), files.identity)
+            helper = file.share(shared.help)
+            try:
+                return await shared.work(file, helper)
+            finally:
+                shared.waiting.clear()  # the helper takes no further piece; the file stays open for its last
+    except OSError as error:
+        return Verified([], f"read failed: {error}")
+
+
+class _SharedRead:
+    """Pieces of one run. Whoever is free copies the next one that is left; the loop's thread checks them."""
+
+    def __init__(self, pieces: list[Run], identity: LogIdentity) -> None:
+        self.waiting = deque(range(len(pieces)))
+        self._pieces = pieces
+        self._identity = identity
+        self._buffers = [buffer_for(piece) for piece in pieces]
+        self._copied: deque[tuple[int, int | OSError]] = deque()  # piece, bytes there or why there are none
+
+    def help(self, read_into: ReadInto) -> None:
+        """The other thread's part: copy what is left, until nothing is."""
+        while True:
+            try:
+                number = self.waiting.popleft()
+            except IndexError:
+                return
+            try:
+                self._copied.append((number, read_into(self._pieces[number].start, self._buffers[number])))
+            except OSError as error:
+                self._copied.append((number, error))
+
+    async def work(self, file: File, helper: asyncio.Future[None] | None) -> Verified:
+        """The pieces' frames in their order, up to the first problem."""
+        found: list[Verified | None] = [None] * len(self._pieces)
+        for _ in found:
+            number, filled = await self._next(file, helper)
+            if isinstance(filled, OSError):
+                found[number] = Verified([], f"read failed: {filled}")
+            else:
+                view = self._buffers[number][:filled].toreadonly()
+                found[number] = verify_run(self._pieces[number], view, self._identity)
+            await asyncio.sleep(0)  # a piece is a turn's worth of work
+        frames: list[View] = []
+        for verified in found:
+            assert verified is not None, "a piece was left"
+            frames += verified.frames
+            if verified.problem is not None:
+                return Verified(frames, verified.problem)
+        return Verified(frames, None)
+
+    async def _next(self, file: File, helper: asyncio.Future[None] | None) -> tuple[int, int | OSError]:
+        """A piece that is there: copied by the helper, or else now."""
+        if not self._copied and self.waiting:
+            number = self.waiting.popleft()
+            try:
+                return number, await file.read_into(self._pieces[number].start, self._buffers[number])
+            except OSError as error:
+                return number, error
+        if not self._copied:
+            assert helper is not None, "only a helper takes pieces away"
+            await helper  # it is at work on the last
+        return self._copied.popleft()
+
+
+def _pieces(run: Run, piece_bytes: int) -> list[Run]:
+    """The run in parts of at most `piece_bytes`, or of one frame."""
+    pieces: list[Run] = []
+    begin, count = 0, len(run.positions)
+    while begin < count:
+        limit = run.positions[begin] + piece_bytes
+        stop = begin + 1
+        while stop < count and run.positions[stop] + run.lengths[stop] <= limit:
+            stop += 1
+        places = run.positions[begin:stop], run.lengths[begin:stop]
+        pieces.append(Run(run.segment, LogIndex(run.first_index + begin), run.offsets, *places))
+        begin = stop
+    return pieces
+
+
+def damage_of(run: Run, problem: str) -> Damaged:
+    """What to raise when the first frame of a run does not verify."""
+    index, length = run.first_index, run.lengths[0]
+    return Damaged(run.segment.path, run.start, problem, index, index, run.offsets, length)
