@@ -14,6 +14,9 @@ from enum import Enum, auto
 
 from shoal.membership.wire.messages import Alive, Dead, Endpoint, NodeState, State, Suspect
 
+DRAWS_PER_NODE = 4
+"""Nodes drawn for each one that is wanted; if too few of them will do, all are looked at."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -158,7 +161,16 @@ class NodeTable:
         self._next = 0
 
     def sample(self, rng: random.Random, count: int, eligible: Callable[[Node], bool]) -> list[Node]:
-        """Up to `count` distinct random nodes other than the local one."""
+        """Up to `count` distinct random nodes other than the local one.
+
+        Drawn first, looked at then: in a big pool nearly everybody is eligible, and looking at all of
+        them five times a second would cost more than the gossip itself.
+        """
+        if len(self._round) > DRAWS_PER_NODE * count:
+            drawn = (self._nodes[name] for name in rng.sample(self._round, DRAWS_PER_NODE * count))
+            found = [node for node in drawn if eligible(node)][:count]
+            if len(found) == count:
+                return found
         chosen = [node for node in self if node is not self.local and eligible(node)]
         return rng.sample(chosen, min(count, len(chosen)))
 

@@ -181,6 +181,10 @@ class Prober:
         if reached and self._probe is not None and self._probe.sequence == sequence:
             self._succeed()
 
+    def abandon(self) -> None:
+        """Forget the probe under way without a verdict."""
+        self._probe = None
+
     def _succeed(self) -> None:
         self._probe = None
         self._awareness.apply(-1)

@@ -57,6 +57,10 @@ class Suspicion:
         """When the suspected node is to be declared dead."""
         return self._started_ms + suspicion_timeout_ms(len(self._accusers) - 1, self._bounds)
 
+    def postpone(self, by_ms: int) -> None:
+        """The time in which nobody here could have heard a refutation does not count."""
+        self._started_ms += by_ms
+
     def confirm(self, accuser: str) -> bool:
         """Count a further accuser; True when it was new and still matters, so that it is worth gossiping."""
         if len(self._accusers) > self._bounds.confirmations or accuser in self._accusers:

@@ -63,6 +63,11 @@ CONTESTED_RETRY_MS = 2_000
 soon, until the old record has died and it is let in."""
 
 
+STOOD_STILL_INTERVALS = 3
+"""The prober wants to be woken once per (stretched) interval. A node woken so many intervals later than
+that has stood still: longer than a busy loop delays a timer, no longer than the shortest suspicion."""
+
+
 @dataclass(frozen=True, slots=True)
 class SwimStatistics:
     """Counters since the start, and sizes now."""
@@ -95,6 +100,7 @@ class SwimCore:
         self._exchanges: list[Exchange] = []
         self._changes: list[Change] = []
         self._user_messages: list[bytes] = []
+        self._woken_ms = now_ms
         self._last_gossip_ms = now_ms - config.gossip_interval_ms
         self._next_push_pull_ms = now_ms + rng.randrange(1, config.push_pull_interval_ms + 1)
         self._refutations = 0
@@ -118,10 +124,26 @@ class SwimCore:
             case Datagram(source, messages):
                 for message in messages:
                     self._on_message(source, message, now_ms)
+                if any(self._is_outdated_accusation(message) for message in messages):
+                    self._tell_that_we_live(source)
             case Exchanged(state):
                 self._merge(state, now_ms)
             case StreamProbed(sequence, reached):
                 self._prober.on_stream_probed(sequence, reached)
+
+    def _is_outdated_accusation(self, message: Message) -> bool:
+        local = self.table.local
+        return (
+            isinstance(message, Suspect | Dead)
+            and message.node == local.name
+            and message.incarnation < local.incarnation
+        )
+
+    def _tell_that_we_live(self, accuser: Endpoint) -> None:
+        """We have refuted this already, and gossip has passed that member by: in a small pool one in fifty
+        misses a given word. Left alone it would bury us, however often it pings us meanwhile."""
+        if not self.leaving:
+            self.outbox.send(accuser, self._own_claim())
 
     def _on_message(self, source: Endpoint, message: Message, now_ms: int) -> None:
         match message:
@@ -152,6 +174,10 @@ class SwimCore:
 
     def wake(self, now_ms: int) -> None:
         """Time has passed: probe, bury the suspects who stayed silent, gossip, exchange state."""
+        late_ms = now_ms - self._woken_ms - self._awareness.scale(self._config.probe_interval_ms)
+        if late_ms > STOOD_STILL_INTERVALS * self._config.probe_interval_ms:
+            self._excuse(late_ms)
+        self._woken_ms = now_ms
         silent = self._prober.wake(now_ms)
         if silent is not None:
             accusation = Suspect(silent.incarnation, silent.name, self._config.name)
@@ -165,6 +191,14 @@ class SwimCore:
             self._next_push_pull_ms = now_ms + interval_ms
             for node in self.table.sample(self._rng, 1, lambda node: node.state == State.ALIVE):
                 self._exchanges.append(Exchange(node.endpoint, join=False))
+
+    def _excuse(self, late_ms: int) -> None:
+        """This process stood still, and may have lost what came meanwhile: silence in that time proves
+        nothing about the others, and something about our own health."""
+        for suspicion in self._suspicions.values():
+            suspicion.postpone(late_ms)
+        self._prober.abandon()
+        self._awareness.apply(1)
 
     def _bury(self, now_ms: int) -> None:
         for name in [name for name, held in self._suspicions.items() if now_ms >= held.deadline_ms]:
@@ -281,9 +315,11 @@ class SwimCore:
         self._announce()
 
     def _announce(self) -> None:
+        self.outbox.own.queue(encode_message(self._own_claim()), self.table.local.name)
+
+    def _own_claim(self) -> Alive:
         local = self.table.local
-        alive = Alive(local.incarnation, local.name, local.endpoint, local.meta, local.vsn)
-        self.outbox.own.queue(encode_message(alive), local.name)
+        return Alive(local.incarnation, local.name, local.endpoint, local.meta, local.vsn)
 
     def _set_state(self, node: Node, state: State, now_ms: int) -> None:
         if node.state != state:

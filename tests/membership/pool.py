@@ -2,17 +2,23 @@
 
 Law of this file: every packet and stream is encoded and decoded on its way, so that
 what the cores say to each other is what they would say to a stranger. Loss, delay,
-partitions, crashes, pauses; all from one seed.
+duplication, reordering, cuts of single directions, crashes, pauses and clocks that jump;
+all from one seed, and fingerprint() is equal for two runs of a seed.
 """
 
+import gc
+import hashlib
 import heapq
 import random
+import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from shoal.membership.asking import QueryRequest
-from shoal.membership.config import GossipConfig
+from shoal.membership.config import GossipConfig, push_pull_interval_ms
 from shoal.membership.envelope import Envelope
+from shoal.membership.member import SerfMember
+from shoal.membership.members import Node
 from shoal.membership.ready import (
     Datagram,
     EventKind,
@@ -30,7 +36,7 @@ from shoal.membership.ready import (
 from shoal.membership.serf import SerfCore
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, PushPull
-from shoal.membership.wire.packets import decode_packet, encode_packet
+from shoal.membership.wire.packets import MAX_PACKET_BYTES, MAX_PARTS, decode_packet, encode_packet
 from shoal.membership.wire.streams import encode_stream
 from shoal.membership.wrapped_streams import WrappedStreamDecoder
 
@@ -50,9 +56,19 @@ class Heard:
     member: str
 
 
+MAX_CODED_NODES = 100
+"""State exchanges of bigger pools pass as they are: their bytes are the same, only more, and coding them
+would be most of the simulation's time."""
+
+BACKLOG_MAX = 256
+"""Packets that a standing process finds when it goes on: what a socket's buffer of 208 KiB holds of ours."""
+
+
 @dataclass
 class Process:
-    """One life of one node. `paused` holds what arrived meanwhile."""
+    """One life of one node. `backlog` holds what arrived while it was paused or blocked, `held` what it
+    wanted to send while it was blocked; its clock is the pool's plus `offset_ms`; `armed_ms` is when, in
+    the pool's time, it is going to be woken."""
 
     name: str
     endpoint: Endpoint
@@ -60,6 +76,10 @@ class Process:
     envelope: Envelope
     alive: bool = True
     paused: bool = False
+    blocked: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+    offset_ms: int = 0
+    armed_ms: int | None = None
     backlog: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -72,18 +92,31 @@ class Pool:
         seed: int,
         *,
         loss: float = 0.0,
+        stream_loss: float = 0.0,
         duplication: float = 0.0,
         delay_ms: tuple[int, int] = (1, 20),
         profile: Callable[..., GossipConfig] = GossipConfig.local,
         check_every: int = 1,
+        trace: Callable[[str], None] | None = None,
+        acquainted: bool = False,
         **knobs: object,
     ) -> None:
+        """`stream_loss`: the odds that a ping over TCP comes too late (a lost SYN costs a second);
+        `trace` gets a line for every packet, stream and change; `acquainted`: everybody knows everybody
+        from the beginning and has no news, as in a pool that has been running for long."""
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.loss = loss
+        self.stream_loss = stream_loss
         self.duplication = duplication
         self.refused = 0
         self.replies: list[QueryReply] = []
+        self.packets = 0
+        self.packet_bytes = 0
+        self.stream_bytes = 0
+        self.lossy: dict[str, tuple[float, float]] = {}
+        self._trace = trace
+        self._digest = hashlib.sha256()
         self.heard: list[Heard] = []
         self.processes: dict[str, Process] = {}
         self._profile = profile
@@ -97,8 +130,37 @@ class Pool:
         self._names: dict[Endpoint, str] = {}
         for number in range(count):
             self.start(f"n{number}", endpoint_of(number))
-        for number in range(1, count):
+        if acquainted:
+            gc.disable()  # a million records are made, and none is garbage
+            self._introduce()
+            gc.enable()
+        for number in range(1, 0 if acquainted else count):
             self.at(self.rng.randrange(1000), lambda name=f"n{number}": self.join(name, "n0"))
+
+    def _introduce(self) -> None:
+        """Straight into the tables: through the protocol it takes n * n messages."""
+        interval_ms = push_pull_interval_ms(
+            self._profile(name="n", **self._knobs).push_pull_interval_ms, len(self.processes)
+        )
+        nodes = {process.name: process.core.swim.table.local for process in self.processes.values()}
+        members = {name: process.core._list.get(name) for name, process in self.processes.items()}
+        for process in self.processes.values():
+            swim = process.core.swim
+            others = [name for name in nodes if name != process.name]
+            for name in others:
+                node, member = nodes[name], members[name]
+                assert member is not None
+                swim.table._nodes[name] = Node(
+                    name, node.endpoint, node.meta, node.vsn, node.incarnation, node.state, node.changed_ms
+                )
+                process.core._list._members[name] = SerfMember(
+                    name, node.endpoint, member.tags, node.vsn, node.incarnation, member.status, self.now_ms
+                )
+            swim.table._round = self.rng.sample(others, len(others))
+            swim.outbox.own.take(MAX_PACKET_BYTES, 1, MAX_PARTS)  # its own birth is no news
+            swim._next_push_pull_ms = self.now_ms + self.rng.randrange(interval_ms)
+            self._carry_out(process)
+        self.heard.clear()
 
     # The world
 
@@ -126,6 +188,20 @@ class Pool:
         views = [repr(process.core) for process in self.processes.values() if process.alive]
         return "\n".join([*views, *(str(heard) for heard in self.heard[-30:])])
 
+    def fingerprint(self) -> str:
+        """Of everything that was sent and heard, and when."""
+        return self._digest.hexdigest()
+
+    def _note(self, *words: object) -> None:
+        line = " ".join(map(str, (self.now_ms, *words)))
+        self._digest.update(line.encode())
+        if self._trace is not None:
+            self._trace(line)
+
+    def clock_ms(self, process: Process) -> int:
+        """What time that process thinks it is."""
+        return self.now_ms + process.offset_ms
+
     # Processes
 
     def start(
@@ -142,12 +218,14 @@ class Pool:
             random_bytes=rng.randbytes,
         )
         process = Process(name, endpoint, core, envelope)
+        self._note("START", name)
         self.processes[name] = process
         self._names[endpoint] = name
         self._carry_out(process)
         return process
 
     def kill(self, name: str) -> None:
+        self._note("KILL", name)
         self.processes[name].alive = False
 
     def restart(self, name: str, endpoint: Endpoint | None = None, seed: str = "n0") -> None:
@@ -157,16 +235,54 @@ class Pool:
         self.join(name, seed)
 
     def pause(self, name: str, duration_ms: int) -> None:
-        """The process stands still; what arrives waits in its sockets."""
+        """The process stands still; what arrives waits in its sockets, as far as they hold it."""
+        self._note("PAUSE", name, duration_ms)
         process = self.processes[name]
         process.paused = True
         self.at(duration_ms, lambda: self._resume(process))
 
+    def freeze(self, name: str, duration_ms: int) -> None:
+        """The whole machine stands still: what arrives is lost, and its clock, which stood, jumps at the
+        end."""
+        self._note("FREEZE", name, duration_ms)
+        process = self.processes[name]
+        process.paused = True
+
+        def thaw() -> None:
+            process.backlog.clear()
+            self._resume(process)
+
+        self.at(duration_ms, thaw)
+
+    def block(self, name: str, duration_ms: int) -> None:
+        """The anomaly of the Lifeguard paper (section V.D): timers go on, but nothing is sent, and what is
+        received waits."""
+        self._note("BLOCK", name, duration_ms)
+        process = self.processes[name]
+        process.blocked = True
+        self.at(duration_ms, lambda: self._unblock(process))
+
+    def _unblock(self, process: Process) -> None:
+        process.blocked = False
+        held, process.held = process.held, []
+        for sending in held:
+            sending()
+        self._resume(process)
+
+    def jump(self, name: str, by_ms: int) -> None:
+        """That process's clock is later from now on; nobody else's is."""
+        assert by_ms >= 0, "cores are driven by a monotonic clock"
+        self._note("JUMP", name, by_ms)
+        process = self.processes[name]
+        process.offset_ms += by_ms
+        if not process.paused:
+            self._wake(process)
+
     def _resume(self, process: Process) -> None:
         process.paused = False
-        for arrival in process.backlog:
+        backlog, process.backlog = process.backlog, []
+        for arrival in backlog:
             arrival()
-        process.backlog.clear()
         self._wake(process)
 
     def join(self, name: str, seed: str) -> None:
@@ -176,19 +292,21 @@ class Pool:
     def ask(self, name: str, request: QueryRequest) -> QueryKey:
         """What comes of it stands in `replies`."""
         process = self.processes[name]
-        key = process.core.query(request, self.now_ms)
+        key = process.core.query(request, self.clock_ms(process))
         self._carry_out(process)
         return key
 
     def leave(self, name: str) -> None:
         process = self.processes[name]
-        process.core.leave(self.now_ms)
+        self._note("LEAVE", name)
+        process.core.leave(self.clock_ms(process))
         self._carry_out(process)
 
     # The network
 
     def partition(self, *groups: Collection[str]) -> None:
         """Nothing passes between the groups."""
+        self._note("PARTITION", *(sorted(group) for group in groups))
         for group in groups:
             for other in groups:
                 if group is not other:
@@ -196,15 +314,25 @@ class Pool:
 
     def cut(self, sender: str, receiver: str) -> None:
         """One direction of one pair."""
+        self._note("CUT", sender, receiver)
         self._cut.add((sender, receiver))
 
     def heal(self) -> None:
+        self._note("HEAL")
         self._cut.clear()
+        self.lossy.clear()
 
     def _passes(self, sender: Process, receiver: Process | None) -> bool:
         if receiver is None or not receiver.alive:
             return False
         return (sender.name, receiver.name) not in self._cut
+
+    def _is_lost(self, sender: Process, receiver: Process) -> bool:
+        """`lossy`: per node the odds that what it sends, and what is sent to it, is lost."""
+        odds = max(
+            self.loss, self.lossy.get(sender.name, (0, 0))[0], self.lossy.get(receiver.name, (0, 0))[1]
+        )
+        return self.rng.random() < odds
 
     def _receiver(self, endpoint: Endpoint) -> Process | None:
         name = self._names.get(endpoint)
@@ -217,19 +345,27 @@ class Pool:
     def _deliver(self, process: Process, arrival: Callable[[], None]) -> None:
         if not process.alive:
             return
-        if process.paused:
-            process.backlog.append(arrival)
-        else:
+        if not process.paused and not process.blocked:
             arrival()
+        elif len(process.backlog) < BACKLOG_MAX:
+            process.backlog.append(arrival)
 
     def _send(self, sender: Process, packet: OutgoingPacket) -> None:
+        if sender.blocked:
+            if len(sender.held) < BACKLOG_MAX:
+                sender.held.append(lambda: self._send(sender, packet))
+            return
         data = sender.envelope.wrap_packet(
             encode_packet(packet.parts, checksum=packet.checksum), packet.receiver
         )
         assert len(data) <= 1500  # the budget of 1400, and what checksums and old seals add
+        self.packets += 1
+        self.packet_bytes += len(data)
         receiver = self._receiver(packet.receiver)
-        if receiver is None or not self._passes(sender, receiver) or self.rng.random() < self.loss:
+        if receiver is None or not self._passes(sender, receiver) or self._is_lost(sender, receiver):
+            self._note(sender.name, "-x", packet.receiver, zlib.crc32(data))
             return
+        self._note(sender.name, "->", receiver.name, zlib.crc32(data))
 
         def arrive() -> None:
             try:
@@ -251,9 +387,10 @@ class Pool:
 
     def _exchange(self, process: Process, exchange: Exchange, *, joined: bool = False) -> None:
         """TCP: no loss, but both directions must pass. The responder answers before it merges."""
-        peer = self._receiver(exchange.endpoint)
+        peer = None if process.blocked else self._receiver(exchange.endpoint)
         if peer is None or not self._passes(process, peer) or not self._passes(peer, process):
             return
+        self._note(process.name, "<=>", peer.name)
         request = self._wrapped(process, exchange.join, opens=True)
 
         def answer() -> None:
@@ -264,20 +401,25 @@ class Pool:
             self.at(self._delay(), lambda: self._deliver(process, lambda: merge(reply)))
             self._step(peer, Exchanged(state))
 
-        def merge(reply: bytes) -> None:
+        def merge(reply: bytes | PushPull) -> None:
             state = self._unwrapped(process, reply, accepted=False)
             if state is not None:
                 self._step(process, Exchanged(state, joined), joined)
 
         self.at(self._delay(), lambda: self._deliver(peer, answer))
 
-    @staticmethod
-    def _wrapped(process: Process, join: bool, *, opens: bool) -> bytes:
-        data = encode_stream(process.core.local_state(join=join), compressed=False)
-        return process.envelope.wrap_stream(data, opens=opens)
+    def _wrapped(self, process: Process, join: bool, *, opens: bool) -> bytes | PushPull:
+        state = process.core.local_state(join=join)
+        if len(state.nodes) > MAX_CODED_NODES:
+            return state
+        data = process.envelope.wrap_stream(encode_stream(state, compressed=False), opens=opens)
+        self.stream_bytes += len(data)
+        return data
 
-    def _unwrapped(self, process: Process, data: bytes, *, accepted: bool) -> PushPull | None:
+    def _unwrapped(self, process: Process, data: bytes | PushPull, *, accepted: bool) -> PushPull | None:
         """What arrives at a process; None when it is refused."""
+        if isinstance(data, PushPull):
+            return data
         try:
             state = WrappedStreamDecoder(process.envelope, accepted=accepted).feed(data)
         except WireError as fault:
@@ -290,6 +432,8 @@ class Pool:
         peer = self._receiver(probe.endpoint)
         reached = peer is not None and not peer.paused and self._passes(process, peer)
         reached = reached and peer is not None and self._passes(peer, process)
+        reached = reached and not process.blocked and not (peer is not None and peer.blocked)
+        reached = reached and self.rng.random() >= self.stream_loss
         delay_ms = 2 * self._delay() if reached else probe.timeout_ms
         outcome = StreamProbed(probe.sequence, reached)
         self.at(delay_ms, lambda: self._deliver(process, lambda: self._step(process, outcome)))
@@ -297,17 +441,30 @@ class Pool:
     # Driving
 
     def _step(self, process: Process, event: Input, announce: bool = False) -> None:
-        process.core.step(event, self.now_ms)
+        process.core.step(event, self.clock_ms(process))
         if announce:
-            process.core.announce_join(self.now_ms)
+            process.core.announce_join(self.clock_ms(process))
         self._carry_out(process)
 
+    def _arm(self, process: Process) -> None:
+        due_ms = self.now_ms + max(0, process.core.deadline() - self.clock_ms(process))
+        if process.armed_ms is None or due_ms < process.armed_ms:
+            process.armed_ms = due_ms
+            self.at(due_ms - self.now_ms, lambda: self._on_timer(process, due_ms))
+
+    def _on_timer(self, process: Process, due_ms: int) -> None:
+        if process.armed_ms == due_ms:
+            process.armed_ms = None
+            self._wake(process)
+
     def _wake(self, process: Process) -> None:
-        if not process.alive or process.paused or self.processes[process.name] is not process:
+        if not process.alive or process.paused:
             return
-        if process.core.deadline() <= self.now_ms:
-            process.core.wake(self.now_ms)
+        if process.core.deadline() <= self.clock_ms(process):
+            process.core.wake(self.clock_ms(process))
             self._carry_out(process)
+        else:
+            self._arm(process)
 
     def _carry_out(self, process: Process) -> None:
         ready = process.core.ready()
@@ -321,7 +478,7 @@ class Pool:
         if process.core.has_left:
             process.alive = False
             return
-        self.at(max(0, process.core.deadline() - self.now_ms), lambda: self._wake(process))
+        self._arm(process)
 
     def _do(self, process: Process, ready: Ready) -> None:
         for packet in ready.packets:
@@ -334,6 +491,7 @@ class Pool:
             self.at(self._delay(), lambda: self._deliver(process, lambda: self._step(process, KeyringKept())))
         self.replies += ready.replies
         for event in ready.events:
+            self._note(process.name, "HEARS", event.kind.value, event.member.name)
             self.heard.append(Heard(self.now_ms, process.name, event.kind, event.member.name))
 
     # Questions
