@@ -486,6 +486,7 @@ class Agent:
         scrubber = Scrubber(
             host, self._disk, self.config.data, self._clock, bytes_per_s=self.config.scrub_bytes_per_s
         )
+        scrubber.on_damage = host.mender.found
         joined = Joined(host, catalog, routes, scrubber)
         await catalog.start()
         self.broker.attach(joined)

@@ -12,10 +12,12 @@ from typing import TypeAlias
 
 from shoal.agent.replica import Replica
 from shoal.batch import Frame, Kind, LogIndex
-from shoal.segment_store.errors import StoreError
+from shoal.segment_store.errors import Damaged, StoreError
 
 READ_BYTES = 2**20
 RETRY_MS = 10
+MENDING_MS = 200
+"""Between two looks at a damaged entry: a peer has it mended, or not yet."""
 
 Apply: TypeAlias = Callable[[Frame], None]
 
@@ -60,7 +62,12 @@ class Applier:
                 # Committed by the others before this replica's turn at its own disk.
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
-            frames = await replica.log.read(first, last, READ_BYTES)
+            try:
+                frames = await replica.log.read(first, last, READ_BYTES)
+            except Damaged as error:
+                replica.met(error)
+                await asyncio.sleep(MENDING_MS / 1000)
+                continue
             for frame in frames:
                 if frame.stamp.kind == Kind.DATA:
                     self._apply(frame)

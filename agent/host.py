@@ -20,10 +20,12 @@ from shoal.agent.appending import Acks, Appender
 from shoal.agent.applying import Applier, Apply
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
+from shoal.agent.handover import hand_over_all
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
 from shoal.agent.installing import INSTALL_FAULTS, Installer
 from shoal.agent.links import Links
-from shoal.agent.opening import Plan, ReplicaLost, Stores, Work, erase, open_replica
+from shoal.agent.mending import Mender
+from shoal.agent.opening import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_wire import (
     FrameType,
@@ -40,11 +42,11 @@ from shoal.agent.shipping import Shipper
 from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
 from shoal.agent.waiting import Appended, Waiter
-from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp
+from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns
 from shoal.replication.config import RaftConfig
-from shoal.replication.errors import InvalidChange, NotLeader, WireError
+from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.replication.messages import decode
 from shoal.replication.transitions import Role
@@ -72,6 +74,7 @@ class _Group:
     applier: Applier | None
     trimmer: Trimmer
     plan: Plan
+    apply: Apply | None
 
 
 class Host:
@@ -125,6 +128,7 @@ class Host:
         links.on_silence = self._on_silence
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
+        self.mender = Mender(links, self)
 
     # Groups
 
@@ -172,6 +176,11 @@ class Host:
         except ReplicaLost as error:
             self._give_up(group, "lost", str(error))
             return
+        except DamagedReplica as damaged:
+            damaged.apply = apply
+            self._give_up(group, "failed", f"its log is damaged, and is mended from peers: {damaged}")
+            self.mender.wait(damaged)
+            return
         except StoreError as error:
             self._give_up(group, "failed", f"its log cannot be opened: {error}")
             return
@@ -196,10 +205,10 @@ class Host:
             applier,
             Trimmer(replica, plan.retention, self._clock_watch),
             plan,
+            apply,
         )
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
-        if replica.log.damage:
-            replica.fail("damaged", f"{len(replica.log.damage)} damaged stretches: {replica.log.damage[0]}")
+        self.mender.found(group)
         if applier is not None:
             applier.start()
         self.schedule(replica)
@@ -209,6 +218,7 @@ class Host:
         """Stop the replica; its data stay. Nothing to do for one that is not open."""
         while (reopening := self._reopening.get(group)) is not None:
             await asyncio.shield(reopening)
+        await self.mender.abandon(group)
         self._unserved.pop(group, None)
         entry = self._groups.pop(group, None)
         if entry is not None:
@@ -223,12 +233,26 @@ class Host:
         try:
             await self._close(entry)
             await work()
-            await self._open(entry.plan, None)
+            await self._open(entry.plan, entry.apply)
         except INSTALL_FAULTS as error:
             self._give_up(group, "failed", f"its log could not be replaced: {error}")
         finally:
             del self._reopening[group]
             over.set_result(None)
+
+    async def open_mended(self, damaged: DamagedReplica) -> None:
+        """Open a replica whose log was damaged, and is not any more."""
+        if not self._stopping:
+            await self._open(damaged.plan, damaged.apply)
+
+    def damaged(self, group: GroupId) -> None:
+        """A replica has met damage."""
+        self.mender.found(group)
+
+    def stored_term(self, group: GroupId) -> Term:
+        """What the disk knows for certain that this replica has entered."""
+        stored = self._stores.hard_states.get(group)
+        return Term(0) if stored is None else stored[1].term
 
     def plan(self, group: GroupId) -> Plan:
         """How an open group was opened. Raises ShoalError as `replica`."""
@@ -438,35 +462,8 @@ class Host:
         return await self._entry(group).reader.offsets(local=local)
 
     async def transfer_all(self, timeout_ms: int) -> int:
-        """Hand every leadership over that another voter can take (SIGTERM); how many moved within the time.
-
-        What the chosen voter did not take in time is offered again; what nobody can take is not waited for.
-        """
-        leading = [
-            entry.replica
-            for entry in self._groups.values()
-            if entry.replica.is_leader and len(entry.replica.core.configuration.voters) > 1
-        ]
-        deadline_ms = self.clock.now_ms() + timeout_ms
-        moving = leading
-        while self.clock.now_ms() < deadline_ms:
-            moving = [replica for replica in moving if replica.is_leader and self._offer(replica)]
-            if not moving:
-                break
-            await asyncio.sleep(0.01)
-        return sum(not replica.is_leader for replica in leading)
-
-    def _offer(self, replica: Replica) -> bool:
-        """Ask the best other voter to lead; False when there is none."""
-        if replica.core.is_transferring:
-            return True
-        try:
-            replica.core.transfer_leadership(None, self.clock.now_ms())
-        except (NotLeader, InvalidChange) as error:
-            logger.info("the leadership of %s is not handed over: %s", replica.group, error)
-            return False
-        self.schedule(replica)
-        return True
+        """Hand over every leadership that another voter can take (SIGTERM); how many moved in time."""
+        return await hand_over_all(self.led_replicas(), timeout_ms)
 
     def transfer(self, group: GroupId, to: ReplicaId | None) -> None:
         """Hand one leadership over. Raises NotLeader, InvalidChange."""
@@ -667,6 +664,7 @@ class Host:
         if self._reopening:
             await asyncio.wait(list(self._reopening.values()))
         await self._installer.stop()
+        await self.mender.stop()
         tasks = list(self._side_tasks)
         for task in tasks:
             task.cancel()

@@ -11,11 +11,12 @@ there.
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from shoal.agent.applying import Apply
 from shoal.agent.identity import (
     GroupId,
     HardStateFile,
@@ -24,19 +25,20 @@ from shoal.agent.identity import (
     ReplicaRegistry,
     ReplicaState,
 )
-from shoal.agent.partition import FoldError, GroupState, PartitionState
+from shoal.agent.partition import Checkpoint, FoldError, GroupState, PartitionState, decode_configuration
 from shoal.agent.replica import Replica, ReplicaHost
 from shoal.agent.retention import Retention
-from shoal.batch import LogIdentity, LogIndex
+from shoal.batch import Kind, LogIdentity, LogIndex, control_payload
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
-from shoal.segment_store.errors import StoreError
+from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log import PartitionLog
 
 COPIES_DIRECTORY = "copies"
+LOOK_BYTES = 2**20
 
 Work = Callable[[], Awaitable[None]]
 """What is done to a replica's files while it is closed."""
@@ -44,6 +46,51 @@ Work = Callable[[], Awaitable[None]]
 
 class ReplicaLost(Exception):
     """This replica may have promised what it no longer knows; the text says what is missing."""
+
+
+class DamagedReplica(Exception):
+    """The log is open, and what the replica needs of it does not verify: it is mended before the replica
+    speaks (safety 10). The text says what is damaged."""
+
+    def __init__(
+        self,
+        plan: "Plan",
+        log: PartitionLog,
+        damage: Sequence[Damaged],
+        hard_state: HardState,
+        identity: LogIdentity,
+    ) -> None:
+        super().__init__(f"{len(damage)} damaged stretches: {damage[0]}")
+        self.plan = plan
+        self.apply: Apply | None = None
+        self.log = log
+        self.damage = tuple(damage)
+        self.term = hard_state.term
+        self.commit_index = hard_state.commit_index
+        self.identity = identity
+        self.configuration = plan.birth
+        """The newest that can be read."""
+        self.configuration_is_certain = True
+        """Whether no newer one can be among what is damaged."""
+
+    async def find_configuration(self) -> None:
+        """Look at everything from the last checkpoint before the damage on."""
+        log = self.log
+        index = log.first_index_of_segment(LogIndex(max(log.first_index, self.damage[0].first_index)))
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, LOOK_BYTES)
+            except Damaged:
+                await log.load_index(index)
+                self.configuration_is_certain &= log.entry(index).record_count > 0
+                index = LogIndex(index + 1)
+                continue
+            for frame in frames:
+                if frame.stamp.kind == Kind.CHECKPOINT and frame.stamp.index > 1:
+                    self.configuration = Checkpoint.from_bytes(control_payload(frame.data)).configuration
+                elif frame.stamp.kind == Kind.CONFIGURATION:
+                    self.configuration = decode_configuration(control_payload(frame.data))
+            index = LogIndex(frames[-1].stamp.index + 1)
 
 
 class UnknownReplica(Exception):
@@ -89,8 +136,8 @@ class Plan:
 
 
 async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
-    """Raises ReplicaLost, UnknownReplica, StoreError (the log cannot be opened) or DoubledError (cannot be
-    kept)."""
+    """Raises ReplicaLost, UnknownReplica, DamagedReplica (its log stays open), StoreError (the log cannot be
+    opened) or DoubledError (cannot be kept)."""
     record = stores.registry.get(plan.group)
     if record is not None and record.state is ReplicaState.REMOVED:
         if plan.replica_id is None or plan.replica_id <= record.replica_id:
@@ -117,8 +164,10 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     log = await PartitionLog.open(stores.disk, directory, identity, plan.schema, plan.log_config)
     try:
         await _check_log(stores, record, stored[1], log, plan)
-        state = await fold_log(log, plan.birth, plan.folds, stored[1].commit_index)
+        state = await _fold_or_damage(log, plan, stored[1], identity)
         core = _make_core(record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms)
+    except DamagedReplica:
+        raise
     except BaseException:
         await log.close()
         raise
@@ -198,6 +247,33 @@ async def _check_log(
         raise await _lose(stores, record, reason)
 
 
+async def _fold_or_damage(
+    log: PartitionLog, plan: Plan, hard_state: HardState, identity: LogIdentity
+) -> PartitionState:
+    """Raises DamagedReplica; StoreError, FoldError as such."""
+    start = _fold_start(log, hard_state.commit_index)
+    damage = [item for item in log.damage if item.last_index >= start]
+    if not damage:  # what lies before is mended while the replica runs
+        try:
+            return await fold_log(log, plan.birth, plan.folds, hard_state.commit_index)
+        except Damaged:
+            damage = await log.verify(start)
+            if not damage:
+                raise
+    damaged = DamagedReplica(plan, log, damage, hard_state, identity)
+    await damaged.find_configuration()
+    raise damaged
+
+
+def _fold_start(log: PartitionLog, commit_hint: LogIndex) -> LogIndex:
+    """The head of the segment behind which everything that may still be truncated lies, so that its undo is
+    complete. 1 for an empty log."""
+    if log.last_index == 0:
+        return LogIndex(1)
+    begin = max(log.first_index, min(LogIndex(commit_hint + 1), log.last_index))
+    return log.first_index_of_segment(begin)
+
+
 async def fold_log(
     log: PartitionLog, birth: Configuration, folds: GroupState | None, commit_hint: LogIndex
 ) -> PartitionState:
@@ -208,9 +284,7 @@ async def fold_log(
     state = PartitionState(birth, folds)
     if log.last_index == 0:
         return state
-    # Everything that may still be truncated lies above the hint, so its undo is complete.
-    begin = max(log.first_index, min(LogIndex(commit_hint + 1), log.last_index))
-    first = log.first_index_of_segment(begin)
+    first = _fold_start(log, commit_hint)
     try:
         async for frame in log.scan(first):
             if frame.stamp.index == first:

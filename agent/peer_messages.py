@@ -35,6 +35,9 @@ class PeerMessage(IntEnum):
     GROUP_CONFIGURATION = 71  # request: group -> its committed configuration, empty when it is not held
     SEGMENTS_OFFER = 72  # request: a leader's log begins behind what the receiver holds -> what it holds now
     SEGMENTS_PIECE = 73  # request: entries of a group from an index on -> some of them
+    ENTRY = (
+        74  # request: one entry by index and term, which is damaged at the asker's -> the frame, or why not
+    )
 
 
 def encode_version(version: int) -> bytes:

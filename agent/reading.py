@@ -237,6 +237,7 @@ class Reader:
         except OffsetOutOfRange:
             return None
         except Damaged as error:
+            replica.met(error)
             raise ShoalError("damaged", f"the batch at offset {offset} is damaged here: {error}") from error
         except StoreError as error:
             raise ShoalError("internal", f"the log cannot be read: {error}") from error

@@ -51,8 +51,8 @@ from shoal.replication.messages import Message as RaftMessage
 from shoal.replication.raft import RaftCore
 from shoal.replication.ready import Ready
 from shoal.replication.transitions import Role
-from shoal.segment_store.damage import DamagedRange
-from shoal.segment_store.errors import DiskFull
+from shoal.segment_store.damage import DamagedRange, merge, range_of, touches
+from shoal.segment_store.errors import Damaged, DiskFull
 from shoal.segment_store.log import PartitionLog
 
 MAX_UNCOMMITTED_BYTES = 64 * 2**20
@@ -86,6 +86,9 @@ class ReplicaHost(Protocol):
 
     async def save_hard_state(self, replica: "Replica", state: HardState) -> None:
         """Both copies synced on return."""
+
+    def damaged(self, group: GroupId) -> None:
+        """The replica has met damage: mend it."""
 
     def save_hint(self, replica: "Replica") -> None:
         """Store the commit index in passing."""
@@ -123,7 +126,7 @@ class Replica:
             log, lambda hard: host.save_hard_state(self, hard), self._durable, self._disk_failed
         )
         self.sender = Sender(
-            core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self)
+            core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met
         )
         self.failure: tuple[str, str] | None = None
         """Error code and reason once this replica has stopped for good."""
@@ -505,6 +508,16 @@ class Replica:
         """The group's state machine has taken everything up to `index`: now its producers may know."""
         if self._answers_on_apply:
             self.waiting.committed(index)
+
+    def met(self, error: Damaged) -> None:
+        """A read has met damage: it is remembered, told, and mended from a peer (safety 10)."""
+        item = range_of(error)
+        if item is None or self.failure is not None:
+            return
+        if not any(touches(item, known) for known in self.damaged_ranges):
+            logger.error("%s: damage met: %s", self.group, item)
+            self.damaged_ranges = tuple(merge([*self.damaged_ranges, item]))
+        self.host.damaged(self.group)
 
     # The end
 

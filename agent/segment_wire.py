@@ -6,6 +6,7 @@ raises PeerMessageError.
 
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 from shoal.agent.identity import GROUP_ID_BYTES, GroupId
@@ -17,6 +18,7 @@ _OFFER = struct.Struct("<qqqqqqq")
 _HELD = struct.Struct("<q")
 _WANTED = struct.Struct("<qqq")
 _PIECE = struct.Struct("<?qqq")
+_ENTRY = struct.Struct("<qq")
 
 
 class Offer(NamedTuple):
@@ -44,6 +46,24 @@ class Piece(NamedTuple):
     term: Term
     commit_index: LogIndex
     last_index: LogIndex
+
+
+class EntryId(NamedTuple):
+    """One entry of the group, for ever: index and term (the Log Matching Property)."""
+
+    index: LogIndex  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an id
+    term: Term
+
+
+class Held(IntEnum):
+    """What a replica says of an entry: here it is; my log is intact and has another there, or ends before;
+    damaged here too; trimmed here, so it was committed once; I cannot say now."""
+
+    HERE = 0
+    LACKS = 1
+    DAMAGED = 2
+    TRIMMED = 3
+    UNKNOWN = 4
 
 
 def encode_offer(group: GroupId, offer: Offer) -> bytes:
@@ -100,6 +120,31 @@ def decode_piece(payload: bytes) -> tuple[Piece, int]:
     if min(term, commit_index) < 0 or commit_index > last_index:
         raise PeerMessageError(f"a log that ends at {last_index} and is committed up to {commit_index}")
     return Piece(leads, Term(term), LogIndex(commit_index), LogIndex(last_index)), _PIECE.size
+
+
+def encode_entry_wanted(group: GroupId, entry: EntryId) -> bytes:
+    """The inverse of decode_entry_wanted."""
+    return group.to_bytes() + _ENTRY.pack(*entry)
+
+
+def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryId]:
+    """Raises PeerMessageError."""
+    group, (index, term) = _split(payload, _ENTRY)
+    if min(index, term) < 1:
+        raise PeerMessageError(f"entry {index} of term {term} is wanted")
+    return group, EntryId(LogIndex(index), Term(term))
+
+
+def encode_entry(held: Held, frame: bytes = b"") -> bytes:
+    """The inverse of decode_entry."""
+    return bytes([held]) + frame
+
+
+def decode_entry(payload: bytes) -> tuple[Held, bytes]:
+    """The frame is empty unless it is HERE. Raises PeerMessageError."""
+    if not payload or payload[0] > Held.UNKNOWN or (payload[0] == Held.HERE) != (len(payload) > 1):
+        raise PeerMessageError(f"an answer of {len(payload)} bytes to a wanted entry")
+    return Held(payload[0]), payload[1:]
 
 
 def _split(payload: bytes, rest: struct.Struct) -> tuple[GroupId, tuple[int, ...]]:

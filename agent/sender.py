@@ -16,7 +16,7 @@ from shoal.batch import Frame, LogIndex
 from shoal.replication.interfaces import ReplicaId
 from shoal.replication.messages import AppendRequest, encode, shorten
 from shoal.replication.raft import RaftCore
-from shoal.segment_store.errors import StoreError
+from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log import PartitionLog
 
 MAX_QUEUED_REQUESTS = 64
@@ -30,7 +30,7 @@ Ship = Callable[[ReplicaId, bytes, Sequence[bytes]], None]
 
 class Sender:
     """`ship(receiver, encoded request, stored frames)` puts one request on the bulk link; `on_cut()` says
-    that the core has more to send at once."""
+    that the core has more to send at once, `on_damage(error)` that the log cannot give what it holds."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Sender:
         max_append_bytes: int,
         ship: Ship,
         on_cut: Callable[[], None],
+        on_damage: Callable[[Damaged], None] = lambda _: None,
     ) -> None:
         self._core = core
         self._cache = cache
@@ -47,6 +48,7 @@ class Sender:
         self._max_append_bytes = max_append_bytes
         self._ship = ship
         self._on_cut = on_cut
+        self._on_damage = on_damage
         self._behind: dict[ReplicaId, deque[AppendRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -91,8 +93,10 @@ class Sender:
                     continue
                 if not self._send_frames(request, frames):
                     queue.clear()
+        except Damaged as error:  # this follower gets it once it is mended
+            self._on_damage(error)
         except StoreError as error:
-            # Damage or a failing disk: this follower gets nothing from here; the log reports it to its owner.
+            # A failing disk: this follower gets nothing from here; the log reports it to its owner.
             logger.error("cannot read entries for replica %s: %s", receiver, error)
         finally:
             del self._behind[receiver]

@@ -25,7 +25,7 @@ from shoal.agent.segment_wire import (
 from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import ReplicaId
-from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
+from shoal.segment_store.errors import Damaged, StoreError
 
 OFFER_INTERVAL_S = 0.25
 OFFER_TIMEOUT_MS = 2_000
@@ -106,7 +106,8 @@ class Shipper:
         if wanted.first_index <= last_index:
             try:
                 frames, _ = await replica.log.read_bytes(wanted.first_index, last_index, PIECE_BYTES)
-            except (Damaged, OffsetOutOfRange) as error:
+            except Damaged as error:
+                replica.met(error)
                 raise ShoalError("damaged", f"entry {wanted.first_index} cannot be lent: {error}") from error
             except StoreError as error:
                 raise ShoalError("not-ready", str(error)) from error

@@ -88,10 +88,11 @@ class Follower:
         """An acknowledgement of entries is a promise and waits for the disk. A heartbeat's does not: it
         claims only what is synced already, so that a slow disk does not look like a lost follower."""
         stable_index = self._state.log.stable_index
-        if message.last_index > stable_index and message.runs:
-            self._state.outbox.send_after_sync(self._reply(message, message.last_index))
+        promised = self._state.promisable(message.last_index)
+        if promised > stable_index and message.runs:
+            self._state.outbox.send_after_sync(self._reply(message, promised))
         else:
-            self._state.send(self._reply(message, min(message.last_index, stable_index)))
+            self._state.send(self._reply(message, min(promised, stable_index)))
 
     def _reply(self, message: AppendRequest, match_index: LogIndex) -> AppendReply:
         state = self._state
@@ -126,7 +127,9 @@ class Follower:
         )
 
     def on_timeout_now(self, message: TimeoutNow, now_ms: int) -> None:
-        """The leader hands over (thesis 3.10)."""
+        """The leader hands over (thesis 3.10); not to a damaged log (safety 10)."""
+        if self._state.damaged_index is not None:
+            return
         if self._state.is_voter and message.sender == self._state.leader:
             self._state.campaign(now_ms, transfer=True)
 

@@ -274,7 +274,7 @@ class Leader:
 
     def _synced_at(self, voter: ReplicaId) -> int:
         if voter == self._state.replica_id:
-            return self._state.log.stable_index
+            return self._state.promisable(self._state.log.stable_index)
         return self.progress[voter].match_index
 
     def _leave_when_removed(self, now_ms: int) -> None:

@@ -385,6 +385,25 @@ class RaftCore:
         if progress is not None and progress.state is ProgressState.CATCH_UP:
             progress.probe(LogIndex(min(last_index, self._state.log.last_index) + 1), now_ms)
 
+    def damaged(self, first_index: LogIndex | None, now_ms: int) -> None:
+        """Bytes of the log do not verify, from this entry on as far as is known; None: everything does again.
+
+        The replica then leads only if nobody else can, takes no leadership handed over, and neither
+        acknowledges nor commits what it does not hold (safety 10). It votes as ever, by identity.
+        """
+        state = self._state
+        state.now_ms = now_ms
+        if state.damaged_index == first_index:
+            return
+        state.damaged_index = first_index
+        match state.behaviour:
+            case Follower() as follower:
+                follower.restart_timer(now_ms)
+            case Leader() as leader:
+                leader.advance_commit(now_ms)
+            case Candidate():
+                pass  # it was there before the damage was known; the election may still be lost
+
     def trimmed(self, first_index: LogIndex) -> None:
         """Retention has dropped the committed entries before first_index."""
         state = self._state

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     Behaviour: TypeAlias = Follower | Candidate | Leader
 
 
+DAMAGED_PATIENCE: Final = 2
+"""Elections that others may try before a replica with a damaged log does, each of two timeouts at most."""
+
+
 class Role(Enum):
     """The roles of section 5.1, with the pre-candidate of thesis 9.6."""
 
@@ -68,6 +72,7 @@ class RaftState:
     configurations: ascending by index; the last is in force, though perhaps not committed (thesis 4.1). They
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
+    damaged_index: the first entry of the log whose bytes do not verify here (safety 10), None when all do.
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
     none.
     """
@@ -80,6 +85,7 @@ class RaftState:
         "commit_index",
         "config",
         "configurations",
+        "damaged_index",
         "election_count",
         "is_voter",
         "leader",
@@ -126,6 +132,7 @@ class RaftState:
         self.outbox = Outbox(hard_state, log.last_index)
         self.role = Role.FOLLOWER
         self.election_count = 0
+        self.damaged_index: LogIndex | None = None
         self.violations = 0
         self.behaviour: Behaviour = self._make_follower(self, now_ms)
 
@@ -144,9 +151,18 @@ class RaftState:
         self.outbox.send(message)
 
     def draw_election_timeout_ms(self) -> int:
-        """Randomised in [t, 2t), so that split votes are rare (section 5.2)."""
+        """Randomised in [t, 2t), so that split votes are rare (section 5.2). Whose log is damaged waits until
+        another could have led, twice (safety 10)."""
         timeout_ms = self.config.election_timeout_ms
-        return timeout_ms + self.rng.randrange(timeout_ms)
+        patience_ms = 0 if self.damaged_index is None else 2 * DAMAGED_PATIENCE * timeout_ms
+        return patience_ms + timeout_ms + self.rng.randrange(timeout_ms)
+
+    def promisable(self, index: LogIndex) -> LogIndex:
+        """How much of the log up to `index` counts towards a commit. Damaged entries count as held where logs
+        are compared, and where they were committed before they were damaged; here they do not."""
+        if self.damaged_index is None or self.damaged_index <= self.commit_index:
+            return index
+        return LogIndex(min(index, self.damaged_index - 1))
 
     # The log
 

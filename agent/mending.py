@@ -1,0 +1,323 @@
+"""Damage is mended from peers: the exact bytes of an entry, from any intact copy of it (safety 10).
+
+Law of this file: who is asked, how often, and what the answers mean; how bytes get into their place stands in
+segment_store/mending.py. A replica that runs goes on while it is mended: the range answers `damaged`, and
+its core knows that it is handicapped; a leader leads on, since what it cannot mend nobody could serve. One
+whose log cannot be folded for damage is mended before it speaks.
+
+What no peer has is dropped when a majority of the voters hold intact logs without it, for then it was never
+committed; otherwise it waits. Nothing is ever cut because a checksum is wrong.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from shoal.agent.clock import Clock
+from shoal.agent.doubled import DoubledError
+from shoal.agent.identity import GroupId
+from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
+from shoal.agent.opening import DamagedReplica
+from shoal.agent.peer_messages import PeerMessage, PeerMessageError
+from shoal.agent.replica import Replica
+from shoal.agent.segment_wire import (
+    EntryId,
+    Held,
+    decode_entry,
+    decode_entry_wanted,
+    encode_entry,
+    encode_entry_wanted,
+)
+from shoal.batch import BatchError, Frame, LogIdentity, LogIndex, Term, parse_frame
+from shoal.errors import ShoalError
+from shoal.replication.interfaces import Configuration
+from shoal.segment_store.damage import DamagedRange, within
+from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, StoreError
+from shoal.segment_store.log import PartitionLog
+from shoal.segment_store.mending import mend_entries, mend_frame
+
+ENTRY_TIMEOUT_MS = 5_000
+RETRY_MIN_S = 0.2
+RETRY_MAX_S = 10.0
+"""Between two rounds of questions: at first a peer may just not be connected yet; then it is away."""
+MAX_MENDING = 4
+"""Groups mended at the same time: questions and writes beside everything else."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Stretch(NamedTuple):
+    """Damaged entries of one log, both ends included."""
+
+    group: GroupId
+    log: PartitionLog
+    identity: LogIdentity
+    first_index: LogIndex
+    last_index: LogIndex
+
+
+class MendHost(Protocol):
+    """What a mender asks of the host."""
+
+    agent_id: str
+    clock: Clock
+
+    def replica(self, group: GroupId) -> Replica:
+        """Raises ShoalError when none is open here."""
+
+    def schedule(self, replica: Replica) -> None:
+        """Give it a turn soon."""
+
+    def stored_term(self, group: GroupId) -> Term:
+        """What the disk knows for certain that this replica has entered."""
+
+    async def open_mended(self, damaged: DamagedReplica) -> None:
+        """The log is whole: open the replica as it was asked for."""
+
+
+class Mender:
+    """One per host. Its tasks end with `stop`."""
+
+    def __init__(self, links: Links, host: MendHost) -> None:
+        self._links = links
+        self._host = host
+        self._tasks: dict[GroupId, asyncio.Task[None]] = {}
+        self._waiting: dict[GroupId, DamagedReplica] = {}
+        """Replicas that cannot be opened for damage; their logs are."""
+        self._slots = asyncio.Semaphore(MAX_MENDING)
+        links.handle_request(PeerMessage.ENTRY, self.on_entry)
+
+    # ---- questions of peers ----------------------------------------------------------------------
+
+    async def on_entry(self, _peer: str, payload: bytes) -> bytes:
+        """The exact bytes of an entry that is held here, whether this replica runs or waits itself. Raises
+        ShoalError when nothing of the group is open here."""
+        group, wanted = decode_entry_wanted(payload)
+        waiting = self._waiting.get(group)
+        if waiting is not None:
+            return await _lend(waiting.log, wanted, is_whole=False)
+        replica = self._host.replica(group)
+        # Whoever says that it lacks an entry must never take it from the leader of the entry's own term, who
+        # may count an acknowledgement of the asker.
+        is_whole = (
+            replica.failure is None
+            and not replica.disk.log_is_behind
+            and not replica.damaged_ranges
+            and self._host.stored_term(group) > wanted.term
+        )
+        return await _lend(replica.log, wanted, is_whole=is_whole, met=replica.met)
+
+    # ---- replicas that run -----------------------------------------------------------------------
+
+    def found(self, group: GroupId, _ranges: Sequence[DamagedRange] = ()) -> None:
+        """Damage was met in the log of an open replica, whose `damaged_ranges` name it."""
+        try:
+            replica = self._host.replica(group)
+        except ShoalError:
+            return  # closed meanwhile
+        self._tell_core(replica)
+        if group not in self._tasks and replica.damaged_ranges:
+            self._begin(group, self._mend_running(replica))
+
+    def _tell_core(self, replica: Replica) -> None:
+        if replica.failure is not None:
+            return
+        damaged = [item.first_index for item in replica.damaged_ranges if item.costs_entries]
+        replica.core.damaged(min(damaged, default=None), self._host.clock.now_ms())
+        self._host.schedule(replica)
+
+    async def _mend_running(self, replica: Replica) -> None:
+        delay_s = RETRY_MIN_S
+        while replica.failure is None:
+            replica.damaged_ranges = within(replica.damaged_ranges, replica.log.first_index)
+            async with self._slots:
+                for item in replica.damaged_ranges:
+                    await self._mend_range(replica, item)
+            self._tell_core(replica)
+            if not replica.damaged_ranges:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _mend_range(self, replica: Replica, item: DamagedRange) -> None:
+        log = replica.log
+        try:
+            if not item.costs_entries:
+                await mend_frame(log, item)
+            else:
+                await self._mend_entries(replica, item)
+        except (Damaged, OffsetOutOfRange, ChainBroken) as error:
+            logger.warning("%s: not mended yet: %s", replica.group, error)
+            return
+        except StoreError as error:
+            replica.fail("damaged", f"damage cannot be mended: {error}")
+            return
+        if item not in replica.damaged_ranges:
+            return  # it has grown meanwhile
+        replica.damaged_ranges = tuple(other for other in replica.damaged_ranges if other != item)
+        logger.warning("%s: mended: %s", replica.group, item)
+
+    async def _mend_entries(self, replica: Replica, item: DamagedRange) -> None:
+        """Raises StoreError; Damaged when a peer's copy is not to be had."""
+        if item.last_index < replica.log.first_index:
+            return  # trimmed meanwhile
+        stretch = _Stretch(replica.group, replica.log, replica.identity, item.first_index, item.last_index)
+        missing, _ = await self._mend(stretch, self._peers_of(replica.core.configuration))
+        if missing is not None:
+            raise Damaged(item.path, item.position, "no peer has it now", missing.index, missing.index)
+
+    # ---- replicas that wait ----------------------------------------------------------------------
+
+    def wait(self, damaged: DamagedReplica) -> None:
+        """Mend the log, then open the replica."""
+        self._waiting[damaged.plan.group] = damaged
+        self._begin(damaged.plan.group, self._mend_waiting(damaged))
+
+    async def _mend_waiting(self, damaged: DamagedReplica) -> None:
+        group, delay_s = damaged.plan.group, RETRY_MIN_S
+        missing = list(damaged.damage)
+        while missing:
+            async with self._slots:
+                missing = [item for item in missing if not await self._mend_stretch(damaged, item)]
+            if missing:
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+        del self._waiting[group]
+        await damaged.log.close()
+        await self._host.open_mended(damaged)
+
+    async def _mend_stretch(self, damaged: DamagedReplica, item: Damaged) -> bool:
+        """True when it is over."""
+        group, log = damaged.plan.group, damaged.log
+        if item.first_index > log.last_index:
+            return True  # dropped with what lies before it
+        first, last = LogIndex(item.first_index), LogIndex(item.last_index)
+        stretch = _Stretch(group, log, damaged.identity, first, last)
+        try:
+            missing, answers = await self._mend(stretch, self._peers_of(damaged.configuration))
+        except ChainBroken as error:
+            logger.warning("%s: not mended: %s", group, error)
+            return False
+        if missing is not None:
+            return await self._drop(damaged, missing, answers)
+        logger.warning("%s: mended: %s", group, item)
+        return True
+
+    async def _drop(self, damaged: DamagedReplica, wanted: EntryId, answers: dict[str, Held]) -> bool:
+        """Cut an entry that was never committed: a majority of voters hold intact logs without it."""
+        configuration = damaged.configuration
+        voters = [item for item in configuration.replicas if not item.learner]
+        without = sum(answers.get(item.agent_id) is Held.LACKS for item in voters)
+        if not damaged.configuration_is_certain or 2 * without <= len(voters):
+            return False
+        if wanted.index <= max(damaged.commit_index, damaged.log.first_index):
+            return False
+        logger.error(
+            "%s: entry %d of term %d is damaged here, and a majority is intact without it: it was never"
+            " committed, and is dropped with what follows",
+            damaged.plan.group,
+            *wanted,
+        )
+        await damaged.log.truncate_suffix(wanted.index)
+        return True
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def _peers_of(self, configuration: Configuration) -> list[str]:
+        agents = [item.agent_id for item in configuration.replicas]
+        return [agent_id for agent_id in agents if agent_id != self._host.agent_id]
+
+    async def _mend(self, stretch: _Stretch, peers: Sequence[str]) -> tuple[EntryId | None, dict[str, Held]]:
+        """Write what peers have in its place. Where the places inside a stretch are not known, only all of
+        its frames together fit. The first entry that nobody gave, and what was said of it. Raises
+        StoreError."""
+        log = stretch.log
+        frames: list[Frame] = []
+        for number in range(max(stretch.first_index, log.first_index), stretch.last_index + 1):
+            index = LogIndex(number)
+            term = log.term_at(index)
+            if term is None:
+                raise OffsetOutOfRange(index, log.first_index, log.last_index + 1)
+            wanted = EntryId(index, term)
+            frame, answers = await self._obtain(stretch, wanted, peers)
+            if frame is None:
+                return wanted, answers
+            frames.append(frame)
+            try:
+                await mend_entries(log, frames)
+            except ChainBroken:
+                if index == stretch.last_index:
+                    raise
+            else:
+                frames = []
+        return None, {}
+
+    async def _obtain(
+        self, stretch: _Stretch, wanted: EntryId, peers: Sequence[str]
+    ) -> tuple[Frame | None, dict[str, Held]]:
+        """The entry from the first peer that has it intact, and what those before said. Nobody's word is
+        taken: the checksum is seeded with the log's identity, and index and term are compared."""
+        answers: dict[str, Held] = {}
+        payload = encode_entry_wanted(stretch.group, wanted)
+        for peer in peers:
+            try:
+                answer = await self._links.request(peer, PeerMessage.ENTRY, payload, ENTRY_TIMEOUT_MS)
+                held, data = decode_entry(answer)
+                if held is Held.HERE:
+                    frame = parse_frame(data, 0, stretch.identity)
+                    if (frame.stamp.index, frame.stamp.term) == wanted and len(frame.data) == len(data):
+                        return frame, answers
+                    held = Held.UNKNOWN
+                answers[peer] = held
+            except (PeerUnavailable, PeerRequestFailed, PeerMessageError, BatchError) as error:
+                logger.info("%s cannot lend entry %d of %s: %s", peer[:8], wanted.index, stretch.group, error)
+        return None, answers
+
+    # ---- tasks -----------------------------------------------------------------------------------
+
+    def _begin(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[group] = asyncio.ensure_future(self._run(group, work))
+
+    async def _run(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (StoreError, OSError, DoubledError, ShoalError) as error:
+            logger.error("%s cannot be mended: %s", group, error)
+        except Exception:
+            logger.exception("mending %s failed", group)
+        finally:
+            if self._tasks.get(group) is asyncio.current_task():
+                del self._tasks[group]
+
+    async def abandon(self, group: GroupId) -> None:
+        """The group is closed, or deleted: mend no more."""
+        task = self._tasks.pop(group, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        waiting = self._waiting.pop(group, None)
+        if waiting is not None:
+            await waiting.log.close()
+
+    async def stop(self) -> None:
+        """The agent ends."""
+        for group in [*self._tasks, *self._waiting]:
+            await self.abandon(group)
+
+
+async def _lend(
+    log: PartitionLog, wanted: EntryId, *, is_whole: bool, met: Callable[[Damaged], None] = lambda _: None
+) -> bytes:
+    if wanted.index < log.first_index:
+        return encode_entry(Held.TRIMMED)
+    if log.term_at(wanted.index) != wanted.term:
+        return encode_entry(Held.LACKS if is_whole else Held.UNKNOWN)
+    try:
+        (frame,) = await log.read(wanted.index, wanted.index, 1)
+    except OffsetOutOfRange:
+        return encode_entry(Held.UNKNOWN)
+    except Damaged as error:
+        met(error)
+        return encode_entry(Held.DAMAGED)
+    return encode_entry(Held.HERE, frame.data)

@@ -1,0 +1,247 @@
+"""Bits that flip under real hosts: the exact bytes come back from a peer; nothing wrong is ever served."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from shoal.agent.peer_messages import PeerMessage
+from shoal.batch import LogIndex
+from shoal.errors import ShoalError
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.memory_disk import MemoryDisk
+from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
+
+COUNT = 40
+VALUES = [f"{number}:" + "x" * 700 for number in range(COUNT)]
+
+
+def memory_cluster(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
+    """Nodes that keep their disks over their lives, and read what they serve from them."""
+    config = LogConfig(
+        segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192, tail_cache_bytes=0
+    )
+    cluster = Cluster("data", count, log_config=config)
+    disks = {}
+    for node in cluster.nodes:
+        disks[node.agent_id] = disk = MemoryDisk(random.Random(count), pause_max=2)
+        node.make_disk = lambda disk=disk: disk  # type: ignore[misc]
+    return cluster, disks
+
+
+async def filled(cluster: Cluster) -> Node:
+    """The leader of a group whose three logs hold VALUES, in several segments."""
+    for value in VALUES:
+        await cluster.append(value)
+    await until(lambda: same_ends(cluster))
+    return await cluster.leader()
+
+
+def same_ends(cluster: Cluster) -> bool:
+    if any(node.host.status(GROUP).state != "active" for node in cluster.alive):
+        return False
+    return (
+        len({(log_of(node).synced_index, node.host.status(GROUP).commit_index) for node in cluster.alive})
+        == 1
+    )
+
+
+def log_of(node: Node) -> Any:
+    return node.host.replica(GROUP).log
+
+
+def index_of(node: Node, value: int) -> LogIndex:
+    """The entry that holds the value: values are batches of one record."""
+    return LogIndex(log_of(node).index_for_offset(value))
+
+
+class Place:
+    """Where an entry lies on a disk; to be hit while its agent runs, or when it is stopped."""
+
+    def __init__(self, disk: MemoryDisk, node: Node, index: LogIndex) -> None:
+        self._disk = disk
+        self.path = log_of(node).segment_of(index).path
+        self.entry = log_of(node).entry(index)
+
+    def bytes(self) -> bytes:
+        return self._disk.content(self.path)[self.entry.position : self.entry.end_position]
+
+    def hit(self, at: int = 300) -> None:
+        self._disk.damage(self.path, self.entry.position + at)
+
+
+async def whole(cluster: Cluster) -> None:
+    """Every log verifies, all hold the same, and everything is served everywhere."""
+    await until(lambda: same_ends(cluster))
+    await until(lambda: not any(node.host.status(GROUP).damaged_ranges for node in cluster.alive))
+    for node in cluster.alive:
+        assert await log_of(node).verify() == []
+        assert (await read_values(node, local=True))[:COUNT] == VALUES
+
+
+@pytest.mark.parametrize("where", ["leader", "follower"])
+async def test_a_flipped_bit_under_a_running_replica_is_mended(where: str) -> None:
+    """The read that meets it says damaged; around it everything is served; soon the exact bytes are back."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        node = leader if where == "leader" else next(n for n in cluster.nodes if n is not leader)
+        place = Place(disks[node.agent_id], node, index_of(node, 7))
+        before = place.bytes()
+        place.hit()
+        with pytest.raises(ShoalError) as refused:
+            await node.host.read(GROUP, 7, max_bytes=1, local=True)  # type: ignore[arg-type]
+        assert refused.value.code == "damaged"
+        assert node.host.status(GROUP).state == "active"
+        (damaged,) = node.host.status(GROUP).damaged_ranges
+        assert (damaged.first_offset, damaged.end_offset) == (7, 8)
+        for offset in (0, 6, 8):
+            await node.host.read(GROUP, offset, max_bytes=1, local=True)  # type: ignore[arg-type]
+        await until(lambda: not node.host.status(GROUP).damaged_ranges)
+        assert place.bytes() == before
+        await whole(cluster)
+
+
+async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
+    """All copies of one entry are damaged: it answers damaged, appends and everything around it go on. When one
+    copy is intact again, all are."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        places = [Place(disks[node.agent_id], node, index_of(node, 5)) for node in cluster.nodes]
+        for place in places:
+            place.hit()
+        for _ in range(2):
+            with pytest.raises(ShoalError, match="damaged"):
+                await leader.host.read(GROUP, 5, max_bytes=1)  # type: ignore[arg-type]
+            assert (await leader.host.append(GROUP, [message("more")], timeout_ms=2_000)).count == 1
+            await leader.host.read(GROUP, 6, max_bytes=1)  # type: ignore[arg-type]
+            await until(lambda: all(node.host.status(GROUP).damaged_ranges for node in cluster.nodes))
+        assert leader.leads
+        places[2].hit()  # a second flip of the same bit heals it
+        await whole(cluster)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_damage_found_at_a_start_is_mended_before_the_replica_speaks(indexed: bool) -> None:
+    """In what the fold needs, with an index that knows the entries and without: the replica says failed,
+    sends nothing, and is whole soon after its peers can be asked."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        node = next(n for n in cluster.nodes if n is not leader)
+        disk = disks[node.agent_id]
+        places = [Place(disk, node, index_of(node, value)) for value in (36, 37)]
+        before = [place.bytes() for place in places]
+        index_path = log_of(node).segment_of(places[0].entry.index).index_path
+        await cluster.stop(node)
+        for place in places:
+            place.hit()
+        if not indexed:
+            await disk.unlink(index_path)
+        await cluster.append("while it was away")
+        await cluster.start(node)
+        await until(lambda: node.host.status(GROUP).state == "active")
+        assert [place.bytes() for place in places] == before
+        await whole(cluster)
+        await cluster.stop(node)
+        await cluster.start(node)
+        await whole(cluster)
+
+
+async def test_three_agents_that_start_with_different_damage_mend_each_other() -> None:
+    """Nobody leads and nobody votes: the intact copies are lent all the same."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await filled(cluster)
+        places = []
+        for node, value in zip(list(cluster.nodes), (35, 36, 38), strict=True):
+            places.append(Place(disks[node.agent_id], node, index_of(node, value)))
+        for node in cluster.nodes:
+            await cluster.stop(node)
+        for place in places:
+            place.hit()
+        for node in cluster.nodes:
+            await cluster.start(node)
+        await whole(cluster)
+        assert (await cluster.append("more")).base_offset == COUNT
+
+
+async def test_what_is_damaged_everywhere_waits_and_is_not_cut() -> None:
+    """No copy is intact: the replicas stay as they are and say so, and nothing is dropped or invented."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await filled(cluster)
+        places = [Place(disks[node.agent_id], node, index_of(node, 37)) for node in cluster.nodes]
+        for node in cluster.nodes:
+            await cluster.stop(node)
+        for place in places:
+            place.hit()
+        for node in cluster.nodes:
+            await cluster.start(node)
+        with pytest.raises(TimeoutError):
+            await until(lambda: any(node.leads for node in cluster.nodes), 1.5)
+        assert {node.host.status(GROUP).state for node in cluster.nodes} == {"failed"}
+        assert "entries" in cluster.nodes[0].host.status(GROUP).reason
+        places[0].hit()  # heals: one intact copy is enough for all
+        await cluster.stop(cluster.nodes[0])
+        await cluster.start(cluster.nodes[0])
+        await whole(cluster)
+
+
+async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
+    """A deposed leader's own entry, damaged before it could be compared: a majority is intact without it, in
+    a newer term, so it goes, and the log continues as the others'."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        others = [node for node in cluster.nodes if node is not leader]
+        for node in others:
+            await cluster.stop(node)
+        with pytest.raises(ShoalError):
+            await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
+        last = log_of(leader).last_index
+        place = Place(disks[leader.agent_id], leader, last)
+        await until(lambda: log_of(leader).synced_index == last)
+        await cluster.stop(leader)
+        place.hit()
+        await cluster.start(leader)
+        assert leader.host.status(GROUP).state == "failed"
+        for node in others:
+            await cluster.start(node)
+        assert (await cluster.append("committed")).base_offset == COUNT
+        await whole(cluster)
+        assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
+
+
+async def test_a_peers_wrong_bytes_are_not_taken() -> None:
+    """Another entry, a frame cut short, and bytes that do not verify leave the damage as it is."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        node = next(n for n in cluster.nodes if n is not leader)
+        place, other = (Place(disks[node.agent_id], node, index_of(node, value)) for value in (7, 8))
+        good, wrong = place.bytes(), other.bytes()
+        answers = [wrong, good[:-8], good[:400] + bytes([good[400] ^ 1]) + good[401:], b"", good + b"\0" * 8]
+        asked = 0
+
+        async def lie(_peer: str, _payload: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            return b"\0" + answers[min(asked, len(answers)) - 1]
+
+        for peer in cluster.nodes:
+            if peer is not node:
+                peer.links._request_handlers[PeerMessage.ENTRY] = lie
+        place.hit()
+        spoiled = place.bytes()
+        with pytest.raises(ShoalError, match="damaged"):
+            await node.host.read(GROUP, 7, max_bytes=1, local=True)  # type: ignore[arg-type]
+        await until(lambda: asked >= len(answers))
+        assert place.bytes() == spoiled
+        assert node.host.status(GROUP).damaged_ranges
+        answers.append(good)
+        await until(lambda: not node.host.status(GROUP).damaged_ranges)
+        assert place.bytes() == good

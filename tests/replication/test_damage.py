@@ -1,0 +1,114 @@
+"""Replicas whose logs are damaged: they vote by identity, lead only if nobody else can, and promise nothing
+that they do not hold (safety 10)."""
+
+from __future__ import annotations
+
+from raft_group import Group, Role
+
+from shoal.batch import LogIndex
+from shoal.replication.messages import AppendReply, Vote
+
+
+def test_a_damaged_follower_lets_the_others_campaign_first() -> None:
+    """Of two voters without a leader the intact one leads, whatever the timers draw."""
+    for seed in range(5):
+        group = Group(logs={ordinal: [1] * 10 for ordinal in range(3)})
+        group.cut = {2}
+        for ordinal in (0, 1):
+            group.cores[ordinal]._state.rng.seed(seed)
+        group.cores[0].damaged(LogIndex(5), group.now_ms)
+        group.pass_time(4_000)
+        assert group.leaders() == [1]
+
+
+def test_a_damaged_log_leads_when_no_other_can() -> None:
+    """The intact one's log is shorter: it cannot win, and what the damaged one holds may be committed."""
+    group = Group(logs={0: [1] * 10, 1: [1] * 9, 2: [1] * 9})
+    group.cut = {2}
+    group.cores[0].damaged(LogIndex(5), group.now_ms)
+    group.pass_time(20_000)
+    assert group.leaders() == [0]
+
+
+def test_damaged_entries_count_as_held_in_a_vote() -> None:
+    """Log comparison is by identity: a shorter log gets no vote from a longer, damaged one."""
+    group = Group(logs={0: [1] * 10, 1: [1] * 9, 2: [1] * 9})
+    group.cores[0].damaged(LogIndex(5), group.now_ms)
+    core, candidate = group.cores[0], group.cores[1]
+    ask = Vote(candidate.replica_id, core.replica_id, core.term + 1, LogIndex(9), core.term)  # type: ignore[arg-type]
+    core.step(ask, group.now_ms)
+    ready = core.ready()
+    assert ready is not None
+    answers = [*ready.messages, *ready.messages_after_sync]
+    assert [message.granted for message in answers if hasattr(message, "granted")] == [False]
+
+
+def test_leadership_is_not_handed_to_a_damaged_log() -> None:
+    """TimeoutNow is not followed; the leader leads on when the time for the transfer is over."""
+    group = Group()
+    leader = group.elect(0)
+    group.cores[1].damaged(LogIndex(1), group.now_ms)
+    leader.transfer_leadership(group.cores[1].replica_id, group.now_ms)
+    group.pass_time(5_000)
+    assert leader.role is Role.LEADER
+    assert not leader.is_transferring
+    group.cores[1].damaged(None, group.now_ms)
+    leader.transfer_leadership(group.cores[1].replica_id, group.now_ms)
+    group.pass_time(2_000)
+    assert group.leaders() == [1]
+
+
+def test_a_follower_acknowledges_nothing_past_damage_that_is_not_committed() -> None:
+    """Its copy of the entry is gone, so it must not make the majority; mended, it is counted."""
+    group = Group()
+    leader = group.elect(0)
+    group.cut = {2}
+    group.settle()
+    committed = leader.commit_index
+    follower = group.cores[1]
+    group.cut = {1, 2}
+    group.propose(0, 3)
+    group.drain(0)
+    follower.damaged(LogIndex(committed + 2), group.now_ms)
+    group.cut = {2}
+    group.pass_time(1_000)
+    assert follower.last_index == leader.last_index == committed + 3
+    assert leader.commit_index == committed + 1
+    assert all(
+        message.match_index <= committed + 1
+        for message in group.sent
+        if isinstance(message, AppendReply) and message.sender == follower.replica_id
+    )
+    follower.damaged(None, group.now_ms)
+    group.pass_time(1_000)
+    assert leader.commit_index == committed + 3
+
+
+def test_a_leader_does_not_count_its_own_damaged_copy() -> None:
+    """With one follower that has it, an entry has one copy of two."""
+    group = Group()
+    leader = group.elect(0)
+    group.settle()
+    committed = leader.commit_index
+    group.cut = {2}
+    leader.damaged(LogIndex(committed + 1), group.now_ms)
+    group.propose(0, 1)
+    group.pass_time(600)
+    assert leader.commit_index == committed
+    leader.damaged(None, group.now_ms)
+    group.pass_time(600)
+    assert leader.commit_index == committed + 1
+
+
+def test_damage_in_what_is_committed_holds_nothing_up() -> None:
+    """Committed is committed, by other copies: appends behind it are acknowledged and commit."""
+    group = Group()
+    leader = group.elect(0)
+    group.propose(0, 3)
+    group.settle()
+    group.cut = {2}
+    leader.damaged(LogIndex(2), group.now_ms)
+    group.cores[1].damaged(LogIndex(3), group.now_ms)
+    group.propose(0, 2)
+    group.settle()
+    assert leader.commit_index == leader.last_index
