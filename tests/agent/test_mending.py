@@ -105,8 +105,8 @@ async def test_a_flipped_bit_under_a_running_replica_is_mended(where: str) -> No
 
 
 async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
-    """All copies of one entry are damaged: it answers damaged, appends and everything around it go on. When one
-    copy is intact again, all are."""
+    """All copies of one entry are damaged: it answers damaged, appends and everything around it go on. When
+    one copy is intact again, all are."""
     cluster, disks = memory_cluster(3)
     async with cluster:
         leader = await filled(cluster)
