@@ -62,6 +62,7 @@ from shoal.membership.ready import (
 )
 from shoal.membership.serf import SerfCore
 from shoal.membership.streams import (
+    Intake,
     StreamFault,
     exchange_state,
     open_listener,
@@ -80,6 +81,10 @@ logger = logging.getLogger(__name__)
 MAX_DATAGRAMS_PER_TURN = 128
 """Datagrams read before the loop gets its turn again: a flood must not starve
 everything else of this process."""
+
+MAX_TURN_S = 0.02
+"""Nor must a few packets that are dear to decode: compressed ones take milliseconds each. Processor time of
+this thread: that others hold the processor is no reason to leave acks unread."""
 
 MAX_STREAMS = 64
 """Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are
@@ -178,6 +183,7 @@ class Membership:
             random_bytes=os.urandom,
         )
         self._offenders = Offenders()
+        self._intake = Intake()
         self._streams: set[asyncio.Task[None]] = set()
         self._unix_offset_ms = 0
         self._left = asyncio.Event()
@@ -303,7 +309,9 @@ class Membership:
 
     async def _join_one(self, address: str, port: int) -> None:
         async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-            state = await exchange_state(address, port, self._local_state(join=True), self._envelope)
+            state = await exchange_state(
+                address, port, self._local_state(join=True), self._envelope, self._intake
+            )
         self._input(Exchanged(state, joined=True))
 
     # What is known
@@ -517,8 +525,9 @@ class Membership:
 
     def _read_datagrams(self) -> None:
         core, udp = self._running(), self._udp
+        end_s = time.thread_time() + MAX_TURN_S
         for _ in range(MAX_DATAGRAMS_PER_TURN):
-            if udp is None:
+            if udp is None or time.thread_time() > end_s:
                 return
             try:
                 data, source = udp.recvfrom(MAX_PACKET_BYTES)
@@ -582,7 +591,9 @@ class Membership:
         reached = False
         try:
             async with asyncio.timeout(probe.timeout_ms / 1000):
-                reached = await ping_over_stream(probe, self._running().swim.table.local, self._envelope)
+                reached = await ping_over_stream(
+                    probe, self._running().swim.table.local, self._envelope, self._intake
+                )
         except (OSError, StreamFault, WireError) as fault:
             logger.debug("stream probe of %s: %s", probe.node, fault)
         self._input(StreamProbed(probe.sequence, reached))
@@ -592,7 +603,7 @@ class Membership:
         try:
             async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
                 state = await exchange_state(
-                    host, port, self._local_state(join=exchange.join), self._envelope
+                    host, port, self._local_state(join=exchange.join), self._envelope, self._intake
                 )
         except (OSError, StreamFault, WireError) as fault:
             logger.debug("state exchange with %s:%d: %s", host, port, fault)
@@ -611,7 +622,12 @@ class Membership:
         try:
             async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
                 request = await serve_stream(
-                    reader, writer, self._envelope, self._config.name, lambda: self._local_state(join=False)
+                    reader,
+                    writer,
+                    self._envelope,
+                    self._intake,
+                    self._config.name,
+                    lambda: self._local_state(join=False),
                 )
         except (OSError, StreamFault, WireError) as fault:
             peer = writer.get_extra_info("peername") or ("somebody",)

@@ -33,8 +33,41 @@ MAX_INLINE_NODES = 64
 """Push/pulls of more records are encoded in a thread, for the same reason."""
 
 
+MAX_HELD_BYTES = 32 << 20
+"""Incomplete messages of all streams together: four of the largest there may be. Whoever dials us decides how
+much it sends, before anybody knows who it is."""
+
+
 class StreamFault(Exception):
     """The peer closed, refused, or answered something else than was asked."""
+
+
+class Intake:
+    """What all streams of one node may hold in memory, and work out in threads, at a time.
+
+    One thread: several that decompress at once would leave the event loop a fraction of the interpreter, and
+    probes would be late. A stream that is given up goes on holding it until its work ends.
+    """
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._working = asyncio.Lock()
+
+    def hold(self, size: int) -> None:
+        """Raises StreamFault when there is no room."""
+        if self.held_bytes + size > MAX_HELD_BYTES:
+            raise StreamFault("too much is being received at a time")
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        self.held_bytes -= size
+
+    async def work_out(self, decoder: WrappedStreamDecoder, data: bytes) -> StreamMessage | None:
+        """Feed the decoder in a thread."""
+        await self._working.acquire()
+        work = asyncio.get_running_loop().run_in_executor(None, decoder.feed, data)
+        work.add_done_callback(lambda _: self._working.release())
+        return await asyncio.shield(work)
 
 
 def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket]:
@@ -60,18 +93,27 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
     raise AssertionError("the last attempt raises")
 
 
-async def read_message(reader: asyncio.StreamReader, decoder: WrappedStreamDecoder) -> StreamMessage:
-    """The peer's one message. Raises WireError, or StreamFault when it closes before the end."""
-    while True:
-        data = await reader.read(READ_BYTES)
-        if not data:
-            raise StreamFault("closed before its message was complete")
-        if decoder.buffered_bytes + len(data) > MAX_INLINE_BYTES:
-            message = await asyncio.to_thread(decoder.feed, data)
-        else:
-            message = decoder.feed(data)
-        if message is not None:
-            return message
+async def read_message(
+    reader: asyncio.StreamReader, decoder: WrappedStreamDecoder, intake: Intake
+) -> StreamMessage:
+    """The peer's one message. Raises WireError, or StreamFault when it closes before the end or there is no
+    room for it."""
+    held_bytes = 0
+    try:
+        while True:
+            data = await reader.read(READ_BYTES)
+            if not data:
+                raise StreamFault("closed before its message was complete")
+            intake.hold(len(data))
+            held_bytes += len(data)
+            if held_bytes > MAX_INLINE_BYTES:
+                message = await intake.work_out(decoder, data)
+            else:
+                message = decoder.feed(data)
+            if message is not None:
+                return message
+    finally:
+        intake.release(held_bytes)
 
 
 async def _write_message(
@@ -88,18 +130,22 @@ async def _write_message(
     await writer.drain()
 
 
-async def _ask(host: str, port: int, request: StreamMessage, envelope: Envelope) -> StreamMessage:
+async def _ask(
+    host: str, port: int, request: StreamMessage, envelope: Envelope, intake: Intake
+) -> StreamMessage:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         await _write_message(writer, request, envelope, opens=True)
-        return await read_message(reader, WrappedStreamDecoder(envelope, accepted=False))
+        return await read_message(reader, WrappedStreamDecoder(envelope, accepted=False), intake)
     finally:
         writer.close()
 
 
-async def exchange_state(host: str, port: int, state: PushPull, envelope: Envelope) -> PushPull:
+async def exchange_state(
+    host: str, port: int, state: PushPull, envelope: Envelope, intake: Intake
+) -> PushPull:
     """Push ours, pull theirs."""
-    answer = await _ask(host, port, state, envelope)
+    answer = await _ask(host, port, state, envelope, intake)
     if isinstance(answer, RemoteError):
         raise StreamFault(f"refused: {answer.text}")
     if not isinstance(answer, PushPull):
@@ -107,10 +153,10 @@ async def exchange_state(host: str, port: int, state: PushPull, envelope: Envelo
     return answer
 
 
-async def ping_over_stream(probe: StreamProbe, local: Node, envelope: Envelope) -> bool:
+async def ping_over_stream(probe: StreamProbe, local: Node, envelope: Envelope, intake: Intake) -> bool:
     """Whether the node answers a ping over TCP."""
     ping = Ping(probe.sequence, probe.node, local.endpoint, local.name)
-    answer = await _ask(host_text(probe.endpoint.address), probe.endpoint.port, ping, envelope)
+    answer = await _ask(host_text(probe.endpoint.address), probe.endpoint.port, ping, envelope, intake)
     return isinstance(answer, Ack) and answer.sequence == probe.sequence
 
 
@@ -118,6 +164,7 @@ async def serve_stream(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     envelope: Envelope,
+    intake: Intake,
     local_name: str,
     local_state: Callable[[], PushPull],
 ) -> PushPull | User | None:
@@ -129,7 +176,7 @@ async def serve_stream(
         await _write_message(writer, message, envelope, opens=False, version=decoder.version)
 
     try:
-        request = await read_message(reader, decoder)
+        request = await read_message(reader, decoder, intake)
     except WireError as fault:
         if fault.reason != "label":
             await answer(RemoteError(fault.detail if fault.reason == "key" else str(fault)))

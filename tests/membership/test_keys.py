@@ -184,7 +184,7 @@ def all_hold(pool: Pool, *keys: bytes) -> bool:
     return all(process.core.keyring == Keyring(keys) for process in pool.alive())
 
 
-@pytest.mark.parametrize(("count", "loss", "seed"), [(3, 0.0, 1), (10, 0.02, 2), (20, 0.1, 3)])
+@pytest.mark.parametrize(("count", "loss", "seed"), [(3, 0.0, 1), (10, 0.1, 2)])
 def test_a_pool_rotates_its_keys_without_losing_a_member(count: int, loss: float, seed: int) -> None:
     """Install, use, remove, told again until everybody has done it; nobody is ever suspected dead, and the
     packets refused on the way are none."""
