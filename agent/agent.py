@@ -30,9 +30,7 @@ from shoal.agent.cluster_file import (
     ClusterFileError,
     ClusterRecord,
     load_cluster,
-    load_peers,
     save_cluster,
-    save_peers,
 )
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig, ConfigError
 from shoal.agent.cores import run_cores
@@ -60,7 +58,7 @@ from shoal.agent.identity import (
 from shoal.agent.key_service import KeyService
 from shoal.agent.keyring_file import KeyringFile, gossip_config, settle_keyring
 from shoal.agent.links import LinkConfig, Links
-from shoal.agent.meeting import Address, Meeting
+from shoal.agent.meeting import Meeting
 from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
@@ -69,12 +67,14 @@ from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import Claim
 from shoal.agent.scrubbing import Scrubber
+from shoal.agent.snapshot_file import load_snapshot, save_snapshot
 from shoal.agent.starting import Starter
 from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
 from shoal.membership.gossip import Membership
 from shoal.membership.interface import MemberEvent
 from shoal.membership.mdns import Discovery
+from shoal.membership.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
@@ -132,6 +132,7 @@ class Agent:
         self._watch = Watch(self._boot)
         self._disk: Disk
         self._keyring: Keyring | None
+        self._snapshot: Snapshot
         self._identity: AgentIdentity
         self._identities: IdentityStore
         self._links: Links
@@ -251,6 +252,7 @@ class Agent:
             parts.push_async_callback(self._identities.close)
             known = self._identities.load()
             record = await load_cluster(self._disk, self.config.data)
+            self._snapshot = await load_snapshot(self._disk, self.config.data)
         except (IdentityError, ClusterFileError) as error:
             raise StartError(str(error)) from None
         except OSError as error:
@@ -380,8 +382,13 @@ class Agent:
         config = gossip_config(
             self.config, agent_id=self.agent_id, port=port, tags=tags, keyring=self._keyring
         )
-        save = KeyringFile(self.config.data).save
-        membership = Membership(config, rng=self._rng, on_event=self._on_member_event, keep_keyring=save)
+        membership = Membership(
+            config,
+            rng=self._rng,
+            on_event=self._on_member_event,
+            keep_keyring=KeyringFile(self.config.data).save,
+            clocks=self._snapshot.clocks,
+        )
         await membership.start()
         return membership
 
@@ -390,17 +397,18 @@ class Agent:
         self.roster.changed()
 
     async def _start_meeting(self, parts: AsyncExitStack) -> Meeting:
-        async def remember(peers: list[Address]) -> None:
-            await save_peers(self._disk, self.config.data, peers)
+        async def remember(snapshot: Snapshot) -> None:
+            await save_snapshot(self._disk, self.config.data, snapshot)
 
         meeting = Meeting(
             agent_id=self.agent_id,
             cluster=self.config.cluster,
             seeds=self.config.seeds,
-            remembered=await load_peers(self._disk, self.config.data),
+            remembered=self._snapshot.peers,
             roster=self.roster,
             rng=self._rng,
             join=self.membership.join,
+            clocks=lambda: self.membership.clocks,
             remember=remember,
         )
         if self.config.uses_mdns:

@@ -1,7 +1,9 @@
-"""Meets the other agents: seeds, addresses remembered from the last run, and what mDNS hears.
+"""Meets the other agents, in three ways at once: seeds, the snapshot of the last run, and what mDNS hears.
 
 Law of this file: it only makes contact. Whether those met are of our cluster is for bootstrap and the
 roster to say; the one thing checked here is the cluster's name, so that strangers are not called at all.
+
+Everybody is called by himself: a seed that swallows packets must not delay the one that would answer.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from shoal.agent.roster import Roster
 from shoal.membership.interface import JoinError
 from shoal.membership.mdns import Found
+from shoal.membership.snapshot import Clocks, Peer, Snapshot
 
 RETRY_MS_MIN = 250  # agents of one script start within a second of each other
 RETRY_MS_MAX = 10_000
+REVISIT_MS = 60_000  # not alone, but perhaps in one half of a pool that must not stay divided
 RETRY_FOUND_MS_MIN = (
     2_000  # whom mDNS hears but nobody reached yet: the first try comes with the announcement
 )
 RETRY_FOUND_MS_MAX = 60_000  # one that died without a goodbye is heard of until its record expires
 MAX_FOUND = 64  # announcements waiting to be answered; a lost one is announced again
+MAX_CALLS = 8  # exchanges under way at a time: one that answers tells of all others
+REMEMBERED_A_ROUND = 8  # of those remembered, chosen anew each time: most of a pool is where it was
 REMEMBER_INTERVAL_S = 5.0
+KNOWN_STATUSES = ("alive", "suspect", "failed")  # in the order of how likely one answers after a restart
 
 Address = tuple[str, int]
 logger = logging.getLogger("shoal.agent")
@@ -37,23 +44,26 @@ class Meeting:
         agent_id: str,
         cluster: str,
         seeds: Sequence[Address],
-        remembered: Sequence[Address],
+        remembered: Sequence[Peer],
         roster: Roster,
         rng: random.Random,
         join: Callable[[Sequence[Address]], Awaitable[int]],
-        remember: Callable[[list[Address]], Awaitable[None]],
+        clocks: Callable[[], Clocks],
+        remember: Callable[[Snapshot], Awaitable[None]],
     ) -> None:
         self.heard: Callable[[], Sequence[Found]] = tuple
         """Everybody whom mDNS hears at present; set when it is there."""
         self._agent_id = agent_id
         self._cluster = cluster
-        self._seeds = list(dict.fromkeys([*seeds, *remembered]))
+        self._seeds = list(dict.fromkeys(seeds))
+        self._remembered = list(dict.fromkeys((peer.address, peer.port) for peer in remembered))
         self._roster = roster
         self._rng = rng
         self._join = join
+        self._clocks = clocks
         self._remember = remember
         self._found: asyncio.Queue[Address] = asyncio.Queue(MAX_FOUND)
-        self._last_remembered: list[Address] = list(remembered)
+        self._kept: Snapshot | None = None
 
     def on_found(self, found: Found) -> None:
         """mDNS has heard somebody."""
@@ -72,8 +82,10 @@ class Meeting:
             tasks.create_task(self._answer_found())
             tasks.create_task(self._retry_found())
             tasks.create_task(self._remember_for_ever())
-            if self._seeds:
-                tasks.create_task(self._call_seeds())
+            if self._seeds or self._remembered:
+                tasks.create_task(self._call_known())
+
+    # ---- mDNS ---------------------------------------------------------------------------------------------
 
     async def _answer_found(self) -> None:
         while True:
@@ -90,16 +102,35 @@ class Meeting:
             else:
                 delay_ms = RETRY_FOUND_MS_MIN
 
-    async def _call_seeds(self) -> None:
-        """While this agent is alone: the seeds, more and more slowly."""
+    # ---- seeds and the snapshot ---------------------------------------------------------------------------
+
+    async def _call_known(self) -> None:
+        """While this agent is alone: everybody known, more and more slowly, for ever. Otherwise now and then
+        one of the seeds, which may be in another half of the pool that nobody here remembers."""
         delay_ms = RETRY_MS_MIN
         while True:
-            if self._is_alone() and not await self._contact(self._seeds):
-                delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
-            else:
+            if not self._is_alone():
+                await self._pause(REVISIT_MS)
+                await self._contact(self._rng.sample(self._seeds, min(1, len(self._seeds))))
                 delay_ms = RETRY_MS_MIN
-            pause_ms = delay_ms if self._is_alone() else RETRY_MS_MAX
-            await asyncio.sleep(pause_ms * self._rng.uniform(0.75, 1.0) / 1_000)
+                continue
+            if await self._contact(self._to_call()):
+                delay_ms = RETRY_MS_MIN
+            await self._pause(delay_ms)
+            delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
+
+    async def _pause(self, longest_ms: int) -> None:
+        """Shorter when this agent turns out to be alone."""
+        was_alone = self._is_alone()
+        left_ms = longest_ms * self._rng.uniform(0.75, 1.0)
+        while left_ms > 0 and (was_alone or not self._is_alone()):
+            step_ms = min(left_ms, RETRY_MS_MAX)
+            await asyncio.sleep(step_ms / 1_000)
+            left_ms -= step_ms
+
+    def _to_call(self) -> list[Address]:
+        some = self._rng.sample(self._remembered, min(REMEMBERED_A_ROUND, len(self._remembered)))
+        return list(dict.fromkeys([*self._seeds, *some]))
 
     def _is_alone(self) -> bool:
         return not any(
@@ -107,20 +138,41 @@ class Meeting:
         )
 
     async def _contact(self, addresses: Sequence[Address]) -> bool:
-        try:
-            return await self._join(addresses) > 0
-        except JoinError as error:
-            logger.debug("no contact: %s", error)
-            return False
+        """Whether anybody answered."""
+        limit = asyncio.Semaphore(MAX_CALLS)
+
+        async def call(address: Address) -> bool:
+            async with limit:
+                try:
+                    return await self._join([address]) > 0
+                except JoinError as error:
+                    logger.debug("no contact: %s", error)
+                    return False
+
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(call(address)) for address in addresses]
+        return any(task.result() for task in calls)
+
+    # ---- the snapshot of this run -------------------------------------------------------------------------
 
     async def _remember_for_ever(self) -> None:
         while True:
             await asyncio.sleep(REMEMBER_INTERVAL_S)
-            peers = sorted(
-                (member.address, member.port)
-                for member in self._roster.ours()
-                if member.status == "alive" and member.name != self._agent_id
-            )
-            if peers and peers != self._last_remembered:
-                await self._remember(peers)
-                self._last_remembered = peers
+            snapshot = Snapshot(tuple(self._known_peers()), self._clocks())
+            if snapshot.peers and snapshot != self._kept:
+                try:
+                    await self._remember(snapshot)
+                except OSError as error:
+                    logger.warning("cannot remember the members of the pool: %s", error)
+                self._kept = snapshot
+
+    def _known_peers(self) -> list[Peer]:
+        """Those of our cluster first, the Serf agents of the pool last; who left is nobody to call."""
+        ours = {member.name for member in self._roster.ours()}
+        known = [
+            (member.name not in ours, KNOWN_STATUSES.index(member.status), member)
+            for member in self._roster.neighbours()
+            if member.name != self._agent_id and member.status in KNOWN_STATUSES
+        ]
+        known.sort(key=lambda item: (*item[:2], item[2].name))
+        return [Peer(member.name, member.address, member.port) for _, _, member in known]

@@ -150,6 +150,10 @@ class Roster:
         """Everybody in the pool, dead or alive, of whatever cluster."""
         return self._members
 
+    def neighbours(self) -> list[Member]:
+        """Everybody in the pool but agents of other clusters."""
+        return [member for member in self._members if is_ours(member, self.cluster, self.cluster_id)]
+
     def known_members(self) -> set[str]:
         """Names of everybody in the pool."""
         return {member.name for member in self._members}

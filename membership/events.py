@@ -69,6 +69,11 @@ class EventLog:
         self._seen = SeenRing()
         self._recent: dict[int, list[UserEvent]] = {}
 
+    def restore(self, last_ltime: int) -> None:
+        """Continue where a former life had come to: what it has seen is no news any more."""
+        self.clock.witness(last_ltime)
+        self.min_ltime = max(self.min_ltime, last_ltime + 1)
+
     def accept(self, event: UserEvent) -> bool:
         """Whether the event is news, to be delivered and told on."""
         self.clock.witness(event.ltime)

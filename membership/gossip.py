@@ -61,6 +61,7 @@ from shoal.membership.ready import (
     StreamProbed,
 )
 from shoal.membership.serf import SerfCore
+from shoal.membership.snapshot import NO_CLOCKS, Clocks
 from shoal.membership.streams import (
     Intake,
     StreamFault,
@@ -142,6 +143,7 @@ class Membership:
 
     `on_event`, `on_user_event` and `on_query` are called on the event loop, in order, and must not block;
     events about this node are told as well. What `on_query` returns is the answer; None is no answer.
+    `clocks` are those of a former life.
     `keep_keyring` makes a changed keyring outlive the process; it is called in a thread, and an OSError
     of it keeps the change from happening.
     """
@@ -154,6 +156,7 @@ class Membership:
         on_event: Callable[[MemberEvent], None],
         on_user_event: Callable[[PoolEvent], None] | None = None,
         on_query: Callable[[PoolQuery], bytes | None] | None = None,
+        clocks: Clocks = NO_CLOCKS,
         keep_keyring: Callable[[Keyring], None] = lambda _: None,
     ) -> None:
         self._config = config
@@ -170,6 +173,7 @@ class Membership:
         )
         self._silences = 0
         self._watching: asyncio.Task[None] | None = None
+        self._former_clocks = clocks
         self._tags = dict(config.tags)
         self._core: SerfCore | None = None
         self._udp: socket.socket | None = None
@@ -220,6 +224,7 @@ class Membership:
         self._unix_offset_ms = int(time.time() * 1000) - now_ms
         endpoint = Endpoint(host_bytes(self._advertised()), self.port)
         self._core = SerfCore(self._config.with_tags(self._tags), endpoint, self._rng, now_ms)
+        self._core.restore(self._former_clocks)
         asyncio.get_running_loop().add_reader(udp, self._on_readable)
         self._watching = asyncio.create_task(self._hosted.run(), name="hosted agents")
         self._carry_out()
@@ -331,6 +336,11 @@ class Membership:
 
     def _nodes(self) -> list[Member]:
         return [self._member(member) for member in self._running().members()]
+
+    @property
+    def clocks(self) -> Clocks:
+        """What a snapshot has to keep of Lamport's times."""
+        return self._running().clocks
 
     def statistics(self) -> SwimStatistics:
         return self._running().statistics()

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from shoal.membership.asking import QueryRequest
 from shoal.membership.keys import KeyReport
+from shoal.membership.snapshot import Clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,10 @@ class Gossip(Protocol):
     @property
     def version(self) -> int:
         """Grows with every change of the list."""
+
+    @property
+    def clocks(self) -> Clocks:
+        """What a snapshot has to keep of Lamport's times; zeros where somebody else keeps them."""
 
     def members(self) -> tuple[Member, ...]:
         """Everybody known, this node included, by name."""

@@ -45,12 +45,20 @@ class QueryDesk:
     def __init__(self, name: str) -> None:
         self._name = name
         self.clock = LamportClock()
+        self._min_ltime = 0
         self._seen = SeenRing()
         self._open: dict[QueryKey, tuple[Query, int]] = {}
+
+    def restore(self, last_ltime: int) -> None:
+        """Continue where a former life had come to: what it has heard is no news any more."""
+        self.clock.witness(last_ltime)
+        self._min_ltime = last_ltime + 1
 
     def is_news(self, query: Query) -> bool:
         """Whether the query is heard for the first time."""
         self.clock.witness(query.ltime)
+        if query.ltime < self._min_ltime:
+            return False
         return self._seen.is_news(query.ltime, self.clock.time, query.id)
 
     def answers(

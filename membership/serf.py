@@ -42,6 +42,7 @@ from shoal.membership.ready import (
     ReceivedQuery,
     StreamProbe,
 )
+from shoal.membership.snapshot import Clocks
 from shoal.membership.statuses import Heard, MemberList
 from shoal.membership.swim import SwimCore, SwimStatistics
 from shoal.membership.wire.errors import WireError
@@ -126,6 +127,20 @@ class SerfCore:
             if node is not None:
                 member.incarnation = node.incarnation
         return sorted(self._list, key=lambda member: member.name)
+
+    @property
+    def clocks(self) -> Clocks:
+        """The last Lamport times seen."""
+        clocks = (self._list.clock, self._event_log.clock, self._queries.clock)
+        return Clocks(*(clock.time - 1 for clock in clocks))
+
+    def restore(self, clocks: Clocks) -> None:
+        """Continue with the clocks of a former life; before anything else happens. Zeros: there was none."""
+        self._list.clock.witness(clocks.member)
+        if clocks.event:
+            self._event_log.restore(clocks.event)
+        if clocks.query:
+            self._queries.restore(clocks.query)
 
     # What arrives, and time
 

@@ -46,6 +46,7 @@ from shoal.membership.interface import (
 from shoal.membership.queries import INTERNAL_PREFIX
 from shoal.membership.serf import MAX_EVENT_BYTES
 from shoal.membership.serf_rpc import CONNECT_TIMEOUT_S, Gap, RpcConnection, RpcError, SerfClient
+from shoal.membership.snapshot import Clocks
 from shoal.membership.wire.rpc import AnswerRecord, MemberRecord, QueryRecord, Record, RpcMember, UserRecord
 from shoal.membership.wire.serf import encode_tags
 
@@ -197,6 +198,11 @@ class SerfMembership:
     @property
     def port(self) -> int:
         return self._nodes[self._node].port
+
+    @property
+    def clocks(self) -> Clocks:
+        """The Serf agent keeps its own."""
+        return Clocks()
 
     @property
     def version(self) -> int:

@@ -2,7 +2,9 @@
 once.
 """
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from shoal.agent.bootstrap import (
     decide,
     must_dissolve,
 )
+from tests.agent.start_world import Cluster, StartingAgent, StartWorld
 
 CLUSTER = b"c" * 16
 OTHER = b"d" * 16
@@ -147,3 +150,71 @@ def test_of_two_clusters_at_most_one_dissolves(
     assert not (first and second)
     assert not (first and topics_one)
     assert first or second or (topics_one and topics_two)
+
+
+# ---- many at once ----------------------------------------------------------------------------------
+
+
+SETTLED_MS = 30_000
+SEEDS = 24
+
+
+def starting(seed: int, count: int, **values: Any) -> list[StartingAgent]:
+    rng = random.Random(seed)
+    return [StartingAgent(rng.randbytes(4).hex(), rng.randrange(0, 4_000), **values) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["window", "expect", "seeds", "mixed"])
+def test_simultaneous_starts_end_in_one_cluster(kind: str) -> None:
+    """Agents start within seconds, meet late and in any order, hear of each other with delay; whoever founded
+    too early gives that up. Nobody founds before contact, or before N have met."""
+    early = 0
+    for seed in range(SEEDS):
+        count = 2 + seed % 6
+        agents = starting(seed, count)
+        for number, agent in enumerate(agents):
+            agent.expect = count if kind == "expect" or (kind == "mixed" and number % 2) else None
+            agent.has_seeds = kind == "seeds" or (kind == "mixed" and not number % 2)
+        world = StartWorld(seed, agents, slowest_ms=9_000)
+        world.run(SETTLED_MS)
+        clusters = {agent.cluster.cluster_id for agent in agents if agent.cluster is not None}
+        assert (len(clusters), [agent for agent in agents if agent.cluster is None]) == (1, []), (
+            f"seed {seed}"
+        )
+        early += sum(agent.founded for agent in agents) - 1
+    assert kind != "window" or early > 0, "nobody ever founded too early: the test shows nothing"
+
+
+def test_a_cluster_with_a_topic_survives_every_meeting() -> None:
+    """Topics are made while the clusters find each other: no topic is ever lost to a dissolution, and what is
+    left is one cluster, or several that each hold something."""
+    merged = 0
+    for seed in range(SEEDS):
+        agents = starting(seed, 4 + seed % 3)
+        world = StartWorld(seed, agents, slowest_ms=12_000)
+        made: list[Cluster] = []
+        for _ in range(3):
+            world.run(world.now_ms + world.rng.randrange(2_000, 6_000))
+            agent = world.rng.choice(agents)
+            if world.create_topic(agent.agent_id):
+                assert agent.cluster is not None
+                made.append(agent.cluster)
+        world.run(SETTLED_MS + 40_000)
+        left = [cluster for cluster in world.clusters if any(agent.cluster is cluster for agent in agents)]
+        assert all(cluster in left and not cluster.sealed for cluster in made), f"seed {seed}"
+        holding = [cluster for cluster in left if cluster.topics]
+        assert left == holding or (len(left) == 1 and not made), f"seed {seed}"
+        merged += len(left) == 1
+    assert merged > SEEDS // 2
+
+
+def test_too_few_agents_wait_for_ever() -> None:
+    """Two of three expected: an hour later neither has founded anything."""
+    agents = starting(1, 2, expect=3)
+    world = StartWorld(1, agents, slowest_ms=1_000)
+    world.run(3_600_000)
+    assert world.clusters == []
+    alone = StartingAgent("a", 0, has_seeds=True)
+    world = StartWorld(1, [alone], slowest_ms=1_000)
+    world.run(3_600_000)
+    assert world.clusters == []

@@ -24,7 +24,7 @@ from shoal.agent.catalog import (
     encode_command,
 )
 from shoal.agent.catalog_follow import CatalogService
-from shoal.agent.cluster_file import ClusterFileError, ClusterRecord, load_peers, save_peers
+from shoal.agent.cluster_file import ClusterFileError, ClusterRecord
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_version, encode_version
@@ -45,7 +45,6 @@ from shoal.errors import ShoalError
 from shoal.records import RecordColumns, columns_to_batch
 from shoal.replication.interfaces import ReplicaId
 from shoal.routing import hash_ranges
-from shoal.segment_store.disk import ThreadDisk
 
 SELF, OTHER = "a" * 32, "b" * 32
 
@@ -388,15 +387,3 @@ def test_the_cluster_record_survives_its_bytes_and_nothing_else() -> None:
             ClusterRecord.from_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(ClusterFileError):
             ClusterRecord.from_bytes(data[:position])
-
-
-async def test_remembered_peers(tmp_path: Any) -> None:
-    """A hint: what cannot be read is simply not remembered."""
-    disk = ThreadDisk()
-    assert await load_peers(disk, str(tmp_path)) == []
-    for peers in ([("127.0.0.1", 7946), ("::1", 1)], [("10.0.0.1", 65_535)]):
-        await save_peers(disk, str(tmp_path), peers)
-        assert await load_peers(disk, str(tmp_path)) == peers
-    (tmp_path / "peers").write_bytes(b"\xff\xff\nx\n1.2.3.4 99999\n")
-    assert await load_peers(disk, str(tmp_path)) == []
-    await disk.close()
