@@ -22,7 +22,7 @@ def test_invariants_hold_after_every_event(first_seed: int) -> None:
         try:
             simulation.run()
         except AssertionError as error:
-            error.add_note(f"replay: scripts/simulate --seed {seed}")
+            error.add_note(f"replay: scripts/simulate --core --seed {seed}")
             raise
         assert simulation.acknowledged_count > 0
         if time.monotonic() - started > SECONDS_MAX:

@@ -37,7 +37,7 @@ def script() -> ModuleType:
 
 def test_a_single_seed_is_replayed_with_its_trace() -> None:
     """The first line names seed and knobs, the last the outcome; between them every event."""
-    done = run_script("--seed", str(SHORT_SEED))
+    done = run_script("--core", "--seed", str(SHORT_SEED))
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert lines[0] == f"seed {SHORT_SEED} {Knobs.of_seed(SHORT_SEED)}"
@@ -66,10 +66,11 @@ def test_a_failing_seed_is_named_with_its_replay(
             raise InvariantViolation("ElectionSafety", "0.0 and 0.1 lead term 3")
 
     monkeypatch.setattr(Simulation, "run", run)
-    monkeypatch.setattr(sys, "argv", ["simulate", "--seed", "5", "--seeds", "3"])
+    monkeypatch.setattr(sys, "argv", ["simulate", "--core", "--seed", "5", "--seeds", "3"])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # or the script would begin anew in a process of its own
     assert script.main() == 1
     output = capsys.readouterr().out
     assert "seed 6 FAILED : InvariantViolation ElectionSafety: 0.0 and 0.1 lead term 3" in output
-    assert "replay: scripts/simulate --seed 6" in output
+    assert "replay: scripts/simulate --core --seed 6" in output
     assert "2 of 3 seeds held; failed: [6]" in output

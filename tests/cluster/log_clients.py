@@ -1,0 +1,328 @@
+"""Clients that write down what they did: producers, readers, and whoever reads everything at the end.
+
+Law of this file: they use HTTP as users do, through asyncio alone, so that the same clients work on real
+sockets and in the simulation; they know nothing of agents but their addresses. What an answer means is
+decided by `definite` in it, never by guessing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from log_history import Append, FinalLog, History, Outcome, Partition, Poll
+
+CONNECT_TIMEOUT_S = 1.0
+REQUEST_TIMEOUT_MS = 3_000
+GRACE_S = 2.0
+"""Beyond the timeout that a request names itself, before its client gives it up."""
+PAUSE_S = 0.05
+FINAL_LIMIT = 1_000
+MAX_HEAD_BYTES = 64 * 1_024
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer with a JSON body."""
+
+    status: int
+    body: Any
+
+    @property
+    def definite(self) -> bool:
+        """Whether a refusal says that nothing happened."""
+        return isinstance(self.body, dict) and self.body.get("definite") is True
+
+
+class NoAnswer(Exception):
+    """`sent`: whether the request may have arrived."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class Connections:
+    """One client's connections, one for each agent, kept while they work."""
+
+    def __init__(self) -> None:
+        self._open: dict[Address, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+
+    async def request(
+        self, agent: Address, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Raises NoAnswer."""
+        reader, writer = await self._connected(agent)
+        data = b"" if body is None else json.dumps(body).encode()
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {agent[0]}:{agent[1]}", f"Content-Length: {len(data)}"]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        if body is not None:
+            lines.append("Content-Type: application/json")
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1_000 + GRACE_S):
+                writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+                await writer.drain()
+                status, answer = await _read_answer(reader)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            self._drop(agent)
+            raise NoAnswer(f"{type(error).__name__} {error}", sent=True) from None
+        except asyncio.CancelledError:
+            self._drop(agent)
+            raise
+        try:
+            return Answer(status, json.loads(answer) if answer else None)
+        except ValueError:
+            return Answer(status, None)
+
+    async def _connected(self, agent: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        known = self._open.get(agent)
+        if known is not None and not known[1].is_closing() and not known[0].at_eof():
+            return known
+        self._drop(agent)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self._open[agent] = await asyncio.open_connection(*agent, limit=2**24)
+        except (OSError, TimeoutError) as error:
+            raise NoAnswer(f"cannot connect: {type(error).__name__} {error}", sent=False) from None
+        return self._open[agent]
+
+    def _drop(self, agent: Address) -> None:
+        known = self._open.pop(agent, None)
+        if known is not None:
+            known[1].transport.abort()
+
+    def close(self) -> None:
+        for agent in list(self._open):
+            self._drop(agent)
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body. Raises ValueError for what is no answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if len(head) > MAX_HEAD_BYTES:
+        raise ValueError("a head without an end")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    fields = {
+        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
+    status = int(first.split(" ")[1])
+    if fields.get("transfer-encoding", "").lower() == "chunked":
+        pieces = []
+        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            pieces.append(await reader.readexactly(size))
+            await reader.readexactly(2)
+        await reader.readuntil(b"\r\n")
+        return status, b"".join(pieces)
+    return status, await reader.readexactly(int(fields.get("content-length", "0")))
+
+
+def now_s() -> float:
+    """The clock of all operations: the loop's, real or simulated."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Workload:
+    """What all clients share. `agents()`: the addresses that may be asked now."""
+
+    history: History
+    agents: Callable[[], Sequence[Address]]
+    rng: random.Random
+    stopping: bool = False
+
+    def some_agent(self) -> Address:
+        return self.rng.choice(list(self.agents()))
+
+
+class Producer:
+    """Appends to one partition, one request after the other. `producer_id`: sends sequences and repeats what
+    was not answered; None: each request is sent once."""
+
+    def __init__(
+        self,
+        work: Workload,
+        name: str,
+        partition: Partition,
+        *,
+        producer_id: str | None,
+        batch_max: int,
+        pause_s: float,
+        padding: int = 0,
+    ) -> None:
+        self._work = work
+        self._name = name
+        self._partition = partition
+        self._id = producer_id
+        self._batch_max = batch_max
+        self._pause_s = pause_s
+        self._padding = "." * padding
+        self._connections = Connections()
+        self._agent: Address | None = None
+        self._sequence = 0
+        self._number = 0
+
+    async def run(self) -> None:
+        """Until the work stops; a request under way is finished, or given up as unknown."""
+        try:
+            while not self._work.stopping:
+                await self._append()
+                await asyncio.sleep(self._work.rng.uniform(0, 2 * self._pause_s))
+        finally:
+            self._connections.close()
+
+    async def _append(self) -> None:
+        work = self._work
+        count = work.rng.randint(1, self._batch_max)
+        values = tuple(
+            f"{self._name}-{number}{self._padding}" for number in range(self._number, self._number + count)
+        )
+        self._number += count
+        invoked_at = now_s()
+        outcome, base_offset = await self._until_known(values)
+        append = Append(
+            self._name,
+            self._sequence,
+            self._partition,
+            values,
+            invoked_at,
+            now_s(),
+            outcome,
+            base_offset,
+        )
+        work.history.appends.append(append)
+        self._sequence += 1
+
+    async def _until_known(self, values: tuple[str, ...]) -> tuple[Outcome, int | None]:
+        """An idempotent request is sent until it is answered: its sequence must not be left open."""
+        uncertain = False
+        while True:
+            outcome, base_offset = await self._send(values)
+            if outcome == "ok":
+                return outcome, base_offset
+            self._agent = None
+            uncertain = uncertain or outcome == "info"
+            if self._id is None:
+                return outcome, None
+            if self._work.stopping:
+                return "info", None  # nobody asks again: with what was sent before, nobody knows
+            await asyncio.sleep(PAUSE_S * self._work.rng.uniform(0.5, 2))
+
+    async def _send(self, values: tuple[str, ...]) -> tuple[Outcome, int | None]:
+        topic, number = self._partition
+        path = f"/v1/topics/{topic}/partitions/{number}/records?timeout={REQUEST_TIMEOUT_MS}ms"
+        headers = {}
+        if self._id is not None:
+            headers = {
+                "Shoal-Producer-Id": self._id,
+                "Shoal-Producer-Epoch": "0",
+                "Shoal-Producer-Sequence": str(self._sequence),
+            }
+        if self._agent is None or self._agent not in self._work.agents():
+            self._agent = self._work.some_agent()
+        body = {"records": [{"value": value} for value in values]}
+        try:
+            answer = await self._connections.request(self._agent, "POST", path, body, headers)
+        except NoAnswer as error:
+            return ("info" if error.sent else "fail"), None
+        if answer.status == 200:
+            [run] = answer.body["appended"]
+            return "ok", run["base_offset"]
+        return ("fail" if answer.definite else "info"), None
+
+
+class Reader:
+    """Follows one partition from its start; now and then asks for the last record."""
+
+    def __init__(
+        self, work: Workload, name: str, partition: Partition, *, local: bool, pause_s: float
+    ) -> None:
+        self._work = work
+        self._name = name
+        self._partition = partition
+        self._local = local
+        self._pause_s = pause_s
+        self._connections = Connections()
+        self._offset = 0
+        self._high_watermark = 0
+
+    async def run(self) -> None:
+        """Until the work stops."""
+        try:
+            while not self._work.stopping:
+                if not self._local and self._work.rng.random() < 0.2:
+                    await self._poll(-1)
+                else:
+                    await self._poll(self._offset)
+                await asyncio.sleep(self._work.rng.uniform(0, 2 * self._pause_s))
+        finally:
+            self._connections.close()
+
+    async def _poll(self, offset: int) -> None:
+        topic, number = self._partition
+        path = f"/v1/topics/{topic}/partitions/{number}/records?offset={offset}&timeout=2s"
+        headers = {}
+        if self._local:
+            path += "&consistency=local"
+            headers["Shoal-High-Watermark"] = str(self._high_watermark)
+        elif offset >= 0:
+            path += "&wait=200ms"
+        invoked_at = now_s()
+        try:
+            answer = await self._connections.request(self._work.some_agent(), "GET", path, None, headers)
+        except NoAnswer:
+            return
+        if answer.status == 410:
+            self._offset = max(self._offset, int(answer.body["log_start_offset"]))
+        if answer.status != 200:
+            return
+        self._note(answer.body, offset, invoked_at)
+
+    def _note(self, body: Any, offset: int, invoked_at: float) -> None:
+        records = tuple((int(item["offset"]), str(item["value"])) for item in body["records"])
+        poll = Poll(
+            self._name,
+            self._partition,
+            offset,
+            records,
+            int(body["next_offset"]),
+            invoked_at,
+            not self._local,
+            int(body["log_start_offset"]),
+        )
+        self._work.history.polls.append(poll)
+        self._high_watermark = max(self._high_watermark, int(body["high_watermark"]))
+        if offset >= 0:
+            self._offset = poll.next_offset
+
+
+async def read_all(agent: Address, partition: Partition, *, local: bool) -> FinalLog:
+    """The whole partition as this agent gives it. Raises NoAnswer, or AssertionError for a refusal."""
+    topic, number = partition
+    connections = Connections()
+    records: list[tuple[int, str]] = []
+    offset: int | str = "earliest"
+    start: int | None = None
+    try:
+        while True:
+            path = f"/v1/topics/{topic}/partitions/{number}/records?offset={offset}&limit={FINAL_LIMIT}"
+            if local and offset != "earliest":
+                path += "&consistency=local"
+            answer = await connections.request(agent, "GET", path)
+            assert answer.status == 200, f"{agent} refuses {path}: {answer}"
+            if start is None:
+                start = int(answer.body["log_start_offset"])
+                if local and offset == "earliest":
+                    offset = start
+                    continue
+            records += [(int(item["offset"]), str(item["value"])) for item in answer.body["records"]]
+            offset = int(answer.body["next_offset"])
+            if not answer.body["records"]:
+                return FinalLog(partition, f"{agent[0]}:{agent[1]}", start, tuple(records))
+    finally:
+        connections.close()

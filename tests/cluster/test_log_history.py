@@ -1,0 +1,167 @@
+"""The checker of histories, on histories that were made up: each anomaly is named, and a good one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from log_history import Append, Checker, FinalLog, History, Poll
+
+P = ("t", 0)
+VALUES = ("a-0", "a-1", "b-0", "a-2", "a-3")
+
+
+def good() -> History:
+    """Two producers, a reader, and the log at two agents."""
+    records = tuple(enumerate(VALUES))
+    return History(
+        appends=[
+            Append("a", 0, P, ("a-0", "a-1"), 1.0, 1.1, "ok", 0),
+            Append("b", 0, P, ("b-0",), 1.1, 1.2, "ok", 2),
+            Append("a", 1, P, ("a-2", "a-3"), 1.2, 1.4, "ok", 3),
+            Append("b", 1, P, ("b-1",), 2.0, 2.1, "fail"),
+            Append("b", 2, P, ("b-2",), 2.0, 2.1, "info"),
+        ],
+        polls=[
+            Poll("r", P, 0, records[:3], 3, 1.25),
+            Poll("r", P, 3, (), 3, 1.3),
+            Poll("r", P, 3, records[3:], 5, 1.5),
+            Poll("r", P, -1, records[4:], 5, 1.6),
+            Poll("local", P, 0, (), 0, 1.5, linearizable=False),
+        ],
+        finals=[FinalLog(P, "x", 0, records), FinalLog(P, "y", 0, records)],
+    )
+
+
+def names(history: History) -> set[str]:
+    return {anomaly.name for anomaly in Checker(history).anomalies()}
+
+
+def test_a_good_history_has_no_anomaly() -> None:
+    """What was acknowledged is there once, in order, and reads agree; what nobody knows may be missing."""
+    assert Checker(good()).anomalies() == []
+    assert good().acknowledged_records == 5
+
+
+def finals(*values: str, start: int = 0) -> list[FinalLog]:
+    return [FinalLog(P, "x", start, tuple(enumerate(values, start)))]
+
+
+def lose(history: History) -> None:
+    history.finals = finals(*VALUES[:4])
+
+
+def duplicate(history: History) -> None:
+    history.finals = finals(*VALUES, "a-0")
+
+
+def reorder(history: History) -> None:
+    history.finals = finals("a-2", "a-3", "b-0", "a-0", "a-1")
+
+
+def move(history: History) -> None:
+    history.finals = finals("b-2", *VALUES)
+
+
+def differ(history: History) -> None:
+    history.finals[1] = replace(history.finals[1], records=((0, "a-0"), (1, "b-0")))
+
+
+def keep_a_failed_one(history: History) -> None:
+    history.finals = finals(*VALUES, "b-1")
+
+
+def invent(history: History) -> None:
+    history.finals = finals(*VALUES, "c-0")
+
+
+def leave_a_gap(history: History) -> None:
+    history.finals = [FinalLog(P, "x", 0, ((0, "a-0"), (2, "b-0"), (3, "a-2"), (4, "a-3")))]
+
+
+def skip_in_a_read(history: History) -> None:
+    history.polls[0] = replace(history.polls[0], records=((0, "a-0"), (2, "b-0")))
+
+
+def skip_between_reads(history: History) -> None:
+    history.polls[1] = replace(history.polls[1], offset=4, next_offset=4)
+
+
+def step_back(history: History) -> None:
+    history.polls[2] = replace(history.polls[2], offset=1, records=((1, "a-1"),), next_offset=2)
+
+
+def read_before_the_offset(history: History) -> None:
+    history.polls[2] = replace(history.polls[2], records=((2, "b-0"), (3, "a-2")), next_offset=4)
+
+
+def read_uncommitted(history: History) -> None:
+    history.polls[3] = replace(history.polls[3], records=((5, "b-2"),), next_offset=6)
+
+
+def read_another_value(history: History) -> None:
+    history.polls[0] = replace(history.polls[0], records=((0, "a-0"), (1, "b-2"), (2, "b-0")))
+
+
+def see_an_old_end(history: History) -> None:
+    history.polls[2] = replace(history.polls[2], records=(), next_offset=3)
+
+
+def see_an_old_last_record(history: History) -> None:
+    history.polls[3] = replace(history.polls[3], records=((2, "b-0"),), next_offset=3)
+
+
+BAD: list[tuple[Callable[[History], None], str]] = [
+    (lose, "lost-write"),
+    (duplicate, "duplicate"),
+    (reorder, "reordered"),
+    (move, "inconsistent-offsets"),
+    (differ, "inconsistent-offsets"),
+    (keep_a_failed_one, "aborted-read"),
+    (invent, "phantom"),
+    (leave_a_gap, "gap"),
+    (skip_in_a_read, "poll-skip"),
+    (skip_between_reads, "poll-skip"),
+    (step_back, "nonmonotonic-poll"),
+    (read_before_the_offset, "nonmonotonic-poll"),
+    (read_uncommitted, "aborted-read"),
+    (read_another_value, "inconsistent-offsets"),
+    (see_an_old_end, "stale"),
+    (see_an_old_last_record, "stale"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "name"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
+def test_an_anomaly_is_named(spoil: Callable[[History], None], name: str) -> None:
+    """One thing wrong in a good history, and the checker says what."""
+    history = good()
+    spoil(history)
+    assert name in names(history)
+
+
+def test_what_retention_removed_is_not_lost() -> None:
+    """Records before the log's start were there; the rest is looked at as ever."""
+    history = good()
+    history.finals = finals(*VALUES[2:], start=2)
+    assert names(history) == set()
+    history.finals = finals(*VALUES[2:4], start=2)
+    assert names(history) == {"lost-write"} | {"aborted-read"}
+
+
+def test_a_local_read_may_be_behind_but_never_wrong() -> None:
+    """An old end is no anomaly there; a value that is not in the log is."""
+    history = good()
+    history.polls[4] = replace(history.polls[4], records=((0, "a-0"),), next_offset=1)
+    assert names(history) == set()
+    history.polls[4] = replace(history.polls[4], records=((0, "b-0"),), next_offset=1)
+    assert names(history) == {"inconsistent-offsets"}
+
+
+def test_a_late_answerless_append_may_stand_anywhere() -> None:
+    """A producer without sequences that gave a request up does not know where it lands."""
+    history = good()
+    history.finals = finals(*VALUES, "b-2")
+    history.appends.append(Append("b", 3, P, ("b-3",), 3.0, 3.1, "ok", 5))
+    history.finals = finals(*VALUES, "b-3", "b-2")
+    assert names(history) == set()

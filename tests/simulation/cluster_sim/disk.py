@@ -1,0 +1,62 @@
+"""The faulty memory disk in virtual time: syncs take their time, and may be slow or stuck.
+
+Law of this file: what is lost, kept or torn is memory_disk.py's business; here is when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from shoal.segment_store.memory_disk import MemoryDisk
+
+STUCK_LOOK_S = 0.02
+SLOW_OPERATIONS = ("sync", "sync_directory")
+
+
+class _NoTrace(list):  # type: ignore[type-arg]
+    """Millions of operations are not remembered."""
+
+    def append(self, _: object) -> None:
+        return None
+
+
+class SimDisk(MemoryDisk):
+    """`sync_ms_max`: how long a sync takes at most; `stuck_until_s`: before that none ends."""
+
+    def __init__(self, rng: random.Random, sync_ms_max: float) -> None:
+        super().__init__(rng)
+        self.trace.operations = _NoTrace()
+        self.sync_ms_max = sync_ms_max
+        self.stuck_until_s = 0.0
+        self.syncs = 0
+        self._times = rng
+
+    async def begin(self, operation: str, path: str) -> None:
+        epoch = self.epoch
+        if operation in SLOW_OPERATIONS:
+            self.syncs += 1
+            await asyncio.sleep(self._times.uniform(0.1, self.sync_ms_max) / 1_000)
+            while asyncio.get_running_loop().time() < self.stuck_until_s:
+                await asyncio.sleep(STUCK_LOOK_S)
+            self.check_power(epoch)
+        await super().begin(operation, path)
+
+    def add_directory(self, path: str) -> None:
+        """What the agent makes by itself before it has a disk."""
+        while path not in self._directories:
+            self._directories.add(path)
+            path = path.rpartition("/")[0] or "/"
+
+    def wipe(self) -> None:
+        """Everything is gone, as if the disk had been exchanged."""
+        self.epoch += 1
+        self.faults.clear()
+        for names in (self._names, self._durable_names):
+            names.clear()
+        self._changes.clear()
+        self._directories = {"", "/", "."}
+
+    def segments(self) -> list[str]:
+        """Paths of the logs' segment files, sorted."""
+        return sorted(path for path in self._names if "/topics/" in path and path.endswith(".arrows"))

@@ -1,0 +1,294 @@
+"""What goes wrong, and when: each fault ends by itself, and all of them with the safety phase.
+
+Law of this file: it decides from the seed which fault comes next, and carries it out. What each may cost is
+limited to what the product promises to survive: bit rot and a lost disk strike one host a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raft_sim.network import SHAPES, cut
+
+from cluster_sim.node import Node
+from shoal.segment_store.memory_disk import Fault
+
+if TYPE_CHECKING:
+    from cluster_sim.simulation import ClusterSimulation
+
+DOWN_S = (0.05, 0.5, 3.0, 8.0)
+CUT_S = (0.2, 1.0, 4.0)
+FLAP_S = 0.1
+NODES_MAX = 6
+ROOM_BYTES = 96 * 1_024
+ERROR_PLACES = ("/topics/", "/topics/", "hard-state", "replicas", "cluster", "identity")
+
+
+class Nemesis:
+    """`counts`: how often each fault struck."""
+
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self._simulation = simulation
+        self._rng: random.Random = simulation.rng
+        self.counts: dict[str, int] = {}
+        self.rotten: str | None = None
+        """The address of the host whose disk rots."""
+        self.exchanged: str | None = None
+        self._active = True
+        knobs = simulation.knobs
+        faults: list[Callable[[], str]] = [self.reset_streams]
+        for wanted, makers in (
+            (knobs.kills, [self.kill_one, self.kill_leader, self.kill_majority, self.kill_all]),
+            (knobs.power, [self.power_one, self.power_majority, self.power_all]),
+            (knobs.cuts, [self.cut_some, self.cut_some, self.cut_leader, self.flap, self.mute_leader]),
+            (knobs.weather, [self.worsen_weather]),
+            (knobs.pauses, [self.pause_one, self.pause_leader]),
+            (knobs.slow_disks, [self.slow_disk, self.stick_disk]),
+            (knobs.disk_errors, [self.fail_sync, self.fail_write, self.fill_disk]),
+            (knobs.clocks, [self.jump_clock]),
+            (knobs.leaving, [self.leave]),
+            (knobs.joining, [self.join]),
+            (knobs.rot, [self.rot, self.rot]),
+            (knobs.lost_disk, [self.lose_disk]),
+        ):
+            faults += makers if wanted else []
+        self._faults = faults
+
+    def strike(self) -> None:
+        """Make one fault."""
+        maker = self._rng.choice(self._faults)
+        name = maker.__name__
+        said = maker()
+        if said and not said.startswith("no"):  # nobody was there to be struck
+            self.counts[name] = self.counts.get(name, 0) + 1
+        self._simulation.trace("FAULT", f"{name} {said}")
+
+    def stop(self) -> None:
+        """What is under way ends; nothing that was planned begins any more."""
+        self._active = False
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if self._active:
+                action()
+
+        self._simulation.loop.call_later(delay_s, act)
+
+    # ---- hosts -----------------------------------------------------------------------------------
+
+    def _running(self) -> list[Node]:
+        return [node for node in self._simulation.nodes if node.is_running]
+
+    def _leaders(self) -> list[Node]:
+        return [node for node in self._running() if node.host is not None and node.host.led_replicas()]
+
+    def _bring_back(self, node: Node, after_s: float) -> None:
+        def start() -> None:
+            if not node.is_running:
+                self._simulation.start(node)
+
+        self._after(after_s, start)
+
+    def _stop(self, nodes: list[Node], how: Callable[[Node], None]) -> str:
+        for node in nodes:
+            how(node)
+            self._bring_back(node, self._rng.choice(DOWN_S) * self._rng.uniform(0.5, 1.5))
+        return " ".join(node.name for node in nodes)
+
+    def _some(self, count: int) -> list[Node]:
+        running = self._running()
+        return self._rng.sample(running, min(count, len(running)))
+
+    def _majority(self) -> list[Node]:
+        return self._some(len(self._simulation.nodes) // 2 + 1)
+
+    def kill_one(self) -> str:
+        return self._stop(self._some(1), Node.kill)
+
+    def kill_leader(self) -> str:
+        return self._stop(self._leaders()[:1], Node.kill)
+
+    def kill_majority(self) -> str:
+        return self._stop(self._majority(), Node.kill)
+
+    def kill_all(self) -> str:
+        return self._stop(self._running(), Node.kill)
+
+    def power_one(self) -> str:
+        return self._stop(self._some(1), Node.lose_power)
+
+    def power_majority(self) -> str:
+        return self._stop(self._majority(), Node.lose_power)
+
+    def power_all(self) -> str:
+        return self._stop(self._running(), Node.lose_power)
+
+    def _pause(self, nodes: list[Node]) -> str:
+        pause_s = self._rng.choice((0.1, 0.8, 3.0, 6.0))
+        for node in nodes:
+            if node.life is not None and not node.life.is_paused:
+                node.pause()
+                self._after(pause_s, node.resume)
+        return f"{' '.join(node.name for node in nodes)} for {pause_s} s"
+
+    def pause_one(self) -> str:
+        return self._pause(self._some(1))
+
+    def pause_leader(self) -> str:
+        return self._pause(self._leaders()[:1])
+
+    def leave(self) -> str:
+        nodes = self._some(1)
+        for node in nodes:
+            node.leave()
+            self._bring_back(node, self._rng.uniform(3, 12))
+        return " ".join(node.name for node in nodes)
+
+    def join(self) -> str:
+        if len(self._simulation.nodes) >= NODES_MAX:
+            return "nobody: there are enough"
+        node = self._simulation.add_node()
+        self._simulation.start(node)
+        return node.name
+
+    def lose_disk(self) -> str:
+        """A host gets a new, empty disk. Its peers have the rest: no second one is lost in this run."""
+        candidates = [node for node in self._running() if node.is_ready]
+        if self.exchanged is not None or len(candidates) < 3:
+            return "nobody's"
+        node = self._rng.choice(candidates)
+        self.exchanged = node.address
+        node.lose_power()
+        node.disk.wipe()
+        self._simulation.invariants.disk_was_wiped(node.address)
+        self._bring_back(node, self._rng.uniform(0.5, 5))
+        return node.name
+
+    def jump_clock(self) -> str:
+        node = self._rng.choice(self._simulation.nodes)
+        node.set_clock(int(self._rng.choice((-3_600, -70, -1, 0, 1, 70, 3_600)) * 1_000_000))
+        return node.name
+
+    # ---- network ---------------------------------------------------------------------------------
+
+    def _cut(self, links: set[tuple[str, str]], duration_s: float) -> None:
+        network = self._simulation.network
+        network.cuts |= links
+
+        def heal() -> None:
+            network.cuts.difference_update(links)
+            network.look_at_held()
+
+        self._after(duration_s, heal)
+
+    def _addresses(self) -> list[str]:
+        return [node.address for node in self._simulation.nodes]
+
+    def cut_some(self) -> str:
+        shape = self._rng.choice(SHAPES)
+        links = cut(shape, self._addresses(), self._rng)
+        duration_s = self._rng.choice(CUT_S)
+        if self._rng.random() < 0.2:
+            links |= {(self._simulation.client_address, self._rng.choice(self._addresses()))}
+        self._cut(set(links), duration_s)
+        return f"{shape} for {duration_s} s"
+
+    def _leader_links(self, *, both_ways: bool) -> tuple[str, set[tuple[str, str]]]:
+        leaders = self._leaders()
+        if not leaders:
+            return "nobody", set()
+        leader = self._rng.choice(leaders)
+        others = [address for address in self._addresses() if address != leader.address]
+        links = {(leader.address, other) for other in others}
+        return leader.name, links | ({(other, leader.address) for other in others} if both_ways else set())
+
+    def cut_leader(self) -> str:
+        name, links = self._leader_links(both_ways=True)
+        self._cut(links, self._rng.choice(CUT_S))
+        return name
+
+    def mute_leader(self) -> str:
+        """It hears everybody, nobody hears it."""
+        name, links = self._leader_links(both_ways=False)
+        self._cut(links, self._rng.choice(CUT_S))
+        return name
+
+    def flap(self) -> str:
+        links = set(cut(self._rng.choice(SHAPES), self._addresses(), self._rng))
+        for number in range(8):
+            self._after(number * 2 * FLAP_S, lambda: self._cut(links, FLAP_S))
+        return f"{len(links)} ways"
+
+    def reset_streams(self) -> str:
+        """Every connection of one host breaks."""
+        node = self._rng.choice(self._simulation.nodes)
+        for stream in list(self._simulation.network.streams):
+            if stream.life.address == node.address and stream.peer is not None:
+                stream.break_off()
+                stream.peer.break_off()
+        return node.name
+
+    def worsen_weather(self) -> str:
+        conditions = self._simulation.network.conditions
+        conditions.loss = self._rng.choice((0.1, 0.4))
+        conditions.straggler = self._rng.choice((0.0, 0.05))
+        conditions.delay_ms_max = self._rng.choice((5, 60, 200))
+        self._after(self._rng.uniform(0.5, 3), self._simulation.calm_weather)
+        return f"loss {conditions.loss} delay {conditions.delay_ms_max} ms"
+
+    # ---- disks -----------------------------------------------------------------------------------
+
+    def slow_disk(self) -> str:
+        node = self._rng.choice(self._simulation.nodes)
+        node.disk.sync_ms_max = self._rng.choice((100, 400, 1_500))
+        self._after(self._rng.uniform(1, 4), lambda: self._simulation.calm_disk(node))
+        return f"{node.name} {node.disk.sync_ms_max} ms"
+
+    def stick_disk(self) -> str:
+        node = self._rng.choice(self._simulation.nodes)
+        stuck_s = self._rng.choice((0.7, 2.0, 5.0))
+        node.disk.stuck_until_s = self._simulation.loop.time() + stuck_s
+        return f"{node.name} for {stuck_s} s"
+
+    def _break(self, operation: str) -> str:
+        node = self._rng.choice(self._simulation.nodes)
+        place = self._rng.choice(ERROR_PLACES)
+        fault = Fault(operation, errno.EIO, place, skip=self._rng.randint(0, 5))
+        fault.partial_bytes = self._rng.choice((0, 100, 1_000)) if operation == "write" else 0
+        node.disk.faults.append(fault)
+        self._simulation.disk_faults.add(node.address)
+        return f"{node.name} {place}"
+
+    def fail_sync(self) -> str:
+        return self._break("sync")
+
+    def fail_write(self) -> str:
+        return self._break("write")
+
+    def fill_disk(self) -> str:
+        node = self._rng.choice(self._simulation.nodes)
+        capacity = node.disk.capacity_bytes
+        node.disk.capacity_bytes = node.disk.used_bytes() + self._rng.choice((0, ROOM_BYTES))
+        self._simulation.disk_faults.add(node.address)
+
+        def free() -> None:
+            node.disk.capacity_bytes = capacity
+
+        self._simulation.loop.call_later(self._rng.uniform(0.5, 3), free)
+        return node.name
+
+    def rot(self) -> str:
+        """One bit of one stored byte of a log flips."""
+        nodes = [node for node in self._simulation.nodes if self.rotten in (None, node.address)]
+        node = self._rng.choice(nodes)
+        paths = [path for path in node.disk.segments() if node.disk.content(path).strip(b"\0")]
+        if not paths:
+            return "nowhere"
+        self.rotten = node.address
+        path = self._rng.choice(paths)
+        position = self._rng.randrange(len(node.disk.content(path).rstrip(b"\0")))
+        node.disk.damage(path, position, 1 << self._rng.randrange(8))
+        return f"{node.name} {path}@{position}"

@@ -1,0 +1,89 @@
+"""What a seed decides before anything runs: sizes, speeds, and which faults there are.
+
+Law of this file: one frozen value, drawn from the seed and printed first, so that a failure report is
+complete. Each fault is absent in some seeds, since faults can hide one another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Times in ms of virtual time; chances from 0 to 1."""
+
+    nodes: int
+    partitions: int
+    safety_ms: int
+    fault_interval_ms: int
+    loopback: bool  # gossip as on one machine, or as on a network: it is slower to suspect
+    delay_ms_max: float
+    loss: float
+    duplication: float
+    straggler: float
+    sync_ms_max: float
+    producer_pause_ms: int
+    batch_max: int
+    padding: int
+    segment_bytes: int
+    retention_bytes: int | None
+    replace_after_ms: int
+    kills: bool
+    power: bool
+    cuts: bool
+    weather: bool
+    pauses: bool
+    slow_disks: bool
+    disk_errors: bool
+    clocks: bool
+    leaving: bool
+    joining: bool
+    topics: bool
+    rot: bool
+    lost_disk: bool
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Knobs:
+        """At most one of bit rot and a lost disk: both are allowed to cost one copy, and there are three."""
+        permanent = rng.choice(("", "", "rot", "rot", "lost_disk"))
+        return cls(
+            nodes=rng.choice((3, 3, 4, 5)),
+            partitions=rng.choice((1, 2, 3)),
+            safety_ms=rng.choice((10_000, 15_000, 25_000)),
+            fault_interval_ms=rng.choice((500, 1_500, 3_000)),
+            loopback=rng.random() < 0.7,
+            delay_ms_max=rng.choice((0.5, 2, 20)),
+            loss=rng.choice((0, 0, 0.02, 0.1)),
+            duplication=rng.choice((0, 0.05)),
+            straggler=rng.choice((0, 0, 0.01)),
+            sync_ms_max=rng.choice((1, 5, 30)),
+            producer_pause_ms=rng.choice((20, 60)),
+            batch_max=rng.choice((1, 5, 20)),
+            padding=rng.choice((0, 100)),
+            segment_bytes=rng.choice((16_384, 65_536, 1 << 20)),
+            retention_bytes=rng.choice((None, None, None, 65_536)),
+            replace_after_ms=rng.choice((3_000, 10_000, 300_000)),
+            kills=rng.random() < 0.8,
+            power=rng.random() < 0.7,
+            cuts=rng.random() < 0.8,
+            weather=rng.random() < 0.5,
+            pauses=rng.random() < 0.5,
+            slow_disks=rng.random() < 0.5,
+            disk_errors=rng.random() < 0.5,
+            clocks=rng.random() < 0.5,
+            leaving=rng.random() < 0.4,
+            joining=rng.random() < 0.4,
+            topics=rng.random() < 0.5,
+            rot=permanent == "rot",
+            lost_disk=permanent == "lost_disk",
+        )
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Knobs:
+        """The knobs that a simulation of this seed draws first."""
+        return cls.draw(random.Random(seed))
+
+    def __str__(self) -> str:
+        return " ".join(f"{item.name}={getattr(self, item.name)}" for item in fields(self))

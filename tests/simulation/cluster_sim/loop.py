@@ -1,0 +1,226 @@
+"""An asyncio event loop whose time is a number, and which can kill and freeze the processes that it runs.
+
+Law of this file: it knows nothing of agents. A process is a Life: everything that was scheduled in its
+context belongs to it, is dropped once it is dead (kill -9: no `finally` runs) and waits while it is paused
+(SIGSTOP). Order is decided by the program and the seed alone: tasks and futures hash by their number, not by their
+address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+START_S = 1_000.0
+ROUND_S = 2e-6
+"""What one round of the loop takes, so that no two rounds happen at the same instant."""
+KEPT_TASKS_MAX = 512
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
+
+
+class Deadlock(AssertionError):
+    """Nothing is scheduled any more, though the simulation is not over."""
+
+
+class Life:
+    """One process, from its start to its end. `address`: its IP address."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.is_dead = False
+        self.is_paused = False
+        self.clock_offset_us = 0
+        self.held: list[asyncio.Handle] = []
+        self.context = contextvars.copy_context()
+        self.context.run(LIFE.set, self)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """A dead process's coroutines are never resumed; were they collected, their `finally` would run."""
+        self._tasks.append(task)
+        if len(self._tasks) > KEPT_TASKS_MAX:
+            running = [kept for kept in self._tasks if not kept.done()]
+            self._tasks = running if len(running) < KEPT_TASKS_MAX // 2 else self._tasks
+            if len(self._tasks) > 4 * KEPT_TASKS_MAX:
+                self._tasks = running
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        return self._tasks
+
+
+class _Numbered:
+    count = 0
+
+
+class SimTask(asyncio.Task):  # type: ignore[type-arg]
+    """A task that hashes by its number."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
+        _Numbered.count += 1
+        self._number = _Numbered.count
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimFuture(asyncio.Future):  # type: ignore[type-arg]
+    """A future that hashes by its number."""
+
+    def __init__(self, **options: Any) -> None:
+        _Numbered.count += 1
+        self._number = _Numbered.count
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def life_of(handle: asyncio.Handle) -> Life | None:
+    """Whose code a handle would run."""
+    return handle._context.get(LIFE)  # type: ignore[attr-defined]
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """`network` answers for sockets; `on_round(life names)` is called after every round that ran code."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self._now = START_S
+        self.network = network
+        self.rounds = 0
+        self.handles_run = 0
+        self.on_round: Callable[[set[str]], None] = lambda _: None
+        self._touched: set[str] = set()
+        _Numbered.count = 0
+        self.set_task_factory(self._make_task)
+
+    def time(self) -> float:
+        return self._now
+
+    @property
+    def elapsed_ms(self) -> int:
+        """Virtual milliseconds since the start."""
+        return int((self._now - START_S) * 1_000)
+
+    def _make_task(
+        self, _loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        task = SimTask(coroutine, loop=self, **options)
+        life = LIFE.get()
+        if life is not None:
+            life.keep(task)
+        return task
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    # ---- one round -------------------------------------------------------------------------------
+
+    def _run_once(self) -> None:
+        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        while scheduled and self._is_void(scheduled[0]):
+            heapq.heappop(scheduled)
+        if not ready:
+            if not scheduled:
+                raise Deadlock("nothing is scheduled")
+            self._now = max(self._now, scheduled[0].when())
+        while scheduled and scheduled[0].when() <= self._now:
+            timer = heapq.heappop(scheduled)
+            if not self._is_void(timer):
+                ready.append(timer)
+        for _ in range(len(ready)):
+            self._run_handle(ready.popleft())
+        self._now += ROUND_S
+        self.rounds += 1
+        if self._touched:
+            touched, self._touched = self._touched, set()
+            self.on_round(touched)
+
+    def _is_void(self, handle: asyncio.Handle) -> bool:
+        if handle.cancelled():
+            return True
+        life = life_of(handle)
+        return life is not None and life.is_dead
+
+    def _run_handle(self, handle: asyncio.Handle) -> None:
+        if handle.cancelled():
+            return
+        life = life_of(handle)
+        if life is not None:
+            if life.is_dead:
+                return
+            if life.is_paused:
+                life.held.append(handle)
+                return
+            self._touched.add(life.name)
+        self.handles_run += 1
+        handle._run()
+
+    def resume(self, life: Life) -> None:
+        """SIGCONT: what has waited comes first, in its order."""
+        life.is_paused = False
+        held, life.held = life.held, []
+        self._ready.extend(held)  # type: ignore[attr-defined]
+
+    def spawn(self, life: Life, coroutine: Coroutine[Any, Any, Any], name: str = "") -> asyncio.Task[Any]:
+        """Start a coroutine as code of that process."""
+        return life.context.copy().run(self.create_task, coroutine, name=name or life.name)
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """There are no threads: the work is done at once, its answer comes with the next round."""
+        future = self.create_future()
+        try:
+            outcome = func(*args)
+        except Exception as error:  # noqa: BLE001 -- it is whoever awaits that is told
+            self.call_soon(_fail, future, error)
+        else:
+            self.call_soon(_succeed, future, outcome)
+        return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        return None
+
+    # ---- sockets ---------------------------------------------------------------------------------
+
+    def _process_events(self, event_list: Any) -> None:
+        raise AssertionError("there is no selector")
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        return [(2, 1, 6, "", (host, port))]
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **o: Any) -> Any:
+        assert o.get("sock") is not None, "agents bind before they serve"
+        return self.network.serve(o["sock"], protocol_factory)
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, *, sock: Any = None, **_: Any
+    ) -> Any:
+        address = sock.target if sock is not None else (host, port)
+        return await self.network.connect(protocol_factory, address)
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        fd.set_reader(callback, args, contextvars.copy_context())
+
+    def remove_reader(self, fd: Any) -> bool:
+        return bool(fd.clear_reader())
+
+
+def _succeed(future: asyncio.Future[Any], outcome: Any) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,312 @@
+"""One seed: a cluster of real agents, its clients, its faults, and the verdict.
+
+Law of this file: it puts the world together and leads through the phases: start, safety (faults), liveness
+(they end), verdict. What goes wrong is faults.py's, what must hold invariants.py's and log_history.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import random
+import struct
+import zlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from log_clients import Producer, Reader, Workload
+from log_history import History
+
+from cluster_sim.disk import SimDisk
+from cluster_sim.faults import Nemesis
+from cluster_sim.invariants import InternalErrors, Invariants, InvariantViolation, listeners
+from cluster_sim.knobs import Knobs
+from cluster_sim.loop import LIFE, Life, SimLoop
+from cluster_sim.network import Conditions, Network
+from cluster_sim.node import Node
+from cluster_sim.topics import TopicClient
+from cluster_sim.verdict import Verdict
+from cluster_sim.world import replaced, replacements
+from shoal.agent.doubled import DoubledError
+from shoal.errors import ShoalError
+from shoal.segment_store.errors import StoreError
+
+START_LIMIT_S = 30.0
+SERVED_LIMIT_S = 15.0
+"""After the faults: until every partition has taken an append."""
+CAUGHT_UP_LIMIT_S = 60.0
+CLIENTS_END_S = 30.0
+LOOK_S = 0.1
+CLIENT_ADDRESS = "127.0.1.1"
+TOPIC = "events"
+ELAPSED_MS_MAX = 240_000
+STEPS_MAX = 10_000_000
+EXPECTED_ERRORS = (OSError, StoreError, DoubledError, ShoalError)
+"""What disks and peers that fail lead to, told with where it happened: no bug by itself."""
+LOGGERS = ("shoal", "asyncio", "aiohttp")
+
+
+class ClusterSimulation:
+    """`run()` raises InvariantViolation, or whatever the product failed with. `print_line` gets the trace."""
+
+    client_address = CLIENT_ADDRESS
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        knobs: Knobs | None = None,
+        print_line: Callable[[str], None] | None = None,
+        patches: list[tuple[Any, str, Any]] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.knobs = knobs or Knobs.of_seed(seed)
+        self.rng = random.Random(seed * 7_919 + 1)
+        self.network = Network(random.Random(self.rng.getrandbits(64)))
+        self.loop = SimLoop(self.network)
+        self.network.loop = self.loop
+        self.disks: dict[str, SimDisk] = {}
+        self.nodes: list[Node] = []
+        self.invariants = Invariants(lambda: self.nodes)
+        self.loop.on_round = self._after_round
+        self.history = History()
+        self.clients = Life("clients", CLIENT_ADDRESS)
+        self.work = Workload(self.history, self._agents, random.Random(self.rng.getrandbits(64)))
+        self.topics = TopicClient(self.work)
+        self.nemesis = Nemesis(self)
+        self.disk_faults: set[str] = set()
+        """Addresses of hosts whose disks failed: what they stopped is started again by an operator."""
+        self._print_line = print_line
+        self._patches = patches or []
+        self._digest = hashlib.sha256()
+        self._crc = 0
+        self.calm_weather()
+
+    # ---- the trace -------------------------------------------------------------------------------
+
+    def trace(self, who: str, what: str) -> None:
+        """One line; the digest of all of them is the same whenever the seed and the code are."""
+        line = f"{self.loop.elapsed_ms:>7} {who} {what}"
+        self._digest.update(line.encode(errors="replace"))
+        if self._print_line is not None:
+            self._print_line(line)
+
+    @property
+    def trace_hash(self) -> str:
+        """Of every line of the trace, and of every round's time."""
+        self._digest.update(struct.pack("<Iqq", self._crc, self.loop.rounds, self.loop.handles_run))
+        return self._digest.hexdigest()[:16]
+
+    def _after_round(self, touched: set[str]) -> None:
+        self._crc = zlib.crc32(struct.pack("<dq", self.loop.time(), self.loop.handles_run), self._crc)
+        self.invariants.look(touched)
+        if self.loop.elapsed_ms > ELAPSED_MS_MAX or self.loop.handles_run > STEPS_MAX:
+            raise InvariantViolation("Progress", f"not over after {self.loop.handles_run} steps")
+
+    def summary(self) -> str:
+        """One line."""
+        faults = sum(self.nemesis.counts.values())
+        return (
+            f"{self.loop.elapsed_ms} ms, {self.loop.handles_run} steps, {len(self.nodes)} agents, "
+            f"{faults} faults, {self.history.acknowledged_records} records acknowledged, {len(self.history.polls)} reads, "
+            f"{self.invariants.checks} checks, trace {self.trace_hash}"
+        )
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All phases. Raises what was found."""
+        places = replacements(
+            self.loop,
+            self.network,
+            self.disks.__getitem__,
+            random.Random(self.rng.getrandbits(64)),
+            small_segments=self.knobs.segment_bytes < 1 << 20 or self.knobs.retention_bytes is not None,
+        )
+        collects = gc.isenabled()
+        gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
+        log = _Log(self)
+        errors = InternalErrors(self.invariants, lambda error: isinstance(error, EXPECTED_ERRORS))
+        try:
+            with replaced([*places, *listeners(self.invariants), *self._patches]), _logging(log, errors):
+                asyncio.set_event_loop(self.loop)
+                self.loop.set_exception_handler(self._unhandled)
+                self.loop.run_until_complete(self._phases())
+        finally:
+            asyncio.set_event_loop(None)
+            if collects:
+                gc.enable()
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, EXPECTED_ERRORS):
+            self.invariants.fail(
+                "NoInternalError", f"{context.get('message')}: {type(error).__name__} {error}"
+            )
+
+    async def _phases(self) -> None:
+        for _ in range(self.knobs.nodes):
+            self.start(self.add_node())
+        await self._until(
+            lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
+        )
+        await self._as_client(self.topics.create(TOPIC, self._topic_body()))
+        running = self._start_clients()
+        end_s = self.loop.time() + self.knobs.safety_ms / 1_000
+        while self.loop.time() < end_s:
+            await asyncio.sleep(self.rng.uniform(0, 2) * self.knobs.fault_interval_ms / 1_000)
+            self.nemesis.strike()
+        self.heal()
+        verdict = Verdict(self)
+        await verdict.until_served(SERVED_LIMIT_S)
+        self.work.stopping = True
+        await self._until(
+            lambda: all(task.done() for task in running), CLIENTS_END_S, "Liveness", "clients hang"
+        )
+        for task in running:
+            task.result()
+        await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
+        await self._as_client(verdict.judge())
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float, name: str, what: str) -> None:
+        end_s = self.loop.time() + limit_s
+        while not condition():
+            if self.loop.time() > end_s:
+                ends = [f"{node.name}: {node.ended}" for node in self.nodes if node.ended]
+                raise InvariantViolation(name, f"{what} within {limit_s:g} s {ends or ''}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _as_client(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await self.loop.spawn(self.clients, coroutine)
+
+    def _topic_body(self) -> dict[str, Any]:
+        knobs = self.knobs
+        body: dict[str, Any] = {
+            "partitions": knobs.partitions,
+            "replication_factor": 3,
+            "segment": {"bytes": knobs.segment_bytes},
+        }
+        if knobs.retention_bytes is not None:
+            body["retention"] = {"bytes": knobs.retention_bytes}
+        return body
+
+    def _start_clients(self) -> list[asyncio.Task[Any]]:
+        knobs = self.knobs
+        clients: list[Producer | Reader | TopicClient] = []
+        for number in range(knobs.partitions):
+            partition = (TOPIC, number)
+            for producer in range(3):
+                plain = producer == 2
+                clients.append(
+                    Producer(
+                        self.work,
+                        f"p{number}.{producer}",
+                        partition,
+                        producer_id=None if plain else f"{number * 16 + producer:032x}",
+                        batch_max=knobs.batch_max,
+                        pause_s=knobs.producer_pause_ms / 1_000,
+                        padding=knobs.padding,
+                    )
+                )
+            for local in (False, True):
+                name = f"r{number}.{'local' if local else 'leader'}"
+                clients.append(Reader(self.work, name, partition, local=local, pause_s=0.1))
+        if knobs.topics:
+            clients.append(self.topics)
+        return [self.loop.spawn(self.clients, client.run()) for client in clients]
+
+    def _agents(self) -> list[tuple[str, int]]:
+        return [node.http for node in self.nodes]
+
+    # ---- what the nemesis asks for ---------------------------------------------------------------
+
+    def add_node(self) -> Node:
+        """A host with an empty disk."""
+        index = len(self.nodes)
+        address = f"127.0.0.{index + 1}" if self.knobs.loopback else f"10.0.0.{index + 1}"
+        disk = self.disks[address] = SimDisk(random.Random(self.rng.getrandbits(64)), self.knobs.sync_ms_max)
+        config: dict[str, object] = {
+            "replace_after_ms": self.knobs.replace_after_ms,
+            "expect": self.knobs.nodes,
+        }
+        node = Node(
+            index,
+            address,
+            loop=self.loop,
+            network=self.network,
+            disk=disk,
+            rng=random.Random(self.rng.getrandbits(64)),
+            config=config,
+            told=self.trace,
+        )
+        self.nodes.append(node)
+        return node
+
+    def start(self, node: Node) -> None:
+        """Its seeds are everybody."""
+        node.start([other.address for other in self.nodes])
+
+    def calm_weather(self) -> None:
+        """The network as the seed has it."""
+        knobs = self.knobs
+        self.network.conditions = Conditions(
+            knobs.delay_ms_max, knobs.loss, knobs.duplication, knobs.straggler
+        )
+
+    def calm_disk(self, node: Node) -> None:
+        node.disk.sync_ms_max = self.knobs.sync_ms_max
+
+    def heal(self) -> None:
+        """All faults end; what stopped is started again."""
+        self.trace("HEAL", "")
+        self.nemesis.stop()
+        self.network.cuts.clear()
+        self.network.conditions = Conditions(self.knobs.delay_ms_max)
+        for node in self.nodes:
+            node.disk.stuck_until_s = 0.0
+            node.disk.faults.clear()
+            node.disk.capacity_bytes = max(node.disk.capacity_bytes, 2**30)
+            self.calm_disk(node)
+            node.resume()
+            if node.is_running and node.address in self.disk_faults:
+                node.kill()
+            if node.is_running and node.has_left:
+                node.kill()
+            if not node.is_running:
+                self.start(node)
+        self.network.look_at_held()
+
+
+class _Log(logging.Handler):
+    """What the agents say stands in the trace."""
+
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        super().__init__(logging.INFO)
+        self._simulation = simulation
+
+    def emit(self, record: logging.LogRecord) -> None:
+        life = LIFE.get()
+        if life is None or not life.is_dead:
+            self._simulation.trace(life.name if life else "-", f"{record.levelname} {record.getMessage()}")
+
+
+class _logging:  # noqa: N801 -- a context manager
+    """Sends what is logged to these handlers alone."""
+
+    def __init__(self, *handlers: logging.Handler) -> None:
+        self._handlers = list(handlers)
+        self._kept: list[tuple[logging.Logger, list[logging.Handler], int, bool]] = []
+
+    def __enter__(self) -> None:
+        for name in LOGGERS:
+            logger = logging.getLogger(name)
+            self._kept.append((logger, logger.handlers, logger.level, logger.propagate))
+            logger.handlers, logger.propagate = self._handlers, False
+            logger.setLevel(logging.INFO)
+
+    def __exit__(self, *_: object) -> None:
+        for logger, handlers, level, propagate in self._kept:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)

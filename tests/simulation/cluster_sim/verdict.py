@@ -1,0 +1,223 @@
+"""What must be true once the faults have ended: everything is served, caught up and equal.
+
+Law of this file: it looks at the agents from outside and inside, and changes nothing. Replicas that bit rot
+has damaged, and those whose disk was exchanged, are the two that may be missing: one copy of three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from log_clients import NoAnswer, read_all
+from log_history import Checker
+
+from cluster_sim.invariants import InvariantViolation
+from cluster_sim.node import Node
+from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.replica import Replica
+from shoal.batch import LogIndex
+from shoal.replication.interfaces import Configuration
+
+if TYPE_CHECKING:
+    from cluster_sim.simulation import ClusterSimulation
+
+LOOK_S = 0.1
+READ_BYTES = 2**20
+
+
+class Verdict:
+    """See the head of this file."""
+
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self._simulation = simulation
+        self._since_s = simulation.loop.time()
+        self.unrepaired = 0
+        """Reads that were refused because of bit rot."""
+
+    # ---- liveness --------------------------------------------------------------------------------
+
+    async def until_served(self, limit_s: float) -> None:
+        """Every partition takes an append."""
+        await self._until(self._unserved, limit_s)
+
+    def _unserved(self) -> str | None:
+        served = {
+            item.partition
+            for item in self._simulation.history.appends
+            if item.outcome == "ok" and item.invoked_at > self._since_s
+        }
+        missing = self._simulation.knobs.partitions - len(served)
+        return f"{missing} partitions take no append" if missing else None
+
+    async def until_caught_up(self, limit_s: float) -> None:
+        """Every group is led, every voter has everything, and every agent knows the same."""
+        await self._until(self._behind, limit_s)
+
+    async def _until(self, complaint: Any, limit_s: float) -> None:
+        loop = self._simulation.loop
+        end_s = loop.time() + limit_s
+        while (said := complaint()) is not None:
+            if loop.time() > end_s:
+                raise InvariantViolation("Liveness", f"{said}, {limit_s:g} s after the faults")
+            await asyncio.sleep(LOOK_S)
+
+    def _behind(self) -> str | None:
+        for node in self._simulation.nodes:
+            ready = node.is_ready or (self._is_rotten(node) and hasattr(node.agent, "broker"))
+            if not node.is_running or node.agent is None or not ready:
+                return f"{node.name} is not ready ({node.ended}, {self._why(node)})"
+        return self._members_differ() or self._catalogs_differ() or self._groups_behind()
+
+    def _is_rotten(self, node: Node) -> bool:
+        return node.address == self._simulation.nemesis.rotten
+
+    @staticmethod
+    def _why(node: Node) -> str:
+        if not node.is_running or node.agent is None or not hasattr(node.agent, "broker"):
+            return "not running"
+        return str(node.agent.broker.readiness()[1])
+
+    def _members_differ(self) -> str | None:
+        ids = {node.agent.agent_id for node in self._simulation.nodes if node.agent is not None}
+        for node in self._simulation.nodes:
+            assert node.agent is not None
+            alive = {member.name for member in node.agent.roster.members() if member.status == "alive"}
+            if alive != ids:
+                return f"{node.name} sees {len(alive)} alive, not {len(ids)}"
+        return None
+
+    def _catalogs(self) -> Iterator[tuple[Node, Any]]:
+        for node in self._simulation.nodes:
+            assert node.agent is not None
+            yield node, node.agent.broker._catalog
+
+    def _catalogs_differ(self) -> str | None:
+        versions = {node.name: catalog.version for node, catalog in self._catalogs()}
+        return None if len(set(versions.values())) == 1 else f"catalogs differ: {versions}"
+
+    def _replicas(self) -> dict[GroupId, list[tuple[Node, Replica]]]:
+        found: dict[GroupId, list[tuple[Node, Replica]]] = {}
+        for node in self._simulation.nodes:
+            host = node.host
+            for group, entry in () if host is None else host._groups.items():
+                found.setdefault(group, []).append((node, entry.replica))
+        return found
+
+    def _wanted_groups(self) -> list[GroupId]:
+        _, catalog = next(self._catalogs())
+        return [CATALOG_GROUP] + [
+            GroupId(entry.topic_id, partition)
+            for entry in catalog.topics.values()
+            for partition in range(len(entry.partitions))
+        ]
+
+    def _groups_behind(self) -> str | None:
+        replicas = self._replicas()
+        for group in self._wanted_groups():
+            held = replicas.get(group, [])
+            leaders = [replica for _, replica in held if replica.is_leader]
+            if not leaders:
+                return f"{group} is not led"
+            leader = max(leaders, key=lambda replica: replica.core.term)
+            said = self._voters_behind(group, leader, held)
+            if said is not None:
+                return said
+        return None
+
+    def _voters_behind(self, group: GroupId, leader: Replica, held: list[tuple[Node, Replica]]) -> str | None:
+        """Learners too: they are on their way to a vote."""
+        configuration: Configuration = leader.core.configuration
+        agents = {node.agent.agent_id: node for node in self._simulation.nodes if node.agent is not None}
+        if leader.core.commit_index < leader.core.last_index:
+            return f"{group}: {leader.core!r} has not committed everything"
+        for member in configuration.replicas:
+            node = agents.get(member.agent_id)
+            if node is None or self._is_rotten(node):
+                continue
+            mine = [replica for other, replica in held if other is node and replica.replica_id == member.id]
+            if not mine:
+                return f"{group}: {node.name} does not hold {member}"
+            core = mine[0].core
+            if mine[0].failure is not None:
+                return f"{group}: {node.name} has failed: {mine[0].failure}"
+            if (core.term, core.commit_index) != (leader.core.term, leader.core.commit_index):
+                return f"{group}: {node.name} {core!r} is behind {leader.core!r}"
+        return None
+
+    # ---- the verdict -----------------------------------------------------------------------------
+
+    async def judge(self) -> None:
+        """Raises InvariantViolation."""
+        await self._same_bytes()
+        self._topics_are_right()
+        await self._read_everything()
+        anomalies = Checker(self._simulation.history).anomalies()
+        if anomalies:
+            raise InvariantViolation("History", " | ".join(map(str, anomalies)))
+
+    async def _same_bytes(self) -> None:
+        """SameCommittedPrefix: replicas of one log are equal, frame by frame (safety 12)."""
+        for group, held in self._replicas().items():
+            rotten = self._simulation.nemesis.rotten  # damage nobody has read yet is not known
+            healthy = [
+                replica for node, replica in held if replica.failure is None and node.address != rotten
+            ]
+            if len(healthy) < 2:
+                continue
+            first = max(replica.log.first_index for replica in healthy)
+            last = min(min(replica.core.commit_index, replica.log.last_index) for replica in healthy)
+            digests = {}
+            for replica in healthy:
+                digests[str(replica.replica_id)] = await _digest(replica, first, last)
+            if len(set(digests.values())) > 1:
+                raise InvariantViolation("SameCommittedPrefix", f"{group} {first} to {last}: {digests}")
+
+    def _topics_are_right(self) -> None:
+        """Topics that were created for certain are there, deleted ones are not; at every agent."""
+        topics = self._simulation.topics
+        for node, catalog in self._catalogs():
+            missing = topics.present - set(catalog.topics)
+            back = topics.absent & set(catalog.topics)
+            if missing or back:
+                raise InvariantViolation("TopicsAreKept", f"{node.name}: missing {missing}, back {back}")
+
+    async def _read_everything(self) -> None:
+        simulation = self._simulation
+        for number in range(simulation.knobs.partitions):
+            partition = ("events", number)
+            for node in simulation.nodes:
+                holds = self._holds(node, number)
+                for local in (False, True) if holds else (False,):
+                    try:
+                        final = await read_all(node.http, partition, local=local)
+                    except (NoAnswer, AssertionError) as error:
+                        if simulation.nemesis.rotten is not None and "'damaged'" in str(error):
+                            self.unrepaired += 1
+                            continue
+                        raise InvariantViolation("Liveness", f"final read at {node.name}: {error}") from None
+                    simulation.history.finals.append(final)
+
+    def _holds(self, node: Node, number: int) -> bool:
+        """A voter without a fault; a learner may be anywhere on its way."""
+        _, catalog = next(self._catalogs())
+        group = GroupId(catalog.topics["events"].topic_id, number)
+        host = node.host
+        entry = None if host is None else host._groups.get(group)
+        if entry is None or entry.replica.failure is not None:
+            return False
+        mine = entry.replica.core.configuration.find(entry.replica.replica_id)
+        return mine is not None and not mine.learner
+
+
+async def _digest(replica: Replica, first: LogIndex, last: LogIndex) -> str:
+    digest = hashlib.sha256()
+    index = first
+    while index <= last:
+        frames = await replica.log.read(index, last, READ_BYTES)
+        for frame in frames:
+            digest.update(frame.data)
+        index = LogIndex(frames[-1].stamp.index + 1)
+    return digest.hexdigest()[:16]

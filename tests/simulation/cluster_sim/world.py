@@ -1,0 +1,134 @@
+"""Puts the simulated world under the product: sockets, disk, clocks and chance.
+
+Law of this file: it replaces what the operating system gives, at the few places where the product asks for
+it, and nothing else; every replacement is undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp.connector
+
+import shoal.agent.agent as agent_module
+import shoal.agent.clock
+import shoal.agent.http.context
+import shoal.agent.http.deliver
+import shoal.agent.http.short_answer
+import shoal.agent.topic_settings
+import shoal.membership.gossip as gossip_module
+from cluster_sim.loop import LIFE, Life, SimLoop
+from cluster_sim.network import Network
+from shoal.agent.host import Host
+from shoal.segment_store.config import LogConfig
+
+EPOCH_S = 1_700_000_000
+TIME_READERS = (
+    shoal.agent.clock,
+    gossip_module,
+    shoal.agent.http.context,
+    shoal.agent.http.deliver,
+    shoal.agent.http.short_answer,
+)
+SMALL_SEGMENT_BYTES = 16 * 1_024
+RETENTION_INTERVAL_MS = 500
+GOSSIP_PORT = 7946
+HTTP_PORT = 7070
+
+
+class SimTime:
+    """The `time` module of simulated processes: the wall clock may be wrong, the monotonic one never is."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def monotonic_ns(self) -> int:
+        return int(self._loop.time() * 1e9)
+
+    def time_ns(self) -> int:
+        life = LIFE.get()
+        offset_us = 0 if life is None else life.clock_offset_us
+        return EPOCH_S * 10**9 + int(self._loop.time() * 1e9) + offset_us * 1_000
+
+    def time(self) -> float:
+        return self.time_ns() / 1e9
+
+
+class _NoLock:
+    def release(self) -> None:
+        return None
+
+
+def _life() -> Life:
+    life = LIFE.get()
+    assert life is not None
+    return life
+
+
+def replacements(
+    loop: SimLoop,
+    network: Network,
+    disk_of: Callable[[str], Any],
+    rng: random.Random,
+    *,
+    small_segments: bool,
+) -> list[tuple[Any, str, Any]]:
+    """(where, name, what) of everything that is replaced. `disk_of(address)`: the disk of a host."""
+
+    def claim_directory(path: str) -> _NoLock:
+        disk_of(_life().address).add_directory(path)
+        return _NoLock()
+
+    def wipe(path: str) -> None:
+        disk_of(_life().address).wipe()
+        disk_of(_life().address).add_directory(path)
+
+    async def open_disk(_prefer: str) -> Any:
+        return disk_of(_life().address)
+
+    async def http_socket(_address: str, port: int) -> Any:
+        return network.listen(port)
+
+    def open_listener(_address: str, port: int) -> Any:
+        return network.listen(port), network.open_datagrams(port)
+
+    async def start_connection(addr_infos: Any, **_: Any) -> Any:
+        return network.unconnected(addr_infos[0][4][:2])
+
+    time = SimTime(loop)
+    places: list[tuple[Any, str, Any]] = [(module, "time", time) for module in TIME_READERS]
+    places += [
+        (os, "urandom", rng.randbytes),
+        (agent_module, "claim_directory", claim_directory),
+        (agent_module, "wipe", wipe),
+        (agent_module, "open_disk", open_disk),
+        (agent_module, "http_socket", http_socket),
+        (gossip_module, "open_listener", open_listener),
+        (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
+    ]
+    if small_segments:
+        places.append((shoal.agent.topic_settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
+        places.append((agent_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
+        defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": RETENTION_INTERVAL_MS}
+        places.append((Host.__init__, "__kwdefaults__", defaults))
+    return places
+
+
+@contextlib.contextmanager
+def replaced(places: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While the simulation runs."""
+    kept = [(where, name, getattr(where, name)) for where, name, _ in places]
+    for where, name, what in places:
+        setattr(where, name, what)
+    try:
+        yield
+    finally:
+        for where, name, what in kept:
+            setattr(where, name, what)
