@@ -246,6 +246,14 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
     ]
 
 
+def last_place(error: BaseException) -> str:
+    """Where it was raised."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
+
+
 class InternalErrors(logging.Handler):
     """NoInternalError: what the product itself logs as an exception it did not expect."""
 
@@ -260,9 +268,5 @@ class InternalErrors(logging.Handler):
             return
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._is_expected(error):
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            line = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-            text = f"{record.getMessage()}: {type(error).__name__} {error}{line}"
+            text = f"{record.getMessage()}: {type(error).__name__} {error}{last_place(error)}"
             self._invariants.fail("NoInternalError", f"{life.name if life else 'nobody'}: {text}")

@@ -2,8 +2,8 @@
 
 Law of this file: it knows nothing of agents. A process is a Life: everything that was scheduled in its
 context belongs to it, is dropped once it is dead (kill -9: no `finally` runs) and waits while it is paused
-(SIGSTOP). Order is decided by the program and the seed alone: tasks and futures hash by their number, not by their
-address.
+(SIGSTOP). Order is decided by the program and the seed alone: tasks and futures hash by their number, not by
+their address.
 """
 
 from __future__ import annotations

@@ -33,9 +33,20 @@ class Verdict:
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation
-        self._since_s = simulation.loop.time()
+        self._since_s = 0.0
         self.unrepaired = 0
         """Reads that were refused because of bit rot."""
+        self.stranded: set[str] = set()
+        """Replicas that retention has overtaken: their leader no longer has what they need next."""
+
+    def begin(self) -> None:
+        """The faults have just ended."""
+        self._since_s = self._simulation.loop.time()
+
+    def exceptions(self) -> str:
+        """What was let pass, for the summary."""
+        passed = (("unrepaired reads", self.unrepaired), ("stranded replicas", len(self.stranded)))
+        return "".join(f"{count} {name}, " for name, count in passed if count)
 
     # ---- liveness --------------------------------------------------------------------------------
 
@@ -143,6 +154,9 @@ class Verdict:
             core = mine[0].core
             if mine[0].failure is not None:
                 return f"{group}: {node.name} has failed: {mine[0].failure}"
+            if core.last_index + 1 < leader.log.first_index:
+                self.stranded.add(f"{group} {member.id}")
+                continue
             if (core.term, core.commit_index) != (leader.core.term, leader.core.commit_index):
                 return f"{group}: {node.name} {core!r} is behind {leader.core!r}"
         return None
@@ -163,7 +177,11 @@ class Verdict:
         for group, held in self._replicas().items():
             rotten = self._simulation.nemesis.rotten  # damage nobody has read yet is not known
             healthy = [
-                replica for node, replica in held if replica.failure is None and node.address != rotten
+                replica
+                for node, replica in held
+                if replica.failure is None
+                and node.address != rotten
+                and f"{group} {replica.replica_id}" not in self.stranded
             ]
             if len(healthy) < 2:
                 continue
@@ -207,6 +225,8 @@ class Verdict:
         host = node.host
         entry = None if host is None else host._groups.get(group)
         if entry is None or entry.replica.failure is not None:
+            return False
+        if f"{group} {entry.replica.replica_id}" in self.stranded:
             return False
         mine = entry.replica.core.configuration.find(entry.replica.replica_id)
         return mine is not None and not mine.learner

@@ -52,6 +52,10 @@ class SimTime:
     def monotonic_ns(self) -> int:
         return int(self._loop.time() * 1e9)
 
+    def thread_time(self) -> float:
+        """Code takes no time here: what would be measured is the machine that simulates."""
+        return 0.0
+
     def time_ns(self) -> int:
         life = LIFE.get()
         offset_us = 0 if life is None else life.clock_offset_us
