@@ -8,21 +8,24 @@ A Serf agent counts the answers to `_serf_conflict`, and with none at all it shu
 itself down: in a pool of two, our silence would kill the peer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.membership.asking import MAX_QUERY_BYTES, MAX_TIMEOUT_MS
 from shoal.membership.events import LamportClock, SeenRing
 from shoal.membership.outbox import Outbox
 from shoal.membership.ready import QueryKey, ReceivedQuery
+from shoal.membership.tag_pattern import PatternError, matches
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, User
 from shoal.membership.wire.serf import (
     NODE_FILTER,
+    TAG_FILTER,
     ConflictAnswer,
     Query,
     QueryResponse,
     Relay,
     decode_node_filter,
+    decode_tag_filter,
     encode_conflict_answer,
     encode_serf,
 )
@@ -32,8 +35,8 @@ INTERNAL_PREFIX = "_serf_"
 
 CONFLICT_QUERY = "_serf_conflict"
 
-MAX_FILTERS = 16
-"""Filters of one query we look at; more of them count as no match."""
+MAX_FILTERS = 8
+"""Filters of one query we look at; more of them count as no match. Some 60 ms of work at the very worst."""
 
 MAX_OPEN = 256
 """Queries the application may still answer; the oldest give way."""
@@ -42,8 +45,9 @@ MAX_OPEN = 256
 class QueryDesk:
     """The query clock, what was seen, and our answers."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tags: Callable[[], Mapping[str, str]]) -> None:
         self._name = name
+        self._tags = tags
         self.clock = LamportClock()
         self._min_ltime = 0
         self._seen = SeenRing()
@@ -53,6 +57,10 @@ class QueryDesk:
         """Continue where a former life had come to: what it has heard is no news any more."""
         self.clock.witness(last_ltime)
         self._min_ltime = last_ltime + 1
+
+    def begin_at(self, ltime: int) -> None:
+        """What was asked before our first join is not ours to answer; later exchanges say nothing of that."""
+        self._min_ltime = self._min_ltime or ltime
 
     def is_news(self, query: Query) -> bool:
         """Whether the query is heard for the first time."""
@@ -79,20 +87,21 @@ class QueryDesk:
         return answers
 
     def is_meant(self, query: Query) -> bool:
-        """All filters must name us. Tag filters are regular expressions of Go's
-        linear-time kind; Python's engine can be made to hang by one packet, so a query
-        that carries one is told on but never answered by us."""
+        """All filters must name us, or find their expression in our tags; one that is not understood means
+        somebody else."""
         if len(query.filters) > MAX_FILTERS:
             return False
-        for encoded in query.filters:
-            if not encoded or encoded[0] != NODE_FILTER:
-                return False
-            try:
-                if self._name not in decode_node_filter(encoded):
-                    return False
-            except WireError:
-                return False
-        return True
+        try:
+            return all(self._passes(encoded) for encoded in query.filters)
+        except (WireError, PatternError):
+            return False
+
+    def _passes(self, encoded: bytes) -> bool:
+        kind = encoded[0] if encoded else None
+        if kind == TAG_FILTER:
+            tag, expression = decode_tag_filter(encoded)
+            return matches(expression, self._tags().get(tag, ""))
+        return kind == NODE_FILTER and self._name in decode_node_filter(encoded)
 
     def respond(
         self, query: Query, answer: QueryResponse, helpers: Sequence[Endpoint], outbox: Outbox

@@ -77,7 +77,7 @@ class SerfCore:
         self._config = config
         self._rng = rng
         self._event_log = EventLog()
-        self._queries = QueryDesk(config.name)
+        self._queries = QueryDesk(config.name, self._own_tags)
         self._packets: list[OutgoingPacket] = []
         self._stream_probes: list[StreamProbe] = []
         self._exchanges: list[Exchange] = []
@@ -266,6 +266,7 @@ class SerfCore:
             self.announce_join(now_ms)
         if exchanged.joined:  # what happened before we came is not ours to act upon
             self._event_log.min_ltime = max(self._event_log.min_ltime, state.event_ltime)
+            self._queries.begin_at(state.query_ltime)
         for event in state.events:
             self._on_user_event(event)
 
@@ -293,6 +294,10 @@ class SerfCore:
         event = UserEvent(self._event_log.clock.stamp(), name, payload)
         self._on_user_event(event)
         self.swim.outbox.events.queue(encode_serf(event))
+
+    def _own_tags(self) -> Mapping[str, str]:
+        local = self._list.get(self._config.name)
+        return {} if local is None else local.tags
 
     def _on_query(self, query: Query, payload: bytes, now_ms: int) -> None:
         if not self._queries.is_news(query):

@@ -58,6 +58,7 @@ PURE = (
     "membership/keys.py",
     "membership/offenders.py",
     "membership/queries.py",
+    "membership/tag_pattern.py",
     "membership/wrapped_streams.py",
     "membership/wire/*.py",
     "segment_store/layout.py",

@@ -361,6 +361,12 @@ def encode_node_filter(names: Sequence[str]) -> bytes:
     return bytes((NODE_FILTER,)) + pack(list(names))
 
 
+def decode_tag_filter(data: bytes) -> tuple[str, str]:
+    """The tag and the expression of a tag filter (01 and a struct)."""
+    fields, _ = unpack_struct(data, 1)
+    return fields.text("Tag", MAX_TAGS_BYTES), fields.text("Expr")
+
+
 def encode_tag_filter(tag: str, expression: str) -> bytes:
     """Only members are to answer in whose tag the regular expression (Go's, not anchored) is found."""
     return bytes((TAG_FILTER,)) + pack({"Expr": expression, "Tag": tag})

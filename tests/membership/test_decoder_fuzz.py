@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from shoal.membership.envelope import Envelope
 from shoal.membership.wire.dialect import MAX_DEPTH, pack_typed, unpack, value_end
 from shoal.membership.wire.errors import ShortError, WireError
-from shoal.membership.wire.keyring import Keyring
+from shoal.membership.wire.key_messages import (
+    KeyAnswer,
+    decode_key_answer,
+    decode_key_request,
+    encode_key_answer,
+    encode_key_request,
+)
+from shoal.membership.wire.keyring import Keyring, key_text
 from shoal.membership.wire.lzw import decompress
 from shoal.membership.wire.messages import (
     VSN,
@@ -43,9 +50,11 @@ from shoal.membership.wire.serf import (
     decode_node_filter,
     decode_serf,
     decode_state,
+    decode_tag_filter,
     decode_tags,
     encode_serf,
     encode_state,
+    encode_tag_filter,
     encode_tags,
 )
 from shoal.membership.wire.streams import StreamDecoder, decode_stream, encode_stream
@@ -121,6 +130,12 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "rpc-coordinate": (each(decode_coordinate), RPC_COORDINATE),
     "rpc-keys": (each(lambda value: decode_keys(value, "")), RPC_KEYS),
     "rpc-stats": (each(decode_stats), pack_typed({"agent": {"name": "n"}})),
+    "tag-filter": (decode_tag_filter, encode_tag_filter("role", "web.*")),
+    "key-request": (decode_key_request, encode_key_request(bytes(32))),
+    "key-answer": (
+        decode_key_answer,
+        encode_key_answer(KeyAnswer(True, "text", (key_text(bytes(32)),), key_text(bytes(32)))),
+    ),
     "lzw": (lambda data: decompress(data, 10_000), bytes.fromhex("00d19461c3e60d0881040d222c1810")),
 }
 

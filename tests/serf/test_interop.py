@@ -106,13 +106,20 @@ async def test_user_events_both_ways(tmp_path: Path) -> None:
 
 
 async def test_queries_both_ways(tmp_path: Path) -> None:
-    """It asks and we answer, with a node filter and an acknowledgement; we ask and its handler answers, with
-    a tag filter."""
+    """It asks and we answer, with a node and a tag filter and an acknowledgement; we ask and its handler
+    answers, with a tag filter."""
     handler = "query:load=printf 0.5"
     async with mixed_pool(tmp_path, "-event-handler", handler) as (agent, member, _):
         await agent.shows(NAME, "alive")
         said = await agent.ask(
-            "query", "-timeout=2s", f"-node={NAME}", "-relay-factor=1", "uptime", "in days"
+            "query",
+            "-timeout=2s",
+            f"-node={NAME}",
+            "-tag",
+            "name=^ou[a-z]{2}$",
+            "-relay-factor=1",
+            "uptime",
+            "in days",
         )
         assert f"Ack from '{NAME}'" in said
         assert f"Response from '{NAME}': uptime of ours: in days" in said
