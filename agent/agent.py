@@ -58,6 +58,7 @@ from shoal.agent.identity import (
 from shoal.agent.key_service import KeyService
 from shoal.agent.keyring_file import KeyringFile, gossip_config, settle_keyring
 from shoal.agent.links import LinkConfig, Links
+from shoal.agent.losses import Losses
 from shoal.agent.meeting import Meeting
 from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
@@ -126,6 +127,7 @@ class Agent:
         self.membership: Membership
         self.host: Host | None = None
         self._clock = SystemClock()
+        self._losses = Losses(self._clock.now_ms)
         self._rng = rng or random.Random()  # noqa: S311 -- jitter and shuffling, nothing secret
         self._boot_nonce = os.urandom(NONCE_BYTES)
         self._boot = self._boot_nonce.hex()
@@ -514,6 +516,7 @@ class Agent:
             catalog=lambda: joined.catalog.catalog,
             now_ms=self._clock.now_ms,
             replace_after_ms=self.config.replace_after_ms,
+            losses=self._losses,
         )
 
     def _leads_catalog(self) -> bool:
@@ -526,6 +529,7 @@ class Agent:
         self._links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
         self._links.handle_request(PeerMessage.GROUP_HOLD, holding.on_hold)
         self._links.handle_request(PeerMessage.GROUP_CONFIGURATION, holding.on_ask)
+        self._links.handle_request(PeerMessage.GROUP_LOST, self._losses.on_lost)
         self._links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
         self._links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         self._links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
@@ -556,8 +560,10 @@ class Agent:
         self, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
     ) -> Host:
         try:
-            registry = await ReplicaRegistry.open(self._disk, self.config.data)
+            was_made = self._identities.has_registry
+            registry = await ReplicaRegistry.open(self._disk, self.config.data, was_made=was_made)
             parts.push_async_callback(registry.close)
+            await self._identities.note_registry()
             hard_states = await HardStateFile.open(self._disk, self.config.data)
             parts.push_async_callback(hard_states.close)
         except (IdentityError, StoreError) as error:

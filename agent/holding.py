@@ -16,7 +16,7 @@ from shoal.agent.doubled import DoubledError
 from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
-from shoal.agent.peer_messages import PeerMessage, decode_group, decode_hold
+from shoal.agent.peer_messages import PeerMessage, decode_group, decode_hold, encode_lost
 from shoal.agent.roster import Roster
 from shoal.agent.routes import GroupKey, RouteTable
 from shoal.errors import ShoalError
@@ -64,6 +64,7 @@ class Holding:
             logger.warning("what is left of removed replicas stays until the next start: %s", error)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._tell_losses()
             version = self._routes.version
             if version != self._looked_at:  # nothing is claimed anew: nothing to look for
                 excluded = self._excluded()
@@ -123,6 +124,28 @@ class Holding:
             return False
         mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
         return mine is None or mine.learner  # None: the entry that names it has not arrived yet
+
+    # ---- lost replicas ---------------------------------------------------------------------------
+
+    async def _tell_losses(self) -> None:
+        """To the leaders of their groups, until one has a replica without this one's memory in its place."""
+        for record in self._host.beyond_repair()[:MAX_ASKED_PER_LOOK]:
+            leader = next(
+                (
+                    holder
+                    for holder, claim in self._routes.claims_about(GroupKey(*record.group)).items()
+                    if claim.role == "leader" and holder != self._agent_id
+                ),
+                None,
+            )
+            if leader is None:
+                continue
+            payload = encode_lost(record.group, record.replica_id)
+            try:
+                await self._roster.request(leader, PeerMessage.GROUP_LOST, payload, ASK_TIMEOUT_MS)
+            except (PeerUnavailable, PeerRequestFailed) as error:
+                logger.info("%s was not told of the lost replica of %s: %s", leader[:8], record.group, error)
+            await self._ask(record.group, leader)
 
     # ---- giving up -------------------------------------------------------------------------------
 

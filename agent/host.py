@@ -39,6 +39,7 @@ from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
 from shoal.agent.retention import ClockWatch, Retention
 from shoal.agent.shipping import Shipper
+from shoal.agent.silence import Silence
 from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
 from shoal.agent.waiting import Appended, Waiter
@@ -49,11 +50,10 @@ from shoal.replication.config import RaftConfig
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.replication.messages import decode
-from shoal.replication.transitions import Role
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.damage import merge, range_of
 from shoal.segment_store.disk import Disk
-from shoal.segment_store.errors import StoreError
+from shoal.segment_store.errors import Damaged, ForeignIdentity, StoreError
 
 FREE_SPACE_INTERVAL_MS = 1_000
 RETENTION_INTERVAL_MS = 5_000
@@ -113,19 +113,20 @@ class Host:
         self._groups: dict[GroupId, _Group] = {}
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
+        self._broken: set[GroupId] = set()
+        """Of those, the ones whose log says too little of itself to be mended."""
         self._opening: set[GroupId] = set()
         self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._turns = Turns(clock, self._flush_outbox)
         disk.after_completions = self._turns.serve_now
         self._outbox: dict[str, list[tuple[GroupId, bytes]]] = {}
-        self._silent: set[str] = set()
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._appends = self._dropped = 0
         self._free_bytes = 2**63
         links.handle(FrameType.GROUPS, self._on_group_messages)
         links.handle(FrameType.APPEND, self._on_append_frame)
-        links.on_silence = self._on_silence
+        self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
         self.mender = Mender(links, self)
@@ -183,6 +184,8 @@ class Host:
             return
         except StoreError as error:
             self._give_up(group, "failed", f"its log cannot be opened: {error}")
+            if isinstance(error, Damaged | ForeignIdentity):
+                self._broken.add(group)
             return
         finally:
             self._opening.discard(group)
@@ -197,6 +200,7 @@ class Host:
     def _adopt(self, plan: Plan, replica: Replica, apply: Apply | None) -> None:
         group = plan.group
         self._unserved.pop(group, None)
+        self._broken.discard(group)
         applier = None if apply is None else Applier(replica, apply)
         self._groups[group] = _Group(
             replica,
@@ -366,6 +370,15 @@ class Host:
         """Groups whose replica here never votes again, from the registry."""
         return [record.group for record in self._stores.registry if record.state is ReplicaState.LOST]
 
+    def beyond_repair(self) -> list[ReplicaRecord]:
+        """Replicas here that will not vote again: lost ones, and those whose log cannot even be mended."""
+        return [
+            record
+            for record in self._stores.registry
+            if record.state is ReplicaState.LOST
+            or (record.group in self._broken and record.group in self._unserved)
+        ]
+
     # Clients
 
     async def append(
@@ -475,7 +488,7 @@ class Host:
 
     async def run(self) -> None:
         """Serve deadlines until cancelled or stopped."""
-        self._side(self._watch_peers())
+        self._side(self._silence.run())
         self._side(self._watch_free_space())
         self._side(self._watch_retention())
         self._side(self._shipper.run())
@@ -535,30 +548,6 @@ class Host:
         except Exception:
             logger.exception("replica %s failed while a message was stepped", replica.group)
             replica.fail("damaged", "an internal error; see the agent's log")
-
-    def _on_silence(self, agent_id: str) -> None:
-        self._silent.add(agent_id)
-        self._tell_silence(agent_id)
-
-    def _tell_silence(self, agent_id: str) -> None:
-        """Wake what is quiet under that agent, or leads it (safety 25)."""
-        now_ms = self.clock.now_ms()
-        for entry in self._groups.values():
-            replica = entry.replica
-            if replica.failure is None and (replica.core.is_quiet or replica.core.role is Role.LEADER):
-                replica.core.peer_silent(agent_id, now_ms)
-                self.schedule(replica)
-
-    async def _watch_peers(self) -> None:
-        """Say again who is silent in each heartbeat interval: a quiet request may still have been on its
-        way."""
-        while True:
-            await asyncio.sleep(self._raft_config.heartbeat_interval_ms / 1000)
-            for agent_id in list(self._silent):
-                if self._links.is_silent(agent_id):
-                    self._tell_silence(agent_id)
-                else:
-                    self._silent.discard(agent_id)
 
     async def _watch_free_space(self) -> None:
         while True:

@@ -21,6 +21,8 @@ from shoal.segment_store.disk import Disk
 
 MAX_NAME_BYTES = 128
 _IDENTITY_KEY = b"agent"
+_REGISTRY_KEY = b"registry"
+_MADE_KEY = b"made"
 _GROUP = struct.Struct("<16sI")
 _REGISTRY = struct.Struct("<qqB")
 _HARD_STATE = struct.Struct("<qqqBqqq")
@@ -129,6 +131,16 @@ class IdentityStore:
         data = self._records.get(_IDENTITY_KEY)
         return None if data is None else AgentIdentity.from_bytes(data)
 
+    @property
+    def has_registry(self) -> bool:
+        """Whether a registry of replicas was made for this agent: from then on its absence is a loss."""
+        return self._records.get(_REGISTRY_KEY) is not None
+
+    async def note_registry(self) -> None:
+        """The registry is durable."""
+        if not self.has_registry:
+            await self._records.save(_REGISTRY_KEY, b"made")
+
     async def save(self, identity: AgentIdentity) -> None:
         """Durable in both copies on return."""
         await self._records.save(_IDENTITY_KEY, identity.to_bytes())
@@ -166,19 +178,31 @@ class ReplicaRegistry:
         self._records = records
         self._by_group: dict[GroupId, ReplicaRecord] = {}
         for key, payload in records.items():
+            if key == _MADE_KEY:
+                continue
             record = _decode_record(key, payload)
             self._by_group[record.group] = record
 
     @classmethod
-    async def open(cls, disk: Disk, directory: str) -> "ReplicaRegistry":
-        """Raises IdentityError when a record cannot be read: which replica it named is then unknown."""
+    async def open(cls, disk: Disk, directory: str, *, was_made: bool = False) -> "ReplicaRegistry":
+        """was_made: the agent's identity says that there is one. Raises IdentityError when it is gone, or a
+        record cannot be read: which replica it named is then unknown, and an agent that began anew with none
+        could vote twice."""
         records = await DoubledFile.open(disk, directory, "replicas")
+        if was_made and records.get(_MADE_KEY) is None:
+            await records.close()
+            raise IdentityError(
+                f"{directory}/replicas.a and .b, which say what this agent promised, are gone: restore one "
+                "of them, or start anew with an empty --data"
+            )
         if records.damaged_slots:
             await records.close()
             raise IdentityError(
                 f"both copies of {records.damaged_slots} records of {directory}/replicas are damaged: this "
                 "agent can no longer tell what it promised; move the directory away and let it start anew"
             )
+        if records.get(_MADE_KEY) is None:
+            await records.save(_MADE_KEY, b"")
         return cls(records)
 
     def get(self, group: GroupId) -> ReplicaRecord | None:

@@ -19,6 +19,7 @@ from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.leading import Leading
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.losses import Losses
 from shoal.agent.peer_messages import PeerMessage, encode_hold
 from shoal.agent.replica import Replica
 from shoal.agent.roster import Roster, candidate_of
@@ -79,7 +80,9 @@ class Mover:
         catalog: Callable[[], Catalog],
         now_ms: Callable[[], int],
         replace_after_ms: int,
+        losses: Losses,
     ) -> None:
+        self._losses = losses
         self._roster = roster
         self._host = host
         self._catalog = catalog
@@ -211,7 +214,8 @@ class Mover:
             return None  # one step at a time
         group = replica.group
         known = self._settled.get(group)
-        if known is not None and known[0] is configuration:
+        lost = self._losses.among(group, configuration)
+        if known is not None and known[0] is configuration and not lost:
             return None
         goal = self._placement.goal(group, configuration, self._catalog(), observed)
         if goal is None:
@@ -229,9 +233,10 @@ class Mover:
             caught_up=caught_up,
             members=members,
             stalled=stalled,
+            lost=lost,
             permits=self._permits(replica, goal, observed, moving),
         )
-        if step is None and not self._is_moving(replica):
+        if step is None and not lost and not self._is_moving(replica):
             self._remember_settled(replica, configuration, goal, members)
         return step
 

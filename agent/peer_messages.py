@@ -12,9 +12,10 @@ from enum import IntEnum
 from shoal.agent.identity import GROUP_ID_BYTES, GroupId, IdentityError, group_id_from_bytes
 from shoal.agent.peer_wire import PeerWireError
 from shoal.replication.errors import WireError
-from shoal.replication.interfaces import Configuration
+from shoal.replication.interfaces import Configuration, ReplicaId
 
 _VERSION = struct.Struct("<Q")
+_REPLICA = struct.Struct("<qq")
 TOPIC_ID_BYTES = 16
 
 
@@ -35,9 +36,8 @@ class PeerMessage(IntEnum):
     GROUP_CONFIGURATION = 71  # request: group -> its committed configuration, empty when it is not held
     SEGMENTS_OFFER = 72  # request: a leader's log begins behind what the receiver holds -> what it holds now
     SEGMENTS_PIECE = 73  # request: entries of a group from an index on -> some of them
-    ENTRY = (
-        74  # request: one entry by index and term, which is damaged at the asker's -> the frame, or why not
-    )
+    ENTRY = 74  # request: an entry, damaged at the asker's, by index and term -> its frame, or why not
+    GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
 
 
 def encode_version(version: int) -> bytes:
@@ -82,3 +82,15 @@ def decode_hold(payload: bytes) -> tuple[GroupId, Configuration, bool]:
     except WireError as error:
         raise PeerMessageError(str(error)) from None
     return decode_group(payload[:GROUP_ID_BYTES]), configuration, payload[GROUP_ID_BYTES] == 1
+
+
+def encode_lost(group: GroupId, replica_id: ReplicaId) -> bytes:
+    """The sender's replica of that id is lost."""
+    return group.to_bytes() + _REPLICA.pack(*replica_id)
+
+
+def decode_lost(payload: bytes) -> tuple[GroupId, ReplicaId]:
+    """Raises PeerMessageError."""
+    if len(payload) != GROUP_ID_BYTES + _REPLICA.size:
+        raise PeerMessageError(f"{len(payload)} bytes about a lost replica")
+    return decode_group(payload[:GROUP_ID_BYTES]), ReplicaId(*_REPLICA.unpack_from(payload, GROUP_ID_BYTES))

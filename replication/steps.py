@@ -114,14 +114,17 @@ def next_step(
     caught_up: frozenset[ReplicaId],
     members: Members,
     stalled: frozenset[ReplicaId] = frozenset(),
+    lost: frozenset[ReplicaId] = frozenset(),
     permits: Permits | None = None,
 ) -> Step | None:
     """group: topic id and partition. configuration: the committed one. caught_up: learners that hold
-    everything committed, synced. stalled: learners that have got nothing for long, though they could."""
-    view = _View(group, configuration, goal, leader, members, permits or Permits())
+    everything committed, synced. stalled: learners that have got nothing for long, though they could. lost:
+    replicas without their memory, which never vote again (safety 2)."""
+    view = _View(group, configuration, goal, leader, members, permits or Permits(), lost)
     return (
-        view.drop_learner(stalled)
+        view.drop_learner(stalled | lost)
         or view.drop_voter()
+        or view.drop_lost()
         or view.replace_or_grow(caught_up)
         or view.move(caught_up)
         or view.hold_everywhere()
@@ -140,15 +143,21 @@ class _View:
         leader: ReplicaId,
         members: Members,
         permits: Permits,
+        lost: Collection[ReplicaId],
     ) -> None:
         self._group = group
+        self._lost = lost
         self._goal = goal
         self._leader = leader
         self._members = members
         self._permits = permits
         self._learners = [item for item in configuration.replicas if item.learner]
         self._voters = [item for item in configuration.replicas if not item.learner]
-        self._dead = [item for item in self._voters if members.is_dead(item.agent_id) and item.id != leader]
+        self._dead = [
+            item
+            for item in self._voters
+            if (members.is_dead(item.agent_id) or item.id in lost) and item.id != leader
+        ]
         self._missing = max(0, goal.count - (len(self._voters) - len(self._dead)))
         holders = {item.agent_id for item in configuration.replicas}
         self._free = [item for item in members.candidates if item.weight > 0 and item.agent_id not in holders]
@@ -197,6 +206,17 @@ class _View:
         if others:
             return Remove(max(others, key=lambda item: (self._is_drained(item), item.id)).id)
         return self._successor() if self._strangers else None
+
+    def drop_lost(self) -> Step | None:
+        """A lost voter goes first where only its own agent could take a replica in its place. It gave the
+        group nothing: of three voters one of whom is lost two must agree, as of two."""
+        lost = [item for item in self._dead if item.id in self._lost]
+        others = [item for item in self._voters if item not in lost]
+        if not lost or self._free or self._learners or len(others) < 2:
+            return None
+        if any(item.agent_id not in self._members.live for item in others):
+            return None
+        return Remove(lost[0].id)
 
     # Who comes
 

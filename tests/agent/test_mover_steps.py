@@ -16,6 +16,7 @@ from shoal.agent.host import Host
 from shoal.agent.identity import GroupId
 from shoal.agent.leading import MAX_TRANSFERS_PER_LOOK, RETURNED_MS
 from shoal.agent.links import PeerRequestFailed
+from shoal.agent.losses import Losses
 from shoal.agent.mover import (
     MAX_BALANCING_MOVES,
     MAX_MOVES,
@@ -114,12 +115,14 @@ class Fixture:
         self.catalog.apply(0, CreateTopic(TopicEntry("t", TOPIC, settings, partitions, 0)))
         born = Configuration.birth(births)
         self.led = [FakeReplica(GroupId(TOPIC, number), born) for number in range(led)]
+        self.losses = Losses(lambda: self.now_ms)
         self.mover = Mover(
             roster=cast("Roster", self),
             host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led, transfer=self.transfer)),
             catalog=lambda: self.catalog,
             now_ms=lambda: self.now_ms,
             replace_after_ms=REPLACE_AFTER_MS,
+            losses=self.losses,
         )
 
     # what the mover asks of the roster

@@ -402,3 +402,91 @@ def test_a_newcomer_gets_its_share_and_little_else_moves(
     left = members(agents, drained=agents[-1])
     cluster.settle(left, agents)
     assert [{r.agent_id for r in group.replicas} for group in cluster.groups] == born
+
+
+# ---- voters that lost their memory --------------------------------------------------------------------
+
+
+def test_a_lost_voter_is_replaced_elsewhere_before_it_goes() -> None:
+    """Where another agent can take its place, the order is that of any replacement; nothing waits for
+    replace_after, since it will never vote again."""
+    configuration = Configuration.birth(("a", "b", "c"))
+    lost = frozenset({configuration.replicas[2].id})
+    steps: list[str] = []
+    view = members("abcd")
+    for _ in range(10):
+        step = next_step(
+            GROUP,
+            configuration,
+            goal(3, "abc"),
+            leader=configuration.replicas[0].id,
+            caught_up=frozenset(configuration.learners),
+            members=view,
+            lost=lost,
+        )
+        if step is None or isinstance(step, Transfer) or len(steps) == 3:
+            break
+        steps.append(type(step).__name__)
+        assert len(configuration.voters) - len(lost) >= 2
+        configuration = committed(configuration, step, frozenset(configuration.learners))
+    assert steps == ["AddLearner", "Promote", "Remove"]
+    assert lost.isdisjoint(configuration.voters)
+
+
+def test_without_another_agent_a_lost_voter_makes_room_for_its_own_successor() -> None:
+    """Three agents, three replicas: the lost one goes, and its agent gets a replica under a new id."""
+    configuration = Configuration.birth(("a", "b", "c"))
+    lost = frozenset({configuration.replicas[2].id})
+    steps = []
+    while True:
+        step = next_step(
+            GROUP,
+            configuration,
+            goal(3, "abc"),
+            leader=configuration.replicas[0].id,
+            caught_up=frozenset(configuration.learners),
+            members=members("abc"),
+            lost=lost,
+        )
+        if step is None:
+            break
+        steps.append(step)
+        configuration = committed(configuration, step, frozenset(configuration.learners))
+    assert [type(step) for step in steps] == [Remove, AddLearner, Promote]
+    assert steps[1] == AddLearner("c")
+    assert len(configuration.voters) == 3
+    assert lost.isdisjoint(configuration.voters)
+
+
+@pytest.mark.parametrize(("agents", "live"), [("abc", "ac"), ("ab", "ab"), ("a", "a")])
+def test_a_lost_voter_stays_where_its_removal_could_leave_a_minority(agents: str, live: str) -> None:
+    """Another voter is away, or nobody else is left: only the others' data could tell, so nothing is done."""
+    configuration = Configuration.birth(tuple(agents))
+    step = next_step(
+        GROUP,
+        configuration,
+        goal(len(agents), agents),
+        leader=configuration.replicas[0].id,
+        caught_up=frozenset(),
+        members=members(live),
+        lost=frozenset({configuration.replicas[-1].id}),
+        permits=NOTHING,
+    )
+    assert step is None
+
+
+def test_a_lost_learner_goes_at_once() -> None:
+    """It holds nothing that was counted."""
+    born = Configuration.birth(("a", "b"))
+    learner = Replica(ReplicaId(1, 1), "c", learner=True)
+    configuration = Configuration(LogIndex(1), (*born.replicas, learner))
+    step = next_step(
+        GROUP,
+        configuration,
+        goal(3, "abc"),
+        leader=born.replicas[0].id,
+        caught_up=frozenset(),
+        members=members("abc"),
+        lost=frozenset({learner.id}),
+    )
+    assert step == Remove(learner.id)

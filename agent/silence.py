@@ -1,0 +1,49 @@
+"""Which peers are silent, and what their silence means to the replicas here (safety 25).
+
+Law of this file: the links say who fell silent, once; here it is said again, in every heartbeat interval, to
+whatever is quiet under that agent or leads it: a quiet request may still have been on its way.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from shoal.agent.clock import Clock
+from shoal.agent.links import Links
+from shoal.agent.replica import Replica
+from shoal.replication.transitions import Role
+
+
+class Silence:
+    """One per host; run() for its life."""
+
+    def __init__(
+        self, links: Links, replicas: Callable[[], Sequence[Replica]], clock: Clock, interval_ms: int
+    ) -> None:
+        self._links = links
+        self._replicas = replicas
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._silent: set[str] = set()
+        links.on_silence = self._on_silence
+
+    def _on_silence(self, agent_id: str) -> None:
+        self._silent.add(agent_id)
+        self._tell(agent_id)
+
+    def _tell(self, agent_id: str) -> None:
+        """Wake what is quiet under that agent, or leads it."""
+        now_ms = self._clock.now_ms()
+        for replica in self._replicas():
+            if replica.failure is None and (replica.core.is_quiet or replica.core.role is Role.LEADER):
+                replica.core.peer_silent(agent_id, now_ms)
+                replica.host.schedule(replica)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            for agent_id in list(self._silent):
+                if self._links.is_silent(agent_id):
+                    self._tell(agent_id)
+                else:
+                    self._silent.discard(agent_id)
