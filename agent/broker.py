@@ -34,7 +34,7 @@ from shoal.agent.scrubbing import Scrubber
 from shoal.agent.time_search import offset_at_time
 from shoal.agent.topic_admin import Leader, TopicAdmin, not_leader
 from shoal.agent.topic_settings import TopicSettings, check_topic_name
-from shoal.agent.waiting import Appended
+from shoal.agent.waiting import Answer, Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
@@ -514,6 +514,33 @@ class Broker:
                 consecutive=consecutive,
                 acks=cast("Acks", acks),
                 timeout_ms=timeout_ms,
+            )
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
+    def begin_append(
+        self,
+        topic: Topic,
+        partition: int,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: str,
+        timeout_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Either of the two, told through `answer`. Raises ShoalError when nothing was proposed."""
+        host, group = self._led_here(topic, partition)
+        try:
+            host.begin_append(
+                group,
+                records,
+                producer=producer,
+                consecutive=consecutive,
+                acks=cast("Acks", acks),
+                timeout_ms=timeout_ms,
+                answer=answer,
             )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None

@@ -30,6 +30,7 @@ from shoal.agent.partition import GroupState
 from shoal.agent.peer_wire import (
     FrameType,
     PeerWireError,
+    Piece,
     decode_append,
     decode_group_messages,
     encode_group_messages,
@@ -42,7 +43,7 @@ from shoal.agent.shipping import Shipper
 from shoal.agent.silence import Silence
 from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
-from shoal.agent.waiting import Appended, Waiter
+from shoal.agent.waiting import Answer, Appended, Waiter
 from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns
@@ -394,15 +395,14 @@ class Host:
         """Append whole batches. Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced,
         sequence-gap, disk-full, too-large, damaged (nothing happened); timeout, leadership-lost (it may
         have)."""
-        entry = self._for_append(group, sum(len(message.body) for message in messages))
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        entry.appender.append(
+        self.begin_append(
+            group,
             messages,
             producer=producer,
             consecutive=consecutive,
             acks=acks,
-            deadline_ms=deadline_ms,
+            timeout_ms=timeout_ms,
             answer=answer,
         )
         return await answer
@@ -418,18 +418,51 @@ class Host:
         consecutive: bool = True,
     ) -> Appended:
         """Append records, gathered with everybody else's into one batch. Raises as append."""
-        entry = self._for_append(group, sum(len(value) for value in columns.values if value))
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        entry.appender.append_records(
+        self.begin_append(
+            group,
             columns,
+            producer=producer,
+            consecutive=consecutive,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            answer=answer,
+        )
+        return await answer
+
+    def begin_append(
+        self,
+        group: GroupId,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: Acks,
+        timeout_ms: int,
+        consecutive: bool,
+        answer: Answer,
+    ) -> None:
+        """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
+        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
+        if isinstance(records, RecordColumns):
+            appender = self._for_append(group, sum(len(value) for value in records.values if value)).appender
+            appender.append_records(
+                records,
+                producer=producer,
+                consecutive=consecutive,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                answer=answer,
+            )
+            return
+        appender = self._for_append(group, sum(len(message.body) for message in records)).appender
+        appender.append(
+            records,
             producer=producer,
             consecutive=consecutive,
             acks=acks,
             deadline_ms=deadline_ms,
             answer=answer,
         )
-        return await answer
 
     def _for_append(self, group: GroupId, size_bytes: int = 0) -> _Group:
         """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
@@ -595,7 +628,7 @@ class Host:
             for payload in encode_group_messages(messages):
                 self._links.send_control(agent_id, FrameType.GROUPS, payload)
 
-    def send_append(self, agent_id: str, pieces: list[bytes]) -> None:
+    def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
         """Dropped when the outbox is full: Raft sends it again."""
         self._links.send_bulk(agent_id, FrameType.APPEND, pieces)
 

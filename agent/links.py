@@ -24,6 +24,7 @@ from shoal.agent.peer_wire import (
     Hello,
     LinkKind,
     PeerWireError,
+    Piece,
     RawFrame,
     decode_request,
     encode_request,
@@ -422,11 +423,11 @@ class Links:
         """False when it was dropped."""
         return self._send(agent_id, LinkKind.CONTROL, frame_type, [payload])
 
-    def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[bytes]) -> bool:
+    def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[Piece]) -> bool:
         """False when it was dropped."""
         return self._send(agent_id, LinkKind.BULK, frame_type, pieces)
 
-    def _send(self, agent_id: str, kind: LinkKind, frame_type: int, pieces: Sequence[bytes]) -> bool:
+    def _send(self, agent_id: str, kind: LinkKind, frame_type: int, pieces: Sequence[Piece]) -> bool:
         peer = self._peers.get(agent_id)
         connection = None if peer is None else peer.connections.get(kind)
         if connection is not None and connection.send(frame_type, pieces):

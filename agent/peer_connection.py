@@ -19,6 +19,7 @@ from shoal.agent.peer_wire import (
     Hello,
     LinkKind,
     PeerWireError,
+    Piece,
     RawFrame,
     decode_refusal,
     encode_refusal,
@@ -144,7 +145,7 @@ class PeerConnection(asyncio.Protocol):
             self.opened.set_result(None)
         self._owner.opened(self, hello)
 
-    def send(self, frame_type: int, pieces: Sequence[bytes]) -> bool:
+    def send(self, frame_type: int, pieces: Sequence[Piece]) -> bool:
         """False when the outbox is full or the connection not open: the frame is dropped, whole."""
         transport = self._transport
         if not self.is_open or transport is None:
@@ -155,7 +156,7 @@ class PeerConnection(asyncio.Protocol):
         self._write(frame_type, pieces)
         return True
 
-    def _write(self, frame_type: int, pieces: Sequence[bytes]) -> None:
+    def _write(self, frame_type: int, pieces: Sequence[Piece]) -> None:
         assert self._transport is not None
         # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and the
         # transport could then neither rest nor close.

@@ -10,13 +10,16 @@ A frame on the wire: u32 payload length, u8 type, payload; little endian.
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shoal.agent.identity import GROUP_ID_BYTES, GroupId, group_id_from_bytes
 from shoal.batch import MAX_FRAME_BYTES
 
 PROTOCOL = "shoal-peer/1"
 VERSION = 1
+Piece: TypeAlias = bytes | memoryview
+"""Of a frame on its way: stored frames go as they lie in memory."""
+
 MAX_CONTROL_PAYLOAD_BYTES = 2**20
 """Heartbeats, votes, acknowledgements of all groups for one turn: a heartbeat never waits behind more than
 this."""
@@ -190,7 +193,7 @@ def _take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
     return group, payload[start : start + length], start + length
 
 
-def encode_append(group: GroupId, message: bytes, frames: Sequence[bytes]) -> list[bytes]:
+def encode_append(group: GroupId, message: bytes, frames: Sequence[Piece]) -> list[Piece]:
     """The pieces of an APPEND payload: the message that names the entries, then the stored frames,
     unchanged."""
     return [group.to_bytes(), _LENGTH.pack(len(message)), message, *frames]
@@ -201,7 +204,7 @@ def decode_append(payload: bytes) -> tuple[GroupId, bytes, int]:
     return _take_message(payload, 0)
 
 
-def encode_request(correlation: int, request_type: int, payload: bytes) -> list[bytes]:
+def encode_request(correlation: int, request_type: int, payload: bytes) -> list[Piece]:
     """The pieces of a REQUEST payload, and of a RESPONSE payload with its status for a type."""
     return [_CORRELATION.pack(correlation, request_type), payload]
 

@@ -21,7 +21,7 @@ from shoal.agent.disk_order import DiskOrder
 from shoal.agent.frame_cache import FrameCache
 from shoal.agent.identity import GroupId
 from shoal.agent.partition import FoldError, PartitionState, check_chain, decode_configuration
-from shoal.agent.peer_wire import PeerWireError, encode_append
+from shoal.agent.peer_wire import PeerWireError, Piece, encode_append
 from shoal.agent.sender import Sender
 from shoal.agent.shipments import Shipments
 from shoal.agent.waiting import WaitQueue
@@ -78,7 +78,7 @@ class ReplicaHost(Protocol):
     def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
         """Put a message into this turn's frame for the agent."""
 
-    def send_append(self, agent_id: str, pieces: list[bytes]) -> None:
+    def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
         """Put a request with frames on the bulk link."""
 
     def changed(self, group: GroupId) -> None:
@@ -474,7 +474,7 @@ class Replica:
         if agent_id is not None:
             self.host.send_control(agent_id, self.group, encode(message))
 
-    def _ship_append(self, receiver: ReplicaId, request: bytes, frames: Sequence[bytes]) -> None:
+    def _ship_append(self, receiver: ReplicaId, request: bytes, frames: Sequence[Piece]) -> None:
         agent_id = self._address(receiver)
         if agent_id is not None:
             self.host.send_append(agent_id, encode_append(self.group, request, frames))

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from shoal.agent.frame_cache import FrameCache
+from shoal.agent.peer_wire import Piece
 from shoal.batch import Frame, LogIndex
 from shoal.replication.interfaces import ReplicaId
 from shoal.replication.messages import AppendRequest, encode, shorten
@@ -25,7 +26,7 @@ anew."""
 
 logger = logging.getLogger(__name__)
 
-Ship = Callable[[ReplicaId, bytes, Sequence[bytes]], None]
+Ship = Callable[[ReplicaId, bytes, Sequence[Piece]], None]
 
 
 class Sender:

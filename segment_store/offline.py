@@ -180,7 +180,7 @@ class _SegmentReader:
                     yield wrong
                     return
                 entry = entry_of(stamp, position + at, len(data))
-                yield StoredFrame(entry, stamp, data)
+                yield StoredFrame(entry, stamp, bytes(data))
                 chain = chain.after(entry)
                 at += len(data)
             at_end = position + len(buffer) >= self._size

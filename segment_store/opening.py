@@ -411,7 +411,7 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
     stamp = frame.stamp
     if (stamp.kind, stamp.index, stamp.base_offset) != (Kind.SCHEMA, *segment.name):
         return "the header is another segment's"
-    segment.header = frame.data
+    segment.header = bytes(frame.data)
     segment.planned_end = len(frame.data)
     return None
 
@@ -419,7 +419,7 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
 async def _owner(file: File, identity: LogIdentity) -> str:
     """Whose file it says it is, for an error message: nothing of it has been verified."""
     try:
-        header = parse_frame(await file.read(0, MAX_HEADER_BYTES), 0, identity, verify=False).data
+        header = bytes(parse_frame(await file.read(0, MAX_HEADER_BYTES), 0, identity, verify=False).data)
         metadata = decode_stream(header)[0].metadata or {}
     except BatchError:
         return "an unknown log"

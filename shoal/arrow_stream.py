@@ -63,6 +63,7 @@ DEFAULT_SCHEMA: Final = pa.schema(
 
 _PREFIX = struct.Struct("<4si")
 _I64 = struct.Struct("<q")
+_MAX: Final = pc.get_function("max")
 
 
 class Message(NamedTuple):
@@ -72,6 +73,9 @@ class Message(NamedTuple):
     body: bytes | memoryview
     record_count: int
     max_timestamp_us: int  # 0 for a batch without records or a schema without a timestamp column
+    place: memoryview | None = None
+    """Writable memory of this message alone, if it lies so that it can be stored where it is: prefix and
+    metadata, zeros for whatever is to stand between the two, the body."""
 
 
 def message_from_batch(batch: pa.RecordBatch) -> Message:
@@ -87,10 +91,20 @@ def message_from_batch(batch: pa.RecordBatch) -> Message:
     return Message(metadata, body, batch.num_rows, _max_timestamp_us(batch))
 
 
+def _timestamps(batch: pa.RecordBatch) -> pa.Array | None:
+    position = batch.schema.get_field_index(TIMESTAMP_COLUMN)
+    return None if position < 0 else batch.column(position)
+
+
 def _max_timestamp_us(batch: pa.RecordBatch) -> int:
-    if batch.num_rows == 0 or TIMESTAMP_COLUMN not in batch.schema.names:
+    timestamps = _timestamps(batch)
+    return 0 if timestamps is None else _greatest(timestamps)
+
+
+def _greatest(timestamps: pa.Array) -> int:
+    if not len(timestamps):
         return 0
-    greatest = pc.max(batch.column(TIMESTAMP_COLUMN)).value
+    greatest = _MAX.call([timestamps]).value  # pc.max, without its wrapper
     return 0 if greatest is None else int(greatest)
 
 
@@ -258,22 +272,44 @@ class StreamDecoder:
         _require_equal(offered, self._schema)
         self._schema_seen = True
 
+    @property
+    def pending(self) -> tuple[bytes, MessageHeader] | None:
+        """Metadata and header of the record batch whose body comes next, if that is where the stream is."""
+        return self._pending
+
     def _admit(self, metadata: bytes, header: MessageHeader, body: list[memoryview]) -> Message:
-        read = _read_layout_cached if len(metadata) <= _CACHED_LAYOUT_BYTES else _read_layout
-        fields, stored_length, canonical = read(metadata, header)
+        fields, stored_length, canonical = read_layout(metadata, header)
         if fields.record_count > self._max_records_per_batch:
             raise BatchError("limit", f"more than {self._max_records_per_batch} records in a batch")
         framed = b"".join((_PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
         view = memoryview(framed)[: 8 + len(canonical) + stored_length]
         stored = view[8 + len(canonical) :]
-        unpacked_bytes = _unpacked_bytes(fields, stored)
-        batch = _read_validated(view, self._schema)
-        _check_values(batch, unpacked_bytes)
-        return Message(canonical, stored, fields.record_count, _max_timestamp_us(batch))
+        max_timestamp_us = check_batch(view, stored, fields, self._schema)
+        return Message(canonical, stored, fields.record_count, max_timestamp_us)
+
+
+def check_batch(framed: memoryview, body: memoryview, fields: RecordBatchHeader, schema: pa.Schema) -> int:
+    """Check every value of a framed record batch; its greatest timestamp, in microseconds. Raises
+    BatchError."""
+    unpacked_bytes = _unpacked_bytes(fields, body)
+    batch = _read_validated(framed, schema)
+    if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
+        _check_record_sizes(batch)
+    timestamps = _timestamps(batch)
+    if timestamps is None:
+        return 0
+    if timestamps.null_count:
+        raise BatchError("invalid", "a record has no timestamp")
+    return _greatest(timestamps)
+
+
+def read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHeader, int, bytes]:
+    """What a record batch's metadata say, how much of its body is used, and they in canonical form."""
+    read = _read_layout_cached if len(metadata) <= _CACHED_LAYOUT_BYTES else _read_layout
+    return read(metadata, header)
 
 
 def _read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHeader, int, bytes]:
-    """What a record batch's metadata say, how much of its body is used, and they in canonical form."""
     fields = read_record_batch_header(metadata, header)
     used = max((offset + length for offset, length in fields.buffers), default=0)
     stored_length = min(-(-used // 8) * 8, fields.body_length)
@@ -336,13 +372,6 @@ def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("invalid", _one_line(error)) from error
     return batch
-
-
-def _check_values(batch: pa.RecordBatch, unpacked_bytes: int) -> None:
-    if TIMESTAMP_COLUMN in batch.schema.names and batch.column(TIMESTAMP_COLUMN).null_count:
-        raise BatchError("invalid", "a record has no timestamp")
-    if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
-        _check_record_sizes(batch)
 
 
 def _check_record_sizes(batch: pa.RecordBatch) -> None:

@@ -106,6 +106,7 @@ _MAGIC: Final = b"SHOL"
 _CRC_OFFSET: Final = 4
 _NO_PRODUCER: Final = bytes(16)
 _RESERVED: Final = bytes(24)
+_NO_STAMP: Final = bytes(STAMP_BYTES)
 
 _PREFIX = struct.Struct("<4si")
 _CRC = struct.Struct("<I")
@@ -202,7 +203,7 @@ class Frame(NamedTuple):
     """A stored message: its stamp, and all of its bytes (framing, metadata, control payload, stamp, body)."""
 
     stamp: Stamp
-    data: bytes
+    data: bytes | memoryview
 
 
 class GatheredRange(NamedTuple):
@@ -227,7 +228,8 @@ def stamp_message(
     producer: ProducerStamp | None = None,
     control: bytes = b"",
 ) -> Frame:
-    """`message` in its stored form: one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
+    """`message` in its stored form: where it lies, if it has a place that no stamp was written to, else with
+    one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
     stamp = Stamp(
         kind,
         flags,
@@ -242,7 +244,23 @@ def stamp_message(
         message.max_timestamp_us,
         producer,
     )
+    place = message.place
+    if place is not None and not control:
+        stamp_at = 8 + len(message.metadata)
+        if place[stamp_at : stamp_at + STAMP_BYTES] == _NO_STAMP:
+            return _stamp_in_place(place, stamp_at, stamp, identity)
     return _assemble(message.metadata, message.body, stamp, identity, control)
+
+
+def _stamp_in_place(place: memoryview, stamp_at: int, stamp: Stamp, identity: LogIdentity) -> Frame:
+    packed = _pack_stamp(stamp)
+    body_at = stamp_at + STAMP_BYTES
+    assert len(place) == body_at + stamp.body_length <= MAX_FRAME_BYTES
+    checksum = crc32c(packed[:_CRC_OFFSET], crc32c(place[:stamp_at], identity.seed))
+    checksum = crc32c(place[body_at:], crc32c(packed[_CRC_OFFSET + 4 :], checksum))
+    place[stamp_at:body_at] = packed
+    _CRC.pack_into(place, stamp_at + _CRC_OFFSET, checksum)
+    return Frame(stamp, place.toreadonly())
 
 
 def _assemble(
@@ -348,7 +366,7 @@ def schema_frame(
     stamp = Stamp(
         Kind.SCHEMA, Flag.NONE, 0, first_offset, Term(0), previous_term, first_index, 0, 0, 0, 0, None
     )
-    return _assemble(metadata, b"", stamp, identity, b"").data
+    return bytes(_assemble(metadata, b"", stamp, identity, b"").data)
 
 
 def parse_stamp(buffer: bytes | memoryview, position: int) -> tuple[Stamp, int]:
@@ -442,7 +460,7 @@ def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
     )
 
 
-def control_payload(data: bytes) -> bytes:
+def control_payload(data: bytes | memoryview) -> bytes:
     """The control payload of a frame's bytes. Raises BatchError as parse_stamp does."""
     stamp_position, _, fields = _read_stamp(data, 0)
     length = fields[15]
@@ -451,7 +469,7 @@ def control_payload(data: bytes) -> bytes:
     return bytes(data[start : start + length])
 
 
-def to_record_batch(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
+def to_record_batch(data: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch:
     """The batch inside a frame, sharing its memory. Raises BatchError("invalid")."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(data), schema)

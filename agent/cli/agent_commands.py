@@ -127,7 +127,9 @@ def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dic
 
 def _run(config: AgentConfig, *, greet: bool = False) -> int:
     from shoal.agent.agent import run_agent
+    from shoal.agent.memory import keep_freed_memory
 
+    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     return asyncio.run(run_agent(config, lambda agent: _begin(agent, greet)))
 

@@ -7,15 +7,13 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 
+from shoal.agent.http.connection import SCRATCH_BYTES, Connection
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import RouteTable
 from shoal.agent.http.forward import Forwarder
@@ -26,8 +24,9 @@ from shoal.agent.http.members import MemberHandlers
 from shoal.agent.http.operate import OperateHandlers
 from shoal.agent.http.origin import HostPolicy
 from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
-from shoal.agent.http.problems import problem_body, problem_response
+from shoal.agent.http.problems import problem_response
 from shoal.agent.http.produce import ProduceHandlers
+from shoal.agent.http.quick import QuickAppends
 from shoal.agent.http.read import ReadHandlers
 from shoal.agent.http.respond import cut_off
 from shoal.agent.http.topics import TopicHandlers
@@ -48,9 +47,10 @@ class Entrance:
         self._context = context
         self._policy = HostPolicy(context.broker.url, allowed_hosts)
         produce = ProduceHandlers(context)
+        appends = tuple(produce.routes())
         self._table = RouteTable(
             (
-                *produce.routes(),
+                *appends,
                 *ReadHandlers(context).routes(),
                 *TopicHandlers(context).routes(),
                 *TrimHandlers(context).routes(),
@@ -60,6 +60,7 @@ class Entrance:
             ),
             produce.hints(),
         )
+        self.quick = QuickAppends(context, self._policy, self._table, appends)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request. Raises ConnectionError only, when nothing can be answered any more."""
@@ -105,64 +106,14 @@ def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:
     return parts.path or "/", parts.netloc
 
 
-class Connection(web.RequestHandler):
-    """aiohttp's connection, with problem documents for what its parser refuses, and a bound on
-    connections.
-    """
-
-    __slots__ = ("_connections_max",)
-
-    def __init__(self, manager: web.Server, *, connections_max: int, **arguments: Any) -> None:
-        super().__init__(manager, **arguments)
-        self._connections_max = connections_max
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse one connection too many at once, in a few bytes."""
-        super().connection_made(transport)
-        assert self._manager is not None
-        if len(self._manager.connections) > self._connections_max:
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(REFUSED)
-            self.force_close()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
-        if isinstance(exc, ConnectionError):
-            raise exc
-        logger.debug("a connection from %s brought no request: %s", request.remote, message or exc)
-        if isinstance(exc, LineTooLong):
-            error = ShoalError(
-                "too-large", "the request line or a header is too long, or there are too many headers"
-            )
-        else:
-            reason = " ".join((message or str(exc) or "").split())
-            error = ShoalError("bad-request", f"this is not an HTTP request: {reason[:200]}")
-        return problem_response(error, close=True)
-
-
-def _refused() -> bytes:
-    body = problem_body(ShoalError("overloaded", "this agent has all the connections it takes").to_problem())
-    return (
-        b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
-        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    )
-
-
-REFUSED = _refused()
-
-
 class HttpServer(web.Server):
     """Makes a Connection for each connection."""
 
     def __init__(self, entrance: Entrance, limits: HttpLimits) -> None:
         super().__init__(entrance.handle)
         self._limits = limits
+        self._quick = entrance.quick
+        self._scratch = bytearray(SCRATCH_BYTES)
 
     def __call__(self) -> web.RequestHandler:
         """A new connection's protocol."""
@@ -170,6 +121,8 @@ class HttpServer(web.Server):
         return Connection(
             self,
             connections_max=limits.connections,
+            quick=self._quick,
+            scratch=self._scratch,
             loop=self._loop,
             keepalive_timeout=limits.idle_ms / 1000,
             max_line_size=limits.request_line_bytes,

@@ -57,11 +57,10 @@ def decode_stream(
     return decode_arrow(call, schema, holding, MAX_BODY_BYTES if at_once else ARROW_CHUNK_BYTES)
 
 
-def decode_whole(call: Call, media: str, body: bytes) -> Chunk:
+def decode_whole(query: Query, media: str, content_type: str | None, body: bytes) -> Chunk:
     """A JSON or raw body. ShoalError as shoal.records raises."""
     if not body:
         raise empty_body()
-    query = call.query
     if "key_field" in query:
         raise ShoalError(
             "bad-request", f"key_field belongs to {NDJSON_TYPE} bodies", invalid_params=["key_field"]
@@ -71,7 +70,7 @@ def decode_whole(call: Call, media: str, body: bytes) -> Chunk:
             raise _key_not_here("each record of a JSON body carries its own")
         columns = parse_json(body)
     else:
-        columns = parse_raw(body, call.headers.get("Content-Type"), _raw_key(query))
+        columns = parse_raw(body, content_type, _raw_key(query))
     return Chunk(len(columns), columns, [], body)
 
 
@@ -185,6 +184,11 @@ def decode_arrow_whole(call: Call, schema: pa.Schema, body: bytes) -> Chunk:
     _refuse_keys(call)
     if not body:
         raise empty_body()
+    return decode_arrow_body(schema, body)
+
+
+def decode_arrow_body(schema: pa.Schema, body: bytes) -> Chunk:
+    """A whole Arrow stream as one chunk. ShoalError as `feed`."""
     decoder = StreamDecoder(schema)
     messages = feed(decoder, body)
     try:

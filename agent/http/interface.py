@@ -66,6 +66,16 @@ class Appended(Protocol):
     def duplicate(self) -> bool: ...
 
 
+class Answer(Protocol):
+    """Who waits for an append: told once, at any time from begin_append on, never by an exception raised
+    here. Once `done()` nothing need be told.
+    """
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class Fetch(Protocol):
     """Whole stored batches from the one that holds the wanted offset."""
 
@@ -167,6 +177,18 @@ class Broker(Protocol):
         acks: str,
         timeout_ms: int,
     ) -> Appended: ...
+    def begin_append(
+        self,
+        topic: Any,
+        partition: int,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: str,
+        timeout_ms: int,
+        answer: Answer,
+    ) -> None: ...
     async def read(
         self, topic: Any, partition: int, offset: Any, *, max_bytes: int, wait_ms: int, local: bool
     ) -> Fetch: ...

@@ -69,6 +69,12 @@ class Gate:
         self.waits = 0
         self.refused_total = 0
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `enter` and `hold` would both succeed now."""
+        limits = self._limits
+        has_place = self.requests < limits.requests
+        return has_place and self.bytes_in_flight + size_bytes <= limits.bytes_in_flight
+
     def enter(self) -> None:
         """Take a place; ShoalError overloaded when there is none."""
         if self.requests >= self._limits.requests:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import SERVER_SOFTWARE
 
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
@@ -37,6 +39,25 @@ def json_response(document: Any, *, status: int = 200) -> web.Response:
     """A JSON answer from JSON-ready values."""
     return web.Response(
         status=status,
-        body=json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n",
+        body=json_body(document),
         content_type=JSON_TYPE,
     )
+
+
+def json_body(document: Any) -> bytes:
+    """A JSON answer's bytes."""
+    return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:
+    """The same answer as problem_response, head and all."""
+    response = problem_response(error, close=close)
+    if close:
+        response.headers["Connection"] = "close"
+    response.headers["Date"] = formatdate(usegmt=True)
+    response.headers["Server"] = SERVER_SOFTWARE
+    body = problem_body(error.to_problem())
+    response.headers["Content-Length"] = str(len(body))
+    lines = [f"HTTP/1.1 {response.status} {response.reason}"]
+    lines += [f"{name}: {value}" for name, value in response.headers.items()]
+    return "\r\n".join((*lines, "", "")).encode("ascii") + body

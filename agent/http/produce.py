@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pyarrow as pa
 from aiohttp import web
@@ -39,10 +39,10 @@ from shoal.agent.http.deliver import (
 )
 from shoal.agent.http.dispatch import Hint, Route
 from shoal.agent.http.forward import FORWARDED_BY
-from shoal.agent.http.interface import Topic
+from shoal.agent.http.interface import Appended, Topic
 from shoal.agent.http.limits import Holding
 from shoal.agent.http.parameters import choice, is_number, shown
-from shoal.agent.http.problems import JSON_TYPE, json_response
+from shoal.agent.http.problems import JSON_TYPE, json_body, json_response
 from shoal.agent.http.short_answer import ShortAnswer, fits
 from shoal.agent.http.topics import create_topic_anywhere
 from shoal.batch import (
@@ -118,10 +118,11 @@ class ProduceHandlers:
                 )
             body = await read_body(call, self._context.limits.body_bytes)
             holding.set(len(body))
+            content_type = call.headers.get("Content-Type")
             if len(body) <= DECODED_AT_ONCE_BYTES:
-                chunk = decode_whole(call, media, body)
+                chunk = decode_whole(call.query, media, content_type, body)
             else:
-                chunk = await asyncio.to_thread(decode_whole, call, media, body)
+                chunk = await asyncio.to_thread(decode_whole, call.query, media, content_type, body)
             one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
             if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
                 answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
@@ -163,18 +164,20 @@ class ProduceHandlers:
             if error.code in MOVING_CODES:
                 return None
             raise
-        if done.duplicate or options.acks == "none":
-            document: dict[str, JSON] = {"count": done.count}
-            if options.acks == "none":
-                return json_response(document, status=202)
-            document["appended"] = [
-                {"partition": partition, "base_offset": done.base_offset, "count": done.count}
-            ]
-            return json_response({**document, "duplicate": True})
-        body = appended_body(partition, done.base_offset, done.count)
+        if options.acks == "none":
+            return json_response({"count": done.count}, status=202)
+        body = append_body(partition, done)
         if fits(call.request):
             return ShortAnswer(body)
         return web.Response(body=body, content_type=JSON_TYPE)
+
+
+def append_body(partition: int, done: Appended) -> bytes:
+    """The document of one append to one partition."""
+    if not done.duplicate:
+        return appended_body(partition, done.base_offset, done.count)
+    appended: JSON = {"partition": partition, "base_offset": done.base_offset, "count": done.count}
+    return json_body({"count": done.count, "appended": [appended], "duplicate": True})
 
 
 def appended_body(partition: int, base_offset: int, count: int) -> bytes:
@@ -194,12 +197,11 @@ def request_options(call: Call, partition: int | None) -> Options:
     query = call.query
     acks = choice(query, "acks", "all", ACKS) if "acks" in query else "all"
     key_routed = partition is None or (FORWARDED_BY in call.headers and KEY_ROUTED in call.headers)
-    return Options(acks, call.timeout_ms(), producer_stamp(call), not key_routed)
+    return Options(acks, call.timeout_ms(), producer_stamp(call.headers), not key_routed)
 
 
-def producer_stamp(call: Call) -> ProducerStamp | None:
-    """The three producer headers: all of them, or none."""
-    headers = call.headers
+def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
+    """The three producer headers, in any case: all of them, or none."""
     texts = [headers.get(name) for name in PRODUCER_HEADERS]
     if texts == [None, None, None]:
         return None

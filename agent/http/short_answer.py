@@ -45,6 +45,11 @@ def fits(request: web.BaseRequest) -> bool:
     return request.version == HttpVersion11 and request.keep_alive
 
 
+def short_answer(body: bytes) -> bytes:
+    """The whole answer: 200 and a JSON body, the connection stays open."""
+    return b"%b%d\r\n\r\n%b" % (_head.now(), len(body), body)
+
+
 class ShortAnswer(web.StreamResponse):
     """200 with a JSON body that is small enough never to wait for its reader."""
 
@@ -70,7 +75,7 @@ class ShortAnswer(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
         self._written = True
-        transport.write(b"%b%d\r\n\r\n%b" % (_head.now(), len(self.body), self.body))
+        transport.write(short_answer(self.body))
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:

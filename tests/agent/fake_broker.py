@@ -19,7 +19,7 @@ import pyarrow as pa
 from aiohttp import web
 from fake_gossip_keys import FakeKeyedGossip
 
-from shoal.agent.http.interface import Json
+from shoal.agent.http.interface import Answer, Json
 from shoal.agent.key_service import KeyService
 from shoal.agent.topic_settings import check_topic_name
 from shoal.batch import (
@@ -213,6 +213,9 @@ class FakeBroker:
         self.keys = KeyService(lambda: gossip)
         self.ready = True
         self.fail_next: list[ShoalError] = []
+        self.begun = 0  # appends that came the short way
+        self.fail_answer: ShoalError | None = None  # of the next append the short way
+        self.held: list[tuple[Answer, FakeAppended]] | None = None  # not answered, when a list
         self.joined: list[str] = []
         self.left: list[str] = []
         self.draining = False
@@ -434,6 +437,34 @@ class FakeBroker:
         self.last_acks = acks
         done = self._log(topic, partition).append(messages, producer, consecutive=consecutive)
         return FakeAppended(-1, done.count) if acks == "none" else done
+
+    def begin_append(
+        self,
+        topic: FakeTopic,
+        partition: int,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: str,
+        timeout_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Refuses at once, as the real one does; answers a turn of the loop later, or when the test does."""
+        self._raise_injected()
+        self.begun += 1
+        self.last_timeout_ms = timeout_ms
+        self.last_acks = acks
+        if isinstance(records, RecordColumns):
+            records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000))]
+        done = self._log(topic, partition).append(records, producer, consecutive=consecutive)
+        if self.fail_answer is not None:
+            error, self.fail_answer = self.fail_answer, None
+            asyncio.get_running_loop().call_soon(answer.set_exception, error)
+        elif self.held is not None:
+            self.held.append((answer, done))
+        else:
+            asyncio.get_running_loop().call_soon(answer.set_result, done)
 
     async def append_records(
         self,

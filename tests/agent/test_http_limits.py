@@ -28,7 +28,15 @@ def hold_appends(agent: Agent) -> Callable[[], None]:
 
     agent.broker.append_records = append  # type: ignore[method-assign]
     agent.broker.append = append  # type: ignore[method-assign]
-    return released.set
+    held = agent.broker.held = []
+
+    def release() -> None:
+        agent.broker.held = None
+        released.set()
+        for answer, done in held:
+            answer.set_result(done)
+
+    return release
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,351 @@
+"""One connection: aiohttp's, with a short way for appends in front of it.
+
+Law of this file: bytes in, bytes out, in the order of the requests. A request is taken the short way
+(quick.py) only between two others: aiohttp has answered everything it was given and holds nothing unread.
+The body of such a request is received where it will stay. What comes while it is being answered waits,
+bounded, and everything else goes to aiohttp as if nobody had looked at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from shoal.agent.http.deliver import MOVING_CODES
+from shoal.agent.http.interface import Appended
+from shoal.agent.http.problems import problem_body, problem_bytes, problem_response
+from shoal.agent.http.produce import append_body
+from shoal.agent.http.quick import QuickAppends, QuickRequest
+from shoal.agent.http.quick_head import HEAD_BYTES_MAX, HEAD_END, request_bytes
+from shoal.agent.http.short_answer import short_answer
+from shoal.errors import ShoalError
+
+logger = logging.getLogger("shoal.http")
+
+# What is read at once; one for all connections, since everything in it is taken out before the next read.
+SCRATCH_BYTES: Final = 256 * 1024
+# Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
+HELD_BYTES_MAX: Final = 64 * 1024
+_UNKNOWN: Final = -1
+
+
+class _Append:
+    """An append on its way: the connection's request, and the answer that the broker is given."""
+
+    __slots__ = ("_connection", "_over", "head", "memory", "request")
+
+    def __init__(self, connection: Connection, head: bytes, request: QuickRequest, memory: bytearray) -> None:
+        self._connection = connection
+        self._over = False
+        self.head = head
+        self.request = request
+        self.memory = memory
+
+    def done(self) -> bool:
+        return self._over
+
+    def set_result(self, result: Appended) -> None:
+        self._over = True
+        self._connection.append_ended(short_answer(append_body(self.request.partition or 0, result)))
+
+    def set_exception(self, exception: BaseException) -> None:
+        self._over = True
+        if isinstance(exception, ShoalError) and exception.definite and exception.code in MOVING_CODES:
+            self._connection.append_was_moved(self)
+            return
+        assert isinstance(exception, ShoalError), exception
+        self._connection.append_ended(problem_bytes(exception))
+
+    def whole(self) -> bytes:
+        """The request as it came."""
+        return self.head + bytes(memoryview(self.memory)[self.request.lead_bytes :])
+
+
+class Connection(web.RequestHandler, asyncio.BufferedProtocol):
+    """aiohttp's connection, with problem documents for what its parser refuses, a bound on connections, and
+    the short way.
+    """
+
+    __slots__ = (
+        "_append", "_connections_max", "_filled", "_foreign_bytes", "_held", "_held_back", "_idle",
+        "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        connections_max: int,
+        quick: QuickAppends,
+        scratch: bytearray,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(manager, **arguments)
+        self._connections_max = connections_max
+        self._quick = quick
+        self._scratch = scratch
+        self._receiving: _Append | None = None  # its body is incomplete
+        self._rest: memoryview | None = None  # where that goes on
+        self._append: _Append | None = None  # is being answered
+        self._foreign_bytes = 0  # left of the request that aiohttp is reading
+        self._held = bytearray()
+        self._held_back = False  # the transport was told to wait
+        self._idle: asyncio.Future[None] | None = None
+        self._progress_at = 0.0
+        self._stall_handle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Refuse one connection too many at once, in a few bytes."""
+        super().connection_made(transport)
+        assert self._manager is not None
+        if len(self._manager.connections) > self._connections_max:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(REFUSED)
+            self.force_close()
+
+    # Reading
+
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        """Where the next bytes go: into the body that is being received, else into the scratch memory."""
+        return self._scratch if self._rest is None else self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if self._rest is not None:
+            self._receive_on(nbytes)
+        elif self._append is not None or self._held:
+            self._hold(memoryview(self._scratch)[:nbytes])
+        else:
+            self._take(self._scratch, nbytes)
+
+    def _take(self, data: bytearray, size: int) -> None:
+        """Bytes that follow everything taken before."""
+        if self._force_close or self._close:
+            return
+        if self._is_between_requests():
+            if self._paused:  # its answers are not read: no more of them
+                self._hold(memoryview(data)[:size])
+                return
+            end = data.find(HEAD_END, 0, min(size, HEAD_BYTES_MAX)) + len(HEAD_END)
+            if end >= len(HEAD_END):
+                head = bytes(memoryview(data)[:end])
+                request = self._quick.request(head)
+                if request is not None and self._receive(head, request, data, size):
+                    return
+        self._hand_over(bytes(memoryview(data)[:size]))
+
+    def _is_between_requests(self) -> bool:
+        """Whether aiohttp has nothing to do and nothing half read."""
+        waiter = self._waiter
+        return (
+            not self._foreign_bytes
+            and waiter is not None
+            and not waiter.done()
+            and not self._messages
+            and not self._upgraded
+        )
+
+    def _hand_over(self, data: bytes) -> None:
+        """To aiohttp, keeping count of where its request ends."""
+        left = self._foreign_bytes
+        if left == 0:
+            left = request_bytes(data) or _UNKNOWN
+        if left != _UNKNOWN:
+            left = left - len(data) if left >= len(data) else _UNKNOWN
+        self._foreign_bytes = left
+        self.data_received(data)
+
+    def _receive(self, head: bytes, request: QuickRequest, data: bytearray, size: int) -> bool:
+        """Begin with a body; False when the agent has no room for it."""
+        gate = self._quick.context.gate
+        if not gate.has_room(request.body_bytes):
+            return False
+        gate.enter()
+        gate.hold(request.body_bytes)
+        lead = request.lead_bytes
+        memory = bytearray(lead + request.body_bytes)
+        append = _Append(self, head, request, memory)
+        here = min(size - len(head), request.body_bytes)
+        view = memoryview(data)
+        memory[lead : lead + here] = view[len(head) : len(head) + here]
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if here < request.body_bytes:
+            self._receiving = append
+            self._rest = memoryview(memory)[lead + here :]
+            self._watch_progress()
+            return True
+        behind = view[len(head) + here : size]
+        if behind:
+            self._held += behind
+        self._begin(append)
+        return True
+
+    def _receive_on(self, size: int) -> None:
+        append, rest = self._receiving, self._rest
+        assert append is not None
+        assert rest is not None
+        if size < len(rest):
+            self._rest = rest[size:]
+            self._progress_at = self._loop.time()
+            return
+        self._receiving = self._rest = None
+        if not self._force_close:
+            self._begin(append)
+        else:
+            self._leave_gate(append)
+
+    def _watch_progress(self) -> None:
+        """See that the body goes on: one timer, however many requests."""
+        self._progress_at = self._loop.time()
+        if self._stall_handle is None:
+            stall_seconds = self._quick.context.limits.body_stall_ms / 1000
+            self._stall_handle = self._loop.call_later(stall_seconds, self._check_progress)
+
+    def _check_progress(self) -> None:
+        self._stall_handle = None
+        append = self._receiving
+        if append is None:
+            return
+        stall_seconds = self._quick.context.limits.body_stall_ms / 1000
+        due = self._progress_at + stall_seconds
+        if self._loop.time() < due:
+            self._stall_handle = self._loop.call_at(due, self._check_progress)
+            return
+        self._receiving = self._rest = None
+        self._leave_gate(append)
+        detail = f"the body brought nothing for {stall_seconds:g} s and is not complete"
+        if self.transport is not None:
+            self.transport.write(problem_bytes(ShoalError("bad-request", detail), close=True))
+        self.force_close()
+
+    def _hold(self, data: memoryview) -> None:
+        self._held += data
+        if len(self._held) > HELD_BYTES_MAX or self._paused:
+            self._hold_back(True)
+
+    def _hold_back(self, wanted: bool) -> None:
+        if self._held_back == wanted or self.transport is None:
+            return
+        self._held_back = wanted
+        if wanted:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def _take_held(self) -> None:
+        """What came while something else was in the way."""
+        if self._append is not None or self._receiving is not None or self._paused:
+            return
+        data, self._held = self._held, bytearray()
+        if data:
+            self._take(data, len(data))
+        if not self._held:
+            self._hold_back(False)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self._held:
+            self._loop.call_soon(self._take_held)
+
+    # Appends
+
+    def _begin(self, append: _Append) -> None:
+        assert self._append is None
+        assert self._manager is not None
+        self._append = append
+        self._manager.requests_count += 1
+        try:
+            begun = self._quick.begin(append.request, append.memory, append)
+        except ShoalError as error:
+            append.set_exception(error)
+        except Exception:
+            logger.exception("an append failed unexpectedly: topic %s", append.request.topic)
+            append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
+        else:
+            if not begun:
+                self.append_was_moved(append)
+
+    def append_ended(self, answer: bytes) -> None:
+        """Send the answer, and go on with what has come since."""
+        append, self._append = self._append, None
+        assert append is not None
+        self._leave_gate(append)
+        if self.transport is not None:
+            self.transport.write(answer)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        self._go_on()
+
+    def append_was_moved(self, append: _Append) -> None:
+        """Nothing has happened: it has to go the ordinary way."""
+        assert self._append is append
+        self._append = None
+        self._leave_gate(append)
+        if self.transport is not None:
+            self._hand_over(append.whole())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        if self._held:
+            # Not at once: this may be the middle of a replica's turn, which must not be given another append.
+            self._loop.call_soon(self._take_held)
+
+    def _leave_gate(self, append: _Append) -> None:
+        self._quick.context.gate.leave(append.request.body_bytes)
+
+    # The end
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """Take nothing more; let the append under way be answered."""
+        self._force_close = True
+        if self._append is not None:
+            self._idle = self._loop.create_future()
+            await asyncio.wait([self._idle], timeout=timeout)
+        await super().shutdown(timeout)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client has gone. An append under way goes on: its records are as good as others."""
+        append, self._receiving, self._rest = self._receiving, None, None
+        if append is not None:
+            self._leave_gate(append)
+        if self._stall_handle is not None:
+            self._stall_handle.cancel()
+        self._held.clear()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        logger.debug("a connection from %s brought no request: %s", request.remote, message or exc)
+        if isinstance(exc, LineTooLong):
+            error = ShoalError(
+                "too-large", "the request line or a header is too long, or there are too many headers"
+            )
+        else:
+            reason = " ".join((message or str(exc) or "").split())
+            error = ShoalError("bad-request", f"this is not an HTTP request: {reason[:200]}")
+        return problem_response(error, close=True)
+
+
+def _refused() -> bytes:
+    body = problem_body(ShoalError("overloaded", "this agent has all the connections it takes").to_problem())
+    return (
+        b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+REFUSED = _refused()

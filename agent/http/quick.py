@@ -1,0 +1,192 @@
+"""Appends without aiohttp's machinery: what nearly every request to an agent is, in one call and one answer.
+
+A request is taken here only when nothing about it is unusual: its head reads without doubt, its body is
+small and comes with its length, and its partition is led here. Everything else, and everything that turns
+out to be otherwise before something was stored, is handed to the ordinary way (app.py), which gives the same
+answers. Knows no socket: connection.py brings heads and bodies and takes answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from multidict import CIMultiDict
+
+from shoal.agent.http.body import media_type
+from shoal.agent.http.context import Context, partition_number
+from shoal.agent.http.decode import (
+    ARROW_CHUNK_BYTES,
+    ARROW_TYPE,
+    CHUNK_RECORDS_MAX,
+    NDJSON_TYPE,
+    Chunk,
+    arrow_chunk,
+    batch_problem,
+    decode_arrow_body,
+    decode_whole,
+)
+from shoal.agent.http.deliver import MOVING_CODES, Options
+from shoal.agent.http.dispatch import Route, RouteTable
+from shoal.agent.http.interface import Answer, Topic
+from shoal.agent.http.origin import HostPolicy
+from shoal.agent.http.parameters import NO_QUERY, Query, choice, duration_ms, parse_query
+from shoal.agent.http.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
+from shoal.agent.http.quick_head import Head, read_head
+from shoal.arrow_place import PlaceReader
+from shoal.batch import STAMP_BYTES, BatchError
+from shoal.errors import ShoalError
+
+# Before an Arrow body, so that the stamped head fits in front of the batch even where the stream's schema is
+# shorter than the stamp. A multiple of 16: batches are stored, checked and sent from where they lie.
+LEAD_BYTES: Final = 256
+# Heads remembered: a client sends the same one all the time. When full they are forgotten, not searched.
+REMEMBERED_HEADS_MAX: Final = 1_024
+_PRODUCER_PREFIX: Final = "shoal-producer-"
+
+
+class QuickRequest(NamedTuple):
+    """An append, as its head says."""
+
+    body_bytes: int
+    topic: str
+    partition: int | None
+    media: str
+    content_type: str | None
+    query: Query
+    options: Options
+
+    @property
+    def lead_bytes(self) -> int:
+        """What the memory for the body has in front of it."""
+        return LEAD_BYTES if self.media == ARROW_TYPE else 0
+
+
+class QuickAppends:
+    """One per server."""
+
+    def __init__(
+        self, context: Context, policy: HostPolicy, table: RouteTable, routes: tuple[Route, ...]
+    ) -> None:
+        self.context = context
+        self._policy = policy
+        self._table = table
+        self._routes = routes
+        self._remembered: dict[bytes, QuickRequest] = {}
+        self._places: PlaceReader | None = None
+
+    def request(self, data: bytes) -> QuickRequest | None:
+        """What a whole head asks for; None when it is to go the ordinary way."""
+        known = self._remembered.get(data)
+        if known is not None:
+            return known
+        head = read_head(data)
+        if head is None:
+            return None
+        try:
+            request = self._understand(head)
+        except ShoalError:
+            return None  # it will be refused, with this very error
+        if request is not None and request.options.producer is None:
+            if len(self._remembered) >= REMEMBERED_HEADS_MAX:
+                self._remembered.clear()
+            self._remembered[data] = request
+        return request
+
+    def _understand(self, head: Head) -> QuickRequest | None:
+        headers = head.headers
+        self._policy.check(headers["host"], None)
+        path, _, raw_query = head.target.partition("?")
+        route, arguments = self._table.resolve("POST", path)
+        if route not in self._routes:
+            return None
+        query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
+        content_type = headers.get("content-type")
+        media = media_type(content_type)
+        most = ARROW_CHUNK_BYTES if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
+        if "forward" in query or media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
+            return None
+        options = self._options(headers, query, to_partition=len(arguments) == 2)
+        if options.acks == "none":
+            return None
+        partition = partition_number(arguments[1]) if len(arguments) == 2 else None
+        return QuickRequest(head.body_bytes, arguments[0], partition, media, content_type, query, options)
+
+    def _options(self, headers: Mapping[str, str], query: Query, *, to_partition: bool) -> Options:
+        limits = self.context.limits
+        acks = choice(query, "acks", "all", ACKS)
+        timeout_ms = duration_ms(query, "timeout", limits.default_timeout_ms, limits.timeout_ms)
+        producer = (
+            producer_stamp(CIMultiDict(headers))
+            if any(name.startswith(_PRODUCER_PREFIX) for name in headers)
+            else None
+        )
+        return Options(acks, timeout_ms, producer, to_partition)
+
+    def begin(self, request: QuickRequest, memory: bytearray, answer: Answer) -> bool:
+        """Begin the append; `answer` hears of its end, perhaps before this returns.
+
+        `memory`: the body behind `lead_bytes`. False: this request is one for the ordinary way, nothing has
+        happened and the body is as it was. Raises ShoalError: refused, nothing was stored.
+        """
+        try:
+            topic: Topic = self.context.broker.topic(request.topic)
+        except ShoalError as error:
+            if error.code == "unknown-topic":
+                return False  # it may be created by producing
+            raise
+        partition = request.partition
+        if partition is None:
+            if len(topic.ranges) != 1:
+                return False
+            partition = 0
+        if request.media == ARROW_TYPE:
+            return self._begin_arrow(request, topic, partition, memory, answer)
+        chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory))
+        if not 0 < chunk.records <= CHUNK_RECORDS_MAX:
+            return False
+        return self._append(request, topic, partition, chunk, answer)
+
+    def _begin_arrow(
+        self, request: QuickRequest, topic: Topic, partition: int, memory: bytearray, answer: Answer
+    ) -> bool:
+        if "key" in request.query or "key_field" in request.query:
+            return False
+        places = self._places
+        if places is None or places.schema is not topic.schema:
+            places = self._places = PlaceReader(topic.schema, STAMP_BYTES)
+        try:
+            placed = places.read(memory, LEAD_BYTES)
+        except BatchError as error:
+            raise batch_problem(error) from None
+        if placed is None:
+            chunk = decode_arrow_body(topic.schema, bytes(memoryview(memory)[LEAD_BYTES:]))
+            return chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
+        chunk = arrow_chunk([placed.message])
+        begun = chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
+        if not begun:
+            memory[LEAD_BYTES : LEAD_BYTES + len(placed.opening)] = placed.opening
+        return begun
+
+    def _append(
+        self, request: QuickRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
+    ) -> bool:
+        options = request.options
+        try:
+            self.context.broker.begin_append(
+                topic,
+                partition,
+                chunk.messages if chunk.columns is None else chunk.columns,
+                producer=options.producer,
+                consecutive=options.consecutive,
+                acks=options.acks,
+                timeout_ms=options.timeout_ms,
+                answer=answer,
+            )
+        except BatchError as error:
+            raise batch_problem(error) from None
+        except ShoalError as error:
+            if error.code in MOVING_CODES:
+                return False
+            raise
+        return True

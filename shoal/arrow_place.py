@@ -1,0 +1,123 @@
+"""A request's only record batch, admitted where it was received: the bytes that came are the bytes stored.
+
+An Arrow stream is schema, batch, end. The schema is checked and not stored, so there is room before the
+batch's body for its prefix, its canonical metadata and whatever the caller wants between them and the body (a
+stamp, of which nothing is known here). Streams of any other shape are StreamDecoder's, and so is every check.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from shoal.arrow_metadata import BatchError, RecordBatchHeader
+from shoal.arrow_stream import (
+    CONTINUATION,
+    END_OF_STREAM,
+    MAX_RECORDS_PER_BATCH,
+    Message,
+    StreamDecoder,
+    check_batch,
+    read_layout,
+)
+
+_PREFIX = struct.Struct("<4si")
+# Streams of equal batches (so many records of one size) begin with the same bytes, from which nothing but
+# what is remembered follows. At most 256 of at most 4 KiB; when full they are forgotten, not searched.
+_REMEMBERED_MAX: Final = 256
+_REMEMBERED_BYTES_MAX: Final = 4096
+# A kept batch keeps the memory of its whole request alive: that must be mostly the batch itself.
+_OTHER_BYTES_MAX: Final = 16 * 1024
+
+
+class _Opening(NamedTuple):
+    """What a stream's bytes up to its first body mean."""
+
+    fields: RecordBatchHeader
+    body_length: int  # as sent
+    stored_length: int
+    metadata: bytes  # canonical
+    head: bytes  # prefix, canonical metadata, room
+
+
+class Placed(NamedTuple):
+    """A batch in its place, and what the stream's first bytes were before they were overwritten."""
+
+    message: Message
+    opening: bytes
+
+
+class PlaceReader:
+    """Reads single-batch streams of one schema. `room_bytes` (a multiple of 8) are left before each body."""
+
+    def __init__(self, schema: pa.Schema, room_bytes: int) -> None:
+        assert room_bytes % 8 == 0
+        self.schema = schema
+        self._room = bytes(room_bytes)
+        self._remembered: dict[bytes, _Opening] = {}
+
+    def read(self, memory: bytearray, start: int) -> Placed | None:
+        """The batch of the stream in `memory[start:]`, with its `place`; None when the stream is not one
+        plain batch, and nothing has changed then. Raises BatchError as StreamDecoder.
+
+        The message owns `memory` from now on: what stood before the body is overwritten.
+        """
+        body_at = _first_body(memory, start)
+        if body_at is None:
+            return None
+        opening_bytes = bytes(memoryview(memory)[start:body_at])
+        opening = self._opening(opening_bytes)
+        if opening is None:
+            return None
+        end = body_at + opening.body_length
+        place_at = body_at - len(opening.head)
+        if place_at < 0 or end > len(memory) or memory[end:] not in (b"", END_OF_STREAM):
+            return None
+        stored_end = body_at + opening.stored_length
+        if len(memory) - (stored_end - place_at) > _OTHER_BYTES_MAX:
+            return None
+        memory[place_at:body_at] = opening.head
+        place = memoryview(memory)[place_at:stored_end]
+        body = place[len(opening.head) :]
+        max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
+        records = opening.fields.record_count
+        message = Message(opening.metadata, body.toreadonly(), records, max_timestamp_us, place)
+        return Placed(message, opening_bytes)
+
+    def _opening(self, data: bytes) -> _Opening | None:
+        opening = self._remembered.get(data)
+        if opening is None:
+            opening = self._read_opening(data)
+            if opening is not None and len(data) <= _REMEMBERED_BYTES_MAX:
+                if len(self._remembered) >= _REMEMBERED_MAX:
+                    self._remembered.clear()
+                self._remembered[data] = opening
+        return opening
+
+    def _read_opening(self, data: bytes) -> _Opening | None:
+        decoder = StreamDecoder(self.schema)
+        messages = decoder.feed(data)
+        if messages or decoder.pending is None:
+            return None
+        metadata, header = decoder.pending
+        fields, stored_length, canonical = read_layout(metadata, header)
+        if fields.record_count > MAX_RECORDS_PER_BATCH:
+            raise BatchError("limit", f"more than {MAX_RECORDS_PER_BATCH} records in a batch")
+        size = len(canonical) + len(self._room)
+        head = b"".join((_PREFIX.pack(CONTINUATION, size), canonical, self._room))
+        return _Opening(fields, header.body_length, stored_length, canonical, head)
+
+
+def _first_body(memory: bytearray, start: int) -> int | None:
+    """Where the body of the second message begins; None when there is no second message."""
+    position = start
+    for _ in range(2):
+        if position + 8 > len(memory):
+            return None
+        mark, size = _PREFIX.unpack_from(memory, position)
+        if mark != CONTINUATION or size <= 0:
+            return None
+        position += 8 + size
+    return position if position <= len(memory) else None

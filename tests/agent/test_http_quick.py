@@ -1,0 +1,268 @@
+"""Appends the short way: they are taken when nothing is unusual, and their answers are the ordinary ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from http_fixtures import Agent, one_agent
+from hypothesis import given
+from hypothesis import strategies as st
+from test_http_produce import ARROW, NDJSON, arrow_batch, arrow_stream
+
+from shoal.agent.http.limits import HttpLimits
+from shoal.agent.http.quick_head import read_head, request_bytes
+from shoal.errors import ShoalError
+
+PATH = "/v1/topics/t/partitions/0/records"
+BODY = b'{"records":[{"value":"v"}]}'
+
+
+def request(body: bytes = BODY, *lines: str, path: str = PATH, media: str = "application/json") -> bytes:
+    """One request as a plain client sends it."""
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {media}",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join((*head, *lines, "", "")).encode() + body
+
+
+class Wire:
+    """A bare connection to an agent."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer: status, headers (lower case), body."""
+        async with asyncio.timeout(10):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            return (
+                int(head[0].split()[1]),
+                headers,
+                await self.reader.readexactly(int(headers["content-length"])),
+            )
+
+    async def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.writer.write(data)
+        return await self.answer()
+
+
+@contextlib.asynccontextmanager
+async def wired(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Agent, Wire]]:
+    """An agent with topic `t`, and a connection to it."""
+    async with one_agent(limits) as agent:
+        agent.broker.cluster.create("t")
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+        try:
+            yield agent, Wire(reader, writer)
+            gate = agent.runner.context.gate
+            assert (gate.requests, gate.bytes_in_flight) == (0, 0)
+        finally:
+            writer.close()
+
+
+async def test_taken_and_equal() -> None:
+    """Whatever body, the answer is the one of the ordinary way, headers and all; the short way took it."""
+    arrow = arrow_stream(arrow_batch([b"a", b"b"]))
+    async with wired() as (agent, wire):
+        for number, (body, media, records) in enumerate(
+            ((BODY, "application/json", 1), (b"x", "text/plain", 1), (arrow, ARROW, 2))
+        ):
+            status, headers, answer = await wire.ask(request(body, media=media))
+            assert agent.broker.begun == number + 1
+            plain_status, plain_headers, plain = await wire.ask(request(body, "X-Other: 1", media=media))
+            assert agent.broker.begun == number + 1, "an unknown header goes the ordinary way"
+            assert status == plain_status == 200
+            assert headers.keys() == plain_headers.keys()
+            offset = answer.split(b'"base_offset":')[1].split(b",")[0]
+            assert plain == answer.replace(
+                b'"base_offset":%b' % offset, b'"base_offset":%d' % (int(offset) + records)
+            )
+
+
+async def test_arrow_bytes_are_stored_as_sent() -> None:
+    """A batch admitted in its place is the batch that is read back."""
+    values = [b"one", b"", b"three"]
+    async with wired() as (agent, wire):
+        assert (await wire.ask(request(arrow_stream(arrow_batch(values)), media=ARROW)))[0] == 200
+        assert agent.broker.begun == 1
+        page = await agent.get(f"{PATH}?offset=0")
+        assert [record["value"] for record in page.json["records"]] == ["one", "", "three"]
+
+
+@pytest.mark.parametrize(
+    ("body", "media", "code"),
+    [
+        (b'{"records":', "application/json", "bad-request"),
+        (b"no arrow", ARROW, "bad-request"),
+        (b'{"records":[]}', "application/x-www-form-urlencoded", "ambiguous-body"),
+    ],
+)
+async def test_refusals_are_equal(body: bytes, media: str, code: str) -> None:
+    """A body that is refused gets the same problem both ways, and the connection stays open."""
+    async with wired() as (_, wire):
+        status, headers, answer = await wire.ask(request(body, media=media))
+        plain_status, plain_headers, plain = await wire.ask(request(body, "X-Other: 1", media=media))
+        assert code.encode() in answer
+        assert (status, answer, headers.keys()) == (plain_status, plain, plain_headers.keys())
+        assert (await wire.ask(request()))[0] == 200
+
+
+async def test_pieces() -> None:
+    """A request that comes byte by byte, or cut anywhere in its body, is the same request."""
+    whole = request(arrow_stream(arrow_batch([b"v" * 5000])), media=ARROW)
+    head = whole.index(b"\r\n\r\n") + 4
+    async with wired() as (agent, wire):
+        for cut in (head, head + 1, head + 300, len(whole) - 1, 10):
+            wire.writer.write(whole[:cut])
+            await asyncio.sleep(0.01)
+            assert (await wire.ask(whole[cut:]))[0] == 200
+        assert agent.broker.begun >= 4
+
+
+async def test_pipelining() -> None:
+    """Requests sent without waiting are answered in their order, whichever way each goes."""
+    get = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    odd = request(BODY, "X-Other: 1")
+    many = [request(), get, request(), odd, request(b"1\n", media=NDJSON), request(), get, request()]
+    async with wired() as (_, wire):
+        wire.writer.write(b"".join(many))
+        offsets = []
+        for sent in many:
+            status, _, body = await wire.answer()
+            assert status == 200
+            assert (b"appended" in body) == (sent is not get)
+            if sent is not get:
+                offsets.append(int(body.split(b'"base_offset":')[1].split(b",")[0]))
+        assert offsets == list(range(6))
+
+
+async def test_flood_is_held_back() -> None:
+    """While an append waits, no more than a bound is read of what comes behind it; then all is answered."""
+    async with wired() as (agent, wire):
+        held = agent.broker.held = []
+        flood = request() * 4000  # half a megabyte beyond every buffer that is ours
+        wire.writer.write(flood)
+        async with asyncio.timeout(5):
+            while not held:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert len(held) == 1
+        agent.broker.held = None
+        answer, done = held[0]
+        answer.set_result(done)
+        for _ in range(4000):
+            assert (await wire.answer())[0] == 200
+
+
+async def test_moved_goes_the_ordinary_way() -> None:
+    """Where nothing happened because the leader is elsewhere, the ordinary way looks for it."""
+    async with wired() as (agent, wire):
+        agent.broker.fail_next = [ShoalError("no-leader", "none just now")]
+        assert (await wire.ask(request()))[0] == 200
+        agent.broker.fail_answer = ShoalError("not-leader", "deposed before it was proposed")
+        assert (await wire.ask(request()))[0] == 200
+        arrow = arrow_stream(arrow_batch([b"v"]))
+        agent.broker.fail_next = [ShoalError("not-leader", "elsewhere")]
+        assert (await wire.ask(request(arrow, media=ARROW)))[0] == 200
+
+
+async def test_indefinite_answer() -> None:
+    """What may have been stored is told as such, and never sent again by the agent."""
+    async with wired() as (agent, wire):
+        agent.broker.fail_answer = ShoalError("leadership-lost", "who knows", definite=False)
+        status, _, body = await wire.ask(request())
+        assert status == 504
+        assert b'"definite":false' in body
+
+
+async def test_client_leaves() -> None:
+    """A connection that ends during an append or inside a body takes nothing along and holds nothing."""
+    async with wired() as (agent, _):
+        gate = agent.runner.context.gate
+        held = agent.broker.held = []
+        for data in (request(), request()[:-3]):
+            _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+            writer.write(data)
+            async with asyncio.timeout(5):
+                while gate.requests == 0:
+                    await asyncio.sleep(0.001)
+                writer.close()
+                for answer, done in held:
+                    await asyncio.sleep(0.01)
+                    answer.set_result(done)
+                held.clear()
+                while gate.requests:
+                    await asyncio.sleep(0.001)
+
+
+async def test_stalled_body() -> None:
+    """A body that stops coming is answered with what is wrong, and the connection ends."""
+    async with wired(HttpLimits(body_stall_ms=50)) as (_, wire):
+        status, headers, body = await wire.ask(request()[:-3])
+        assert (status, headers["connection"]) == (400, "close")
+        assert b"brought nothing" in body
+        assert await wire.reader.read() == b""
+
+
+async def test_shutdown_lets_an_append_end() -> None:
+    """A stopping server answers the append under way before it closes the connection."""
+    async with wired() as (agent, wire):
+        held = agent.broker.held = []
+        wire.writer.write(request())
+        async with asyncio.timeout(5):
+            while not held:
+                await asyncio.sleep(0.001)
+            stopping = asyncio.create_task(agent.runner.cleanup())
+            await asyncio.sleep(0.05)
+            assert not stopping.done()
+            answer, done = held[0]
+            answer.set_result(done)
+            assert (await wire.answer())[0] == 200
+            await stopping
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Content-Length: 27",  # twice
+        "Transfer-Encoding: chunked",
+        "Expect: 100-continue",
+        "Connection: close",
+        "Origin: http://elsewhere",
+        " folded",
+        "Bad Name: x",
+        "Accept: \x7f",
+    ],
+)
+def test_doubtful_heads_are_not_read(line: str) -> None:
+    """Whatever could mean more than one thing is left to the real parser."""
+    assert read_head(request(b"")) is not None
+    assert read_head(request(b"", line)) is None
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"POST / HTTP/1.1\r\n", b"Content-Length: 3\r\n"]))
+def test_any_bytes(data: bytes, start: bytes) -> None:
+    """Any bytes are a head or none; a length is never shorter than the head it was read from."""
+    head = read_head(start + data + b"\r\n\r\n")
+    assert head is None or head.body_bytes >= 0
+    length = request_bytes(start + data)
+    assert length is None or length >= (start + data).index(b"\r\n\r\n") + 4
+
+
+def test_where_a_request_ends() -> None:
+    """Head and body together; unknown for a body whose length is not declared in one plain header."""
+    get = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert request_bytes(get) == request_bytes(get + b"more") == len(get)
+    assert request_bytes(request()) == len(request())
+    for line in ("Transfer-Encoding: chunked", "Upgrade: x", "Content-Length: 2", "expect: 100-continue"):
+        assert request_bytes(request(BODY, line)) is None
+    assert request_bytes(get[:-2]) is None
+    assert request_bytes(b"GET / HTTP/1.1\r\nContent-Length: -3\r\n\r\n") is None
