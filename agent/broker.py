@@ -507,7 +507,7 @@ class Broker:
         """Records into one partition led here, gathered with whatever arrives at the same time."""
         host, group = self._led_here(topic, partition)
         try:
-            return await host.append_records(
+            return await host.append(
                 group,
                 columns,
                 producer=producer,

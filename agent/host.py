@@ -385,43 +385,22 @@ class Host:
     async def append(
         self,
         group: GroupId,
-        messages: Sequence[Message],
+        records: RecordColumns | Sequence[Message],
         *,
         producer: ProducerStamp | None = None,
         acks: Acks = "all",
         timeout_ms: int,
         consecutive: bool = True,
     ) -> Appended:
-        """Append whole batches. Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced,
-        sequence-gap, disk-full, too-large, damaged (nothing happened); timeout, leadership-lost (it may
-        have)."""
-        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.begin_append(
-            group,
-            messages,
-            producer=producer,
-            consecutive=consecutive,
-            acks=acks,
-            timeout_ms=timeout_ms,
-            answer=answer,
-        )
-        return await answer
+        """Append whole batches, or records that are gathered with everybody else's into one batch.
 
-    async def append_records(
-        self,
-        group: GroupId,
-        columns: RecordColumns,
-        *,
-        producer: ProducerStamp | None = None,
-        acks: Acks = "all",
-        timeout_ms: int,
-        consecutive: bool = True,
-    ) -> Appended:
-        """Append records, gathered with everybody else's into one batch. Raises as append."""
+        Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced, sequence-gap, disk-full,
+        too-large, damaged (nothing happened); timeout, leadership-lost (it may have).
+        """
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         self.begin_append(
             group,
-            columns,
+            records,
             producer=producer,
             consecutive=consecutive,
             acks=acks,

@@ -135,9 +135,9 @@ def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryId]:
     return group, EntryId(LogIndex(index), Term(term))
 
 
-def encode_entry(held: Held, frame: bytes = b"") -> bytes:
+def encode_entry(held: Held, frame: bytes | memoryview = b"") -> bytes:
     """The inverse of decode_entry."""
-    return bytes([held]) + frame
+    return b"".join((bytes([held]), frame))
 
 
 def decode_entry(payload: bytes) -> tuple[Held, bytes]:

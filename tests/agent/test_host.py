@@ -20,7 +20,7 @@ async def test_one_voter_leads_appends_and_reads(tmp_path: Path) -> None:
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
         assert await cluster.append("a", "b") == Appended(Offset(0), 2)
-        assert await node.host.append_records(GROUP, columns("c"), timeout_ms=1_000) == Appended(Offset(2), 1)
+        assert await node.host.append(GROUP, columns("c"), timeout_ms=1_000) == Appended(Offset(2), 1)
         assert await read_values(node) == ["a", "b", "c"]
         offsets = await node.host.offsets(GROUP)
         assert (offsets.log_start_offset, offsets.high_watermark, offsets.log_end_offset) == (0, 3, 3)
@@ -151,9 +151,7 @@ async def test_single_records_are_gathered_into_few_entries(tmp_path: Path) -> N
 
         async def submit(number: int) -> Appended:
             stamp = ProducerStamp(producers[number], 0, 0) if number < 10 else None
-            return await node.host.append_records(
-                GROUP, columns(f"{number}"), producer=stamp, timeout_ms=2_000
-            )
+            return await node.host.append(GROUP, columns(f"{number}"), producer=stamp, timeout_ms=2_000)
 
         answers = await asyncio.gather(*(submit(number) for number in range(64)))
         assert [answer.base_offset for answer in answers] == list(range(64))
@@ -170,9 +168,7 @@ async def test_sequences_of_one_producer_in_one_turn_keep_their_order(tmp_path: 
 
         async def submit(sequence: int) -> Appended:
             stamp = ProducerStamp(ALICE, 0, sequence)
-            return await node.host.append_records(
-                GROUP, columns(f"{sequence}"), producer=stamp, timeout_ms=2_000
-            )
+            return await node.host.append(GROUP, columns(f"{sequence}"), producer=stamp, timeout_ms=2_000)
 
         answers = await asyncio.gather(
             *(submit(sequence) for sequence in (0, 1, 1, 2, 9)), return_exceptions=True
@@ -196,7 +192,7 @@ async def test_a_follower_refuses_with_the_leader(tmp_path: Path) -> None:
         follower = next(node for node in cluster.nodes if node is not leader)
         for call in (
             follower.host.append(GROUP, [message("x")], timeout_ms=500),
-            follower.host.append_records(GROUP, columns("x"), timeout_ms=500),
+            follower.host.append(GROUP, columns("x"), timeout_ms=500),
             follower.host.read(GROUP, Offset(0), max_bytes=1),
         ):
             with pytest.raises(ShoalError) as refused:
@@ -369,7 +365,7 @@ async def test_records_that_fit_no_batch_are_refused_alone(tmp_path: Path) -> No
         impossible.timestamps_us[0] = 2**80
         submissions = [columns("a"), impossible, columns("b")]
         answers = await asyncio.gather(
-            *(node.host.append_records(GROUP, item, timeout_ms=2_000) for item in submissions),
+            *(node.host.append(GROUP, item, timeout_ms=2_000) for item in submissions),
             return_exceptions=True,
         )
         assert answers[0] == Appended(Offset(0), 1)

@@ -62,7 +62,7 @@ async def test_one_voter_with_a_failed_sync_never_acknowledges() -> None:
         disks[node.agent_id].faults.append(Fault("sync", errno.EIO, "topics", times=1_000))
         for submit in (
             node.host.append(GROUP, [message("b")], timeout_ms=2_000),
-            node.host.append_records(GROUP, columns("c"), timeout_ms=2_000),
+            node.host.append(GROUP, columns("c"), timeout_ms=2_000),
         ):
             with pytest.raises(ShoalError) as refused:
                 await submit
@@ -98,7 +98,7 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         refused, taken = None, 0
         while refused is None and taken < 100:
             try:
-                await node.host.append_records(GROUP, columns("x" * 2**20), timeout_ms=5_000)
+                await node.host.append(GROUP, columns("x" * 2**20), timeout_ms=5_000)
                 taken += 1
             except ShoalError as error:
                 refused = error
