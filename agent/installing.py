@@ -259,6 +259,7 @@ class _Copy:
             self._plan.schema,
             self._plan.log_config,
             Chain(stamp.index, stamp.base_offset, stamp.previous_term),
+            self._stores.shared,
         )
 
     async def close(self) -> None:

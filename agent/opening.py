@@ -36,6 +36,7 @@ from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log import PartitionLog
+from shoal.segment_store.shared import SharedFiles
 
 COPIES_DIRECTORY = "copies"
 LOOK_BYTES = 2**20
@@ -107,6 +108,10 @@ class Stores:
     cluster_id: bytes
     registry: ReplicaRegistry
     hard_states: HardStateFile
+    shared: SharedFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", SharedFiles(self.disk))
 
     def directory(self, group: GroupId) -> str:
         """Of one partition: ids only, never a name (safety 4)."""
@@ -161,7 +166,9 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     if not await stores.disk.exists(directory):
         raise await _lose(stores, record, f"its directory {directory} is gone")
     identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
-    log = await PartitionLog.open(stores.disk, directory, identity, plan.schema, plan.log_config)
+    log = await PartitionLog.open(
+        stores.disk, directory, identity, plan.schema, plan.log_config, shared=stores.shared
+    )
     try:
         await _check_log(stores, record, stored[1], log, plan)
         state = await _fold_or_damage(log, plan, stored[1], identity)

@@ -15,9 +15,9 @@ class LogConfig:
     tail_cache_bytes: newest frames kept in memory, so that followers and consumers at the end never read
     the disk. max_write_bytes: what one group commit takes at most, so that one write cannot starve the
     first waiter. read_chunk_bytes: reads, scans and recovery go through buffers of this size.
-    max_open_files: sealed segments whose handles stay open. index_bytes: of the newest bytes of the log the
-    index is always in memory, twice what may be uncommitted and thus truncated; of older segments it is read
-    when it is needed, and that of max_open_indexes stays.
+    max_open_files: segments whose handles stay open, of a log that shares with no other. index_bytes: of the
+    newest bytes of the log the index is always in memory, twice what may be uncommitted and thus truncated;
+    of older segments it is read when it is needed, and that of max_open_indexes stays.
     """
 
     segment_bytes: int = 64 * 2**20

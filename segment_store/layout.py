@@ -2,7 +2,8 @@
 
 A segment is `<first index>-<first offset>.arrows` with both numbers zero-padded to 20 digits (safety 12: a
 segment of control entries only has the same first offset as its successor, so the index comes first), its
-index file the same stem with `.index`.
+index file the same stem with `.index`. A trimmed segment's file that waits for its next use keeps its stem
+with `.spare`.
 """
 
 import re
@@ -12,6 +13,7 @@ from shoal.batch import LogIndex, Offset
 
 SEGMENT_SUFFIX = ".arrows"
 INDEX_SUFFIX = ".index"
+SPARE_SUFFIX = ".spare"
 TEMPORARY_SUFFIX = ".tmp"
 _STEM = re.compile(r"(\d{20})-(\d{20})")
 _MAX_NUMBER = 2**63 - 1
@@ -37,7 +39,7 @@ class SegmentName(NamedTuple):
 
 
 def parse_name(file_name: str, suffix: str = SEGMENT_SUFFIX) -> SegmentName | None:
-    """The name of a segment (or with INDEX_SUFFIX of an index), or None for any other file."""
+    """The name of a segment (or with another suffix of what belongs to one), or None for any other file."""
     if not file_name.endswith(suffix):
         return None
     match = _STEM.fullmatch(file_name[: -len(suffix)])
@@ -50,10 +52,12 @@ def parse_name(file_name: str, suffix: str = SEGMENT_SUFFIX) -> SegmentName | No
 
 
 class Directory(NamedTuple):
-    """A partition directory sorted out: segments in log order, and files that belong to none of them."""
+    """A partition directory sorted out: segments in log order, files that belong to none of them, and files
+    for segments to come."""
 
     segments: tuple[SegmentName, ...]
     orphans: tuple[str, ...]
+    spares: tuple[str, ...]
 
 
 def sort_directory(file_names: list[str]) -> Directory:
@@ -67,7 +71,8 @@ def sort_directory(file_names: list[str]) -> Directory:
         if name.endswith(TEMPORARY_SUFFIX)
         or (parse_name(name, INDEX_SUFFIX) is not None and name not in known)
     ]
-    return Directory(tuple(segments), tuple(sorted(orphans)))
+    spares = sorted(name for name in file_names if parse_name(name, SPARE_SUFFIX) is not None)
+    return Directory(tuple(segments), tuple(sorted(orphans)), tuple(spares))
 
 
 def next_allocation(allocated: int, needed: int, first: int, max_step: int, segment_bytes: int) -> int:

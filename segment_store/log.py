@@ -40,7 +40,9 @@ from shoal.segment_store.reading import (
     read_run,
 )
 from shoal.segment_store.recovery import Chain, chain_problem
+from shoal.segment_store.recycling import Spares
 from shoal.segment_store.segment import Segment, SegmentFiles
+from shoal.segment_store.shared import SharedFiles
 from shoal.segment_store.tail import TRAILER_BYTES
 from shoal.segment_store.tail_cache import TailCache
 from shoal.segment_store.writer import Writer
@@ -79,12 +81,13 @@ class LogStatistics:
     queued_bytes: int
     cached_bytes: int
     damaged_stretches: int
+    recycled: int
 
 
 class PartitionLog:
     """See the module. One event loop; every coroutine may be awaited concurrently with every other."""
 
-    def __init__(self, files: SegmentFiles, recovered: Recovered, start: Chain = _EMPTY) -> None:
+    def __init__(self, files: SegmentFiles, recovered: Recovered, start: Chain, spares: Spares) -> None:
         """Use PartitionLog.open."""
         self._files = files
         self._start = start
@@ -97,7 +100,7 @@ class PartitionLog:
         self._cache = TailCache(files.config.tail_cache_bytes)
         self._frames_appended = 0
         active = self._segments[-1] if self._segments else None
-        self._writer = Writer(files, active, self.last_index, self._roll_back)
+        self._writer = Writer(files, active, self.last_index, self._roll_back, spares)
 
     def __repr__(self) -> str:
         numbers = (
@@ -114,23 +117,27 @@ class PartitionLog:
         schema: pa.Schema,
         config: LogConfig,
         start: Chain = _EMPTY,
+        shared: SharedFiles | None = None,
     ) -> "PartitionLog":
         """Recover what the directory holds (safety 7 to 11), or start an empty log, whose first entry is
-        `start`'s: a copy of a log whose head was trimmed does not begin with entry 1.
+        `start`'s: a copy of a log whose head was trimmed does not begin with entry 1. `shared`: with which
+        other logs it shares its bounds on open files and spare ones; None: with none.
 
         Raises Damaged when the log's numbers cannot be established, ForeignIdentity, DiskFull, DiskFailed.
         Damage inside the log does not prevent opening: see `damage`, and reads around it work.
         """
-        files = SegmentFiles(disk, directory, identity, schema, config)
+        files = SegmentFiles(disk, directory, identity, schema, config, shared)
+        spares = Spares(files)
         try:
             recovered = await recover(files)
-            await files.open_files.close()  # a thousand idle partitions hold no file open
-            return cls(files, recovered, start)
-        except OSError as error:
-            await files.open_files.close()
-            raise disk_fault(error, directory) from error
-        except BaseException:
-            await files.open_files.close()
+            await _take_over(files, spares, recovered)
+            await files.open_files.close(directory)  # a thousand idle partitions hold no file open
+            return cls(files, recovered, start, spares)
+        except BaseException as error:
+            spares.close()
+            await files.open_files.close(directory)
+            if isinstance(error, OSError):
+                raise disk_fault(error, directory) from error
             raise
 
     # ---- what the log holds, as planned
@@ -253,6 +260,7 @@ class PartitionLog:
             self._writer.queued_bytes,
             self._cache.size_bytes,
             len(self.damage),
+            self._writer.recycled,
         )
 
     def segment_of(self, index: LogIndex) -> Segment:
@@ -414,7 +422,9 @@ class PartitionLog:
             first = self.first_index
             head = bisect_right(self._runs, first, key=_run_index) - 1
             self._runs[: head + 1] = [(first, self._runs[head][1])]
-        self._writer.submit(Trim(removed, done))  # with nothing to remove, it waits for what was asked before
+        self._writer.submit(
+            Trim(removed, done, len(self._segments))
+        )  # with nothing to remove, it waits for what was asked before
         return _wait(done)
 
     def _roll_back(self, written_index: LogIndex) -> None:
@@ -545,6 +555,16 @@ class PartitionLog:
         """Close, and remove the directory with everything in it; durable when this returns."""
         await self._writer.close(flush=False)
         await self._files.disk.remove_tree(self._files.directory)
+
+
+async def _take_over(files: SegmentFiles, spares: Spares, recovered: Recovered) -> None:
+    """Keep spare files of the last run, within the bounds of this one; the others give their space back."""
+    first = recovered.segments[0].first_index if recovered.segments else None
+    refused = await spares.take_over(recovered.spares, first)
+    for name in refused:
+        await files.disk.unlink(files.path(name))
+    if refused:
+        await files.disk.sync_directory(files.directory)
 
 
 def _span(segment: Segment, end_offset: Offset) -> SegmentSpan:

@@ -245,9 +245,13 @@ class _SegmentReader:
                 return
             if nonzero_extent(buffer, clean_end) is not None:
                 end = f"behind entry {report.last_index}"
-                report.notes.append(
-                    f"an incomplete write {end}, never acknowledged; the next start clears it"
-                )
+                if report.sealed:
+                    report.notes.append(f"bytes of the file's earlier use {end}, never read")
+                else:
+                    report.notes.append(
+                        f"an incomplete write {end}, or the file's earlier use, not of this log; "
+                        "the next start clears it"
+                    )
                 return
             clean_end += len(buffer)
 

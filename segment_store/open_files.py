@@ -1,12 +1,14 @@
-"""Open handles of one log's files: opened when first needed, pinned while used, the rest bounded.
+"""Open handles of all logs' files: opened when first needed, pinned while used, the rest bounded.
 
 A pinned handle is never closed, so a read that is under way survives the removal of its segment (safety
-15), and the active segment, which may have unsynced writes, is never evicted (safety 11): its log keeps it
-pinned.
+15). A writer keeps its file pinned while anything is unsynced (safety 11), and between writes lets it rest:
+open as long as no other is needed more. What is pinned at once is bounded by the operations under way.
 """
 
 import logging
+import posixpath
 from collections import OrderedDict
+from itertools import islice
 from types import TracebackType
 
 from shoal.segment_store.disk import Disk, File
@@ -24,12 +26,25 @@ async def _close(file: File) -> None:
 
 
 class Handle:
-    __slots__ = ("file", "pins", "stale")
+    """`stale`: no longer to be found by its path, closed with its last pin. `closed`: by the bound, or
+    removed."""
 
-    def __init__(self, file: File) -> None:
+    __slots__ = ("closed", "file", "pins", "stale")
+
+    def __init__(self, file: File, *, stale: bool = False) -> None:
         self.file = file
         self.pins = 0
-        self.stale = False
+        self.stale = stale
+        self.closed = False
+
+
+class _Opening:
+    """One opening under way."""
+
+    __slots__ = ("is_forgotten",)
+
+    def __init__(self) -> None:
+        self.is_forgotten = False
 
 
 class Pin:
@@ -54,12 +69,13 @@ class Pin:
 
 
 class OpenFiles:
-    """At most `limit` unpinned handles stay open; the least recently used are closed first."""
+    """At most `limit` handles stay open beyond the pinned ones; the least recently used are closed first."""
 
     def __init__(self, disk: Disk, limit: int) -> None:
         self._disk = disk
         self._limit = limit
         self._handles: OrderedDict[str, Handle] = OrderedDict()
+        self._opening: dict[str, list[_Opening]] = {}
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -75,48 +91,95 @@ class OpenFiles:
         self._handles.move_to_end(path)
         return handle.file
 
+    def is_pinned(self, path: str) -> bool:
+        """Whether anybody uses the file, or is about to."""
+        handle = self._handles.get(path)
+        return path in self._opening or (handle is not None and handle.pins > 0)
+
     async def acquire(self, path: str, *, create: bool = False) -> Handle:
+        """The handle, pinned; release it."""
         handle = self._handles.get(path)
         if handle is None:
-            file = await self._disk.open(path, create=create)
-            handle = self._handles.get(path)
-            if handle is None:
-                handle = self._handles[path] = Handle(file)
-            else:  # another caller opened it meanwhile
-                handle.pins += 1
-                await _close(file)
-                return handle
+            handle = await self._open(path, create)
         handle.pins += 1
-        self._handles.move_to_end(path)
+        if not handle.stale:
+            self._handles.move_to_end(path)
+        if len(self._handles) > self._limit:
+            await self._evict()
+        return handle
+
+    async def _open(self, path: str, create: bool) -> Handle:
+        opening = _Opening()
+        self._opening.setdefault(path, []).append(opening)
+        try:
+            file = await self._disk.open(path, create=create)
+        finally:
+            openings = self._opening[path]
+            openings.remove(opening)
+            if not openings:
+                del self._opening[path]
+        if opening.is_forgotten:  # the path may be another file's by now
+            return Handle(file, stale=True)
+        handle = self._handles.get(path)
+        if handle is None:
+            handle = self._handles[path] = Handle(file)
+        else:  # another caller opened it meanwhile
+            handle.pins += 1
+            await _close(file)
+            handle.pins -= 1
         return handle
 
     async def release(self, handle: Handle) -> None:
         assert handle.pins > 0
         handle.pins -= 1
         if handle.stale and not handle.pins:
+            handle.closed = True
             await _close(handle.file)
-            return
-        if len(self._handles) > self._limit:
+        elif len(self._handles) > self._limit:
             await self._evict()
 
+    def rest(self, handle: Handle) -> bool:
+        """Unpin in this very turn, for a caller who will want it again and asks wake() then. False: it is
+        stale, and has to be released."""
+        if handle.stale:
+            return False
+        assert handle.pins > 0
+        handle.pins -= 1
+        return True
+
+    def wake(self, handle: Handle) -> bool:
+        """Pin a handle that rested; False when it was closed meanwhile."""
+        if handle.closed:
+            return False
+        handle.pins += 1
+        if not handle.stale:
+            self._handles.move_to_end(handle.file.path)
+        return True
+
     async def _evict(self) -> None:
-        idle = [path for path, handle in self._handles.items() if not handle.pins]
-        surplus = idle[: max(0, len(idle) - self._limit)]
-        closing = [self._handles.pop(path) for path in surplus]
+        surplus = len(self._handles) - self._limit
+        idle = (path for path, handle in self._handles.items() if not handle.pins)
+        closing = [self._handles[path] for path in islice(idle, surplus)]
+        for handle in closing:
+            del self._handles[handle.file.path]
+            handle.closed = True
         for handle in closing:
             await _close(handle.file)
 
     async def forget(self, path: str) -> None:
         """The file is about to be removed: close it now, or when its last reader lets go."""
+        for opening in self._opening.get(path, ()):
+            opening.is_forgotten = True
         handle = self._handles.pop(path, None)
         if handle is None:
             return
         if handle.pins:
             handle.stale = True
         else:
+            handle.closed = True
             await _close(handle.file)
 
-    async def close(self) -> None:
-        """Close what nobody uses; the rest closes with its last pin."""
-        for path in list(self._handles):
+    async def close(self, directory: str) -> None:
+        """Close what nobody uses of the files in a directory; the rest closes with its last pin."""
+        for path in [path for path in self._handles if posixpath.dirname(path) == directory]:
             await self.forget(path)

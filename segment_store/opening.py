@@ -42,12 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 class Recovered(NamedTuple):
-    """The segments in log order, what is damaged in them, and what was done (for the log and for people)."""
+    """The segments in log order, what is damaged in them, what was done (for the log and for people), and
+    names of files for segments to come."""
 
     segments: list[Segment]
     damage: list[Damaged]
     notes: list[str]
     term_runs: list[tuple[LogIndex, Term]]
+    spares: list[str]
 
 
 class _Window:
@@ -188,7 +190,7 @@ async def recover(files: SegmentFiles) -> Recovered:
     Neither changes anything on the disk.
     """
     await files.disk.make_directory(files.directory)
-    names, orphans = sort_directory(await files.disk.list(files.directory))
+    names, orphans, spares = sort_directory(await files.disk.list(files.directory))
     opening = _Opening(files)
     for place, name in enumerate(names):
         await opening.take(name, names[place + 1] if place + 1 < len(names) else None)
@@ -201,7 +203,7 @@ async def recover(files: SegmentFiles) -> Recovered:
         logger.debug("%s: %s", files.directory, note)
     for damage in opening.damage:
         logger.error("%s", damage)
-    return Recovered(opening.segments, opening.damage, opening.notes, opening.term_runs)
+    return Recovered(opening.segments, opening.damage, opening.notes, opening.term_runs, list(spares))
 
 
 class _Opening:

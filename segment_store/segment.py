@@ -13,7 +13,7 @@ from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Buffer, Disk, File
 from shoal.segment_store.index import Entry, SegmentIndex, encode_blocks, entry_of
 from shoal.segment_store.layout import TEMPORARY_SUFFIX, SegmentName, next_allocation
-from shoal.segment_store.open_files import OpenFiles
+from shoal.segment_store.shared import SharedFiles
 from shoal.segment_store.tail import TRAILER_BYTES, TailRecord, encode_trailer
 
 # Writing over blocks that were written once is about twice as fast as into fresh or merely reserved ones,
@@ -30,14 +30,21 @@ class SegmentFiles:
     """What the segments of one log share: where they are and how they are written."""
 
     def __init__(
-        self, disk: Disk, directory: str, identity: LogIdentity, schema: pa.Schema, config: LogConfig
+        self,
+        disk: Disk,
+        directory: str,
+        identity: LogIdentity,
+        schema: pa.Schema,
+        config: LogConfig,
+        shared: SharedFiles | None = None,
     ) -> None:
         self.disk = disk
         self.directory = directory
         self.identity = identity
         self.schema = schema
         self.config = config
-        self.open_files = OpenFiles(disk, config.max_open_files)
+        self.shared = shared or SharedFiles(disk, max_open_files=config.max_open_files)
+        self.open_files = self.shared.open_files
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -65,6 +72,7 @@ class Segment:
         self.soiled_end = 0  # a refused write may have left bytes up to here; 0: none
         self.allocated = 0
         self.prewritten_end = 0
+        self.recycled_bytes = 0  # of the file, if it had an earlier life and this one is not full
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
         self.index_bytes = 0  # good bytes of the index file
         self.index_is_ragged = False  # bad bytes follow them: less written over them would leave some
@@ -111,6 +119,10 @@ class Segment:
         frame."""
         assert await file.size() == 0, f"{self.path} exists already"
         await self.reserve(file, len(self.header) + TRAILER_BYTES)
+        await self.write_beginning(file)
+
+    async def write_beginning(self, file: File) -> None:
+        """Header, marker and tail record of a segment without entries, synced."""
         before = LogIndex(self.first_index - 1)
         trailer = self.trailer(before, self.previous_term, len(self.header), before)
         await file.write_and_sync(0, [self.header, trailer])

@@ -16,6 +16,7 @@ from shoal.batch import LogIndex
 from shoal.segment_store.disk import Buffer, File
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.open_files import Handle
+from shoal.segment_store.recycling import Spares
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TRAILER_BYTES
 from shoal.segment_store.writes import Append, Roll, Trim, Truncate, Work, take_group
@@ -39,6 +40,7 @@ class Writer:
         active: Segment | None,
         last_index: LogIndex,
         roll_back: Callable[[LogIndex], None],
+        spares: Spares,
     ) -> None:
         self.written_index = last_index
         self.stored_index = last_index
@@ -58,12 +60,19 @@ class Writer:
         self._write_over: asyncio.Future[None] | None = None
         self._active = active
         self._handle: Handle | None = None
+        self._is_held = False  # the handle is pinned; between writes it rests
+        self._spares = spares
         self._index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, close
         self._index_timer: asyncio.TimerHandle | None = None
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
         self._reserving: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def recycled(self) -> int:
+        """How many segments began in a file that was one before."""
+        return self._spares.recycled
 
     def check_open(self) -> None:
         """Raise LogClosed after close."""
@@ -118,10 +127,11 @@ class Writer:
         """The common case: the active segment's file is open, clean, and has blocks for the frames. False:
         nothing was begun."""
         segment = self._queue[0].segment if isinstance(self._queue[0], Append) else None
-        if segment is None or segment is not self._active or self._handle is None or self.failure is not None:
+        if segment is None or segment is not self._active or self.failure is not None:
             return False
-        if segment.soiled_end:
+        if segment.soiled_end or not self._hold():
             return False
+        assert self._handle is not None
         group = take_group(self._queue, self._files.config.max_write_bytes)
         if group[-1].position + group[-1].length + TRAILER_BYTES > segment.allocated:
             self._queue.extendleft(reversed(group))
@@ -158,6 +168,7 @@ class Writer:
             logger.debug("%s: no blocks reserved ahead: %s", segment.path, error)
         finally:
             self._reserving = None
+            self._rest()
 
     def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
         self._is_writing = False
@@ -170,6 +181,7 @@ class Writer:
             self._go_on()  # before anybody hears of it: what they queue shares the write after the next
             for work in group:
                 _answer(work, None)
+            self._rest()
         if self._write_over is not None:
             self._write_over.set_result(None)
             self._write_over = None
@@ -194,6 +206,7 @@ class Writer:
             raise
         finally:
             self._task = None
+            self._rest()
 
     async def _next(self) -> None:
         work = self._queue[0]
@@ -218,16 +231,39 @@ class Writer:
             _answer(work, None)
 
     async def _file(self, segment: Segment) -> File:
-        """The active segment's file, pinned until another becomes active."""
-        if self._handle is None or self._active is not segment:
+        """The active segment's file, pinned until nothing is under way or another becomes active."""
+        if self._active is not segment or not self._hold():
             await self._let_go()
-            self._handle = await self._files.open_files.acquire(segment.path)
-            self._active = segment
+            await self._take(segment, create=False)
+        assert self._handle is not None
         return self._handle.file
+
+    async def _take(self, segment: Segment, *, create: bool) -> None:
+        self._handle = await self._files.open_files.acquire(segment.path, create=create)
+        self._is_held = True
+        self._active = segment
+
+    def _hold(self) -> bool:
+        """Pin the active file if it is open still."""
+        if self._handle is not None and not self._is_held:
+            self._is_held = self._files.open_files.wake(self._handle)
+            if not self._is_held:
+                self._handle = None
+        return self._handle is not None
+
+    def _rest(self) -> None:
+        """With nothing under way and nothing unsynced, the file may be closed for want of room."""
+        idle = self._task is None and not self._is_writing and not self._queue and self._reserving is None
+        if not idle or not self._is_held or self.failure is not None or self._handle is None:
+            return
+        synced = self._files.config.fsync or self.synced_index >= self.stored_index
+        if synced and self._active is not None and not self._active.soiled_end:
+            self._is_held = not self._files.open_files.rest(self._handle)
 
     async def _let_go(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
+        held, self._is_held = self._is_held, False
+        if handle is not None and held:
             await self._files.open_files.release(handle)
 
     async def _write(self, group: list[Append]) -> None:
@@ -316,10 +352,13 @@ class Writer:
             )  # also what a queued truncation will remove: a gap before N + 1 is damage
             async with self._index_lock:
                 await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
+            self._spares.settle(previous)
         await self._let_go()
-        self._handle = await self._files.open_files.acquire(segment.path, create=True)
-        self._active = segment
-        await segment.create(self._handle.file)
+        recycled = await self._spares.reuse(segment)
+        await self._take(segment, create=not recycled)
+        if not recycled:
+            assert self._handle is not None
+            await segment.create(self._handle.file)
         await self._files.disk.sync_directory(self._files.directory)
 
     async def _truncate(self, work: Truncate) -> None:
@@ -358,7 +397,8 @@ class Writer:
         stays is durable before that: it alone says where the log stands."""
         await self._sync_active()
         for segment in work.removed:
-            await self._remove(segment)
+            if not await self._spares.retire(segment, work.kept):
+                await self._remove(segment)
 
     async def _shorten_index(self, segment: Segment, last: LogIndex) -> None:
         try:
@@ -377,6 +417,7 @@ class Writer:
         logger.warning("appends refused: %s", refusal)
         refused: list[Append] = []
         try:
+            await self._spares.drop()
             await self._refuse_queued(refused)
             await self._drop_empty_active()
         except OSError as second:
@@ -416,6 +457,7 @@ class Writer:
         if self._active is segment:
             await self._let_go()
             self._active = None
+        self._spares.settle(segment)
         await segment.remove()
         await self._files.disk.sync_directory(self._files.directory)
 
@@ -452,6 +494,7 @@ class Writer:
                 logger.error("%s: this log accepts no append until it is opened again", self.failure)
         finally:
             self._index_task = None
+            self._rest()
 
     async def write_index(self) -> None:
         """Bring the active segment's index file up to what is known synced."""
@@ -494,7 +537,10 @@ class Writer:
                 self._fail(DiskFailed(f"{self._files.directory}: {error}"))
         finally:
             await self._let_go()
-            await self._files.open_files.close()
+            self._spares.close()
+            if self._active is not None:
+                self._spares.settle(self._active)
+            await self._files.open_files.close(self._files.directory)
 
 
 def _answer(work: Append | Truncate | Trim, error: StoreError | None) -> None:

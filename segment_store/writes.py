@@ -72,12 +72,13 @@ class Truncate:
 
 
 class Trim:
-    """Remove whole sealed segments, the oldest first."""
+    """Remove whole sealed segments, the oldest first; `kept` are in use afterwards."""
 
-    __slots__ = ("done", "removed")
+    __slots__ = ("done", "kept", "removed")
 
-    def __init__(self, removed: list[Segment], done: asyncio.Future[None]) -> None:
+    def __init__(self, removed: list[Segment], done: asyncio.Future[None], kept: int) -> None:
         self.removed = removed
+        self.kept = kept
         self.done = done
 
 

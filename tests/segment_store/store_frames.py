@@ -18,6 +18,7 @@ from shoal.batch import (
     stamp_message,
 )
 from shoal.segment_store import Disk, LogConfig, PartitionLog
+from shoal.segment_store.shared import SharedFiles
 
 IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
 SMALL = LogConfig(
@@ -71,9 +72,13 @@ def next_frame(
 
 
 async def open_log(
-    disk: Disk, directory: str = "log", config: LogConfig = SMALL, identity: LogIdentity = IDENTITY
+    disk: Disk,
+    directory: str = "log",
+    config: LogConfig = SMALL,
+    identity: LogIdentity = IDENTITY,
+    shared: SharedFiles | None = None,
 ) -> PartitionLog:
-    return await PartitionLog.open(disk, directory, identity, DEFAULT_SCHEMA, config)
+    return await PartitionLog.open(disk, directory, identity, DEFAULT_SCHEMA, config, shared=shared)
 
 
 async def contents(log: PartitionLog) -> list[bytes]:

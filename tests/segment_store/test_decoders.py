@@ -170,7 +170,7 @@ class TestLayout:
             f"{3:020d}-{3:020d}.index",
             "x.tmp",
         ]
-        assert sort_directory(files) == ((first, name), (f"{3:020d}-{3:020d}.index", "x.tmp"))
+        assert sort_directory(files) == ((first, name), (f"{3:020d}-{3:020d}.index", "x.tmp"), ())
 
     def test_growth(self) -> None:
         """64 KiB, doubling, then steps of 8 MiB, not beyond the segment unless a frame needs it."""

@@ -124,7 +124,7 @@ async def test_a_read_under_way_meets_a_trim(disk: Disk, tmp_path: Path) -> None
     log, _ = await _filled(disk, tmp_path)
     first = next_frame(log, value_bytes=100, first_of_segment=True)
     await log.append([first])
-    await log._files.open_files.close()
+    await log._files.open_files.close(log._files.directory)
     read = asyncio.ensure_future(log.read(LogIndex(5), LogIndex(60), 2**30))
     trim = asyncio.ensure_future(log.trim(first.stamp.index))
     await trim
