@@ -10,11 +10,9 @@ import asyncio
 import logging
 import os
 import random
-import resource
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
@@ -43,6 +41,8 @@ from shoal.agent.data_directory import (
     wipe,
 )
 from shoal.agent.draining import Draining
+from shoal.agent.event_feed import EventFeed
+from shoal.agent.event_sources import EventSources
 from shoal.agent.guard import Guard
 from shoal.agent.holding import Holding
 from shoal.agent.host import Host
@@ -64,6 +64,7 @@ from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
 from shoal.agent.ports import PortChoice, PortError, http_socket, listen
+from shoal.agent.process import allow_open_files, asked_by_signals, report
 from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import Claim
@@ -132,6 +133,8 @@ class Agent:
         self._boot_nonce = os.urandom(NONCE_BYTES)
         self._boot = self._boot_nonce.hex()
         self._watch = Watch(self._boot)
+        self._events = EventFeed(self._boot)
+        self._event_sources: EventSources
         self._disk: Disk
         self._keyring: Keyring | None
         self._snapshot: Snapshot
@@ -227,6 +230,7 @@ class Agent:
                 tasks.create_task(joined.host.run(), name="host"),
                 tasks.create_task(joined.catalog.run(), name="catalog"),
                 tasks.create_task(joined.routes.run(), name="routes"),
+                tasks.create_task(self._tell_events(joined), name="events"),
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
                 tasks.create_task(self._make_mover(joined).run(), name="mover"),
                 tasks.create_task(holding.run(), name="holding"),
@@ -303,6 +307,7 @@ class Agent:
         self.roster = Roster(
             agent_id=self.agent_id, cluster=self.config.cluster, links=self._links, watch=self._watch
         )
+        self._event_sources = EventSources(self._events, self.roster, self._watch)
         parts.callback(self.roster.stop)
 
     def _make_broker(self, stop: StopRequest) -> None:
@@ -321,6 +326,7 @@ class Agent:
             join=lambda addresses: self.membership.join(addresses),
             force_leave=lambda name: self.membership.force_leave(name),
             draining=self._draining,
+            events=self._events,
             keys=KeyService(lambda: getattr(self, "membership", None)),
         )
 
@@ -388,6 +394,7 @@ class Agent:
             config,
             rng=self._rng,
             on_event=self._on_member_event,
+            on_user_event=self.roster.on_pool_event,
             keep_keyring=KeyringFile(self.config.data).save,
             clocks=self._snapshot.clocks,
         )
@@ -396,6 +403,7 @@ class Agent:
 
     def _on_member_event(self, event: MemberEvent) -> None:
         self._twins.on_event(event)
+        self._event_sources.on_member_event(event)
         self.roster.changed()
 
     async def _start_meeting(self, parts: AsyncExitStack) -> Meeting:
@@ -489,6 +497,7 @@ class Agent:
         )
         self._register_messages(catalog, routes, holding)
         self.roster.listen(routes.look)
+        self.roster.listen_to_announcements(routes.on_announcement)
         self.roster.listen(catalog.look)
         await self._links.start()
         parts.push_async_callback(self._links.stop)
@@ -533,6 +542,9 @@ class Agent:
         self._links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
         self._links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         self._links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
+
+    async def _tell_events(self, joined: Joined) -> None:
+        await self._event_sources.run(joined.routes.table, lambda: joined.catalog.catalog)
 
     async def _tell_catalog_version(self, catalog: CatalogService) -> None:
         while True:
@@ -597,6 +609,7 @@ class Agent:
             claims=self._claims,
             claim=self._claim,
             publish=self.roster.set_placement,
+            announce=self.roster.announce_placement,
         )
 
     def _claims(self) -> Iterator[Claim]:
@@ -638,9 +651,9 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
     """
     if config.cores > 1:
         return await run_cores(config)
-    _allow_open_files()
+    allow_open_files()
     stop = StopRequest()
-    with _signals(stop):
+    with asked_by_signals(stop.ask):
         try:
             while await Agent(config).run(stop, ready) is Outcome.DISSOLVED:
                 logger.info("starting again with an empty directory, to join the other cluster")
@@ -651,43 +664,6 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
             logger.error("%s", error)
             return EXIT_USAGE
         except BaseExceptionGroup as group:
-            return _report(group)
+            report(group)
+            return EXIT_FAILED
     return EXIT_FAILED if stop.at_once.is_set() else EXIT_OK
-
-
-def _allow_open_files() -> None:
-    """As many as the system lets this process have: the soft limit is for programs that use select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _report(group: BaseExceptionGroup[BaseException]) -> int:
-    """A part has failed: say which fault it was; faults of the start are no surprise, everything else is."""
-    faults, others = group.split((StartError, PortError, StoreError))
-    for fault in _leaves(faults):
-        logger.error("%s", fault)
-    if others is not None:
-        logger.error("the agent failed and stops", exc_info=others)
-    return EXIT_FAILED
-
-
-def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseException]:
-    for error in () if group is None else group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
-
-
-@contextmanager
-def _signals(stop: StopRequest) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.ask)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -22,6 +22,7 @@ from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
 from shoal.agent.draining import Draining
+from shoal.agent.event_feed import EventFeed
 from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.key_service import KeyService
@@ -99,8 +100,10 @@ class Broker:
         force_leave: Callable[[str], None],
         draining: Draining,
         keys: KeyService,
+        events: EventFeed,
     ) -> None:
         self.config = config
+        self.events = events
         self.keys = keys
         self.agent_id = agent_id
         self.name = name

@@ -76,6 +76,23 @@ def members_document(
 def _member_document(
     member: Member, routes: RouteTable, catalog: Catalog, is_live: Callable[[str], bool]
 ) -> dict[str, Any]:
+    return member_head(member) | {
+        "partitions": [
+            {
+                "topic": topic,
+                "partition": claim.group.partition,
+                "role": _role_now(claim, member.name, routes, is_live),
+                "term": claim.term,
+                "log_end_offset": claim.log_end_offset,
+            }
+            for claim in routes.claims_of(member.name)
+            if (topic := topic_name(claim.group, catalog)) is not None
+        ],
+    }
+
+
+def member_head(member: Member) -> dict[str, Any]:
+    """A member without what it holds."""
     return {
         "id": member.name,
         "name": member.tags.get(TAG_NAME, member.name),
@@ -89,17 +106,6 @@ def _member_document(
         "incarnation": member.incarnation,
         "since": format_time(member.since_ms * 1_000),
         "tags": dict(sorted(member.tags.items())),
-        "partitions": [
-            {
-                "topic": topic,
-                "partition": claim.group.partition,
-                "role": _role_now(claim, member.name, routes, is_live),
-                "term": claim.term,
-                "log_end_offset": claim.log_end_offset,
-            }
-            for claim in routes.claims_of(member.name)
-            if (topic := topic_name(claim.group, catalog)) is not None
-        ],
     }
 
 

@@ -33,9 +33,11 @@ from shoal.agent.documents import (
 )
 from shoal.agent.links import Links
 from shoal.agent.watch import Watch
-from shoal.membership.interface import Gossip, Member
+from shoal.membership.interface import Gossip, Member, PoolEvent
 from shoal.replication.placement import Candidate
 
+PLACEMENT_EVENT = "shoal-placement"
+MAX_ANNOUNCEMENT_BYTES = 256  # an agent id, a run and a number
 TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
 
 
@@ -61,6 +63,7 @@ class Roster:
         self._tags: dict[str, str] = {}
         self._tags_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._announcement_listeners: list[Callable[[str, str, int], None]] = []
         self._scheduled = False
         self._members: tuple[Member, ...] = ()
         self._ours: list[Member] = []
@@ -117,6 +120,25 @@ class Roster:
         generation."""
         generation = run.rpartition(".")[2]
         self._set_later(TAG_PLACEMENT, f"{generation}.{version}")
+
+    def announce_placement(self, run: str, version: int) -> None:
+        """As a route event, which says only that there is news."""
+        if self._membership is not None:
+            payload = f"{self.agent_id} {run} {version}".encode()
+            self._membership.send_user_event(PLACEMENT_EVENT, payload)
+
+    def on_pool_event(self, event: PoolEvent) -> None:
+        """Membership's on_user_event. Whatever is no route event is not ours."""
+        if event.name != PLACEMENT_EVENT:
+            return
+        words = event.payload[:MAX_ANNOUNCEMENT_BYTES].decode("ascii", "replace").split(" ")
+        if len(words) == 3 and words[0] != self.agent_id:
+            for listener in self._announcement_listeners:
+                listener(words[0], words[1], natural(words[2]))
+
+    def listen_to_announcements(self, listener: Callable[[str, str, int], None]) -> None:
+        """Called with agent id, run and placement version of every route event of another agent."""
+        self._announcement_listeners.append(listener)
 
     def set_catalog(self, version: int, *, has_topics: bool) -> None:
         """The catalog version of this agent, and whether its cluster holds anything."""

@@ -2,8 +2,9 @@
 
 Law of this file: routes.py decides which claim wins; here claims are collected from the host, sent to
 linked peers at once when leadership moves (so that clients learn of it within milliseconds), and pulled
-from a peer whose gossiped placement version is newer than what is known of it. Gossip and pulls make it
-certain, the hints make it quick.
+from a peer whose gossiped placement version is newer than what is known of it. Hints over links are the
+quickest; route events of gossip, which say only that there is news, reach whom a hint did not; the version in
+the tags makes it certain.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in 
 RETRY_S = 0.1
 FRESH_S = 0.1
 MAX_PAGES = 64  # of one pull; the rest follows with the next
+ANNOUNCE_MS = (
+    250  # between two route events: a kill moves hundreds of leaders, Serf keeps 512 events (safety 28)
+)
 MAX_HINT_CLAIMS = 512  # a kill moves hundreds of leaders; a longer list is pulled (safety 28)
 
 logger = logging.getLogger(__name__)
@@ -69,9 +73,10 @@ class RouteExchange:
         claims: Callable[[], Iterable[Claim]],
         claim: Callable[[GroupId], Claim | None],
         publish: Callable[[str, int], None],
+        announce: Callable[[str, int], None],
     ) -> None:
         """`claims` and `claim`: the replicas held here, and one of them. `publish(run, version)`: into the
-        tags.
+        tags; `announce(run, version)`: as a route event.
         """
         self.table = RouteTable()
         self._own = OwnClaims(agent_id, boot)
@@ -82,10 +87,15 @@ class RouteExchange:
         self._claims = claims
         self._claim = claim
         self._publish = publish
+        self._announce = announce
+        self._announced = 0
+        self._may_announce_s = 0.0
+        self._announcing: asyncio.TimerHandle | None = None
         self._published: tuple[str, int] | None = None
         self._dirty: set[GroupId] = set()
         self._hinted = 0
         self._behind: set[str] = set()
+        self._pulling: set[str] = set()
         self._pull_now = asyncio.Event()
         self._flush_scheduled = False
         self._refreshed_s = 0.0
@@ -112,13 +122,27 @@ class RouteExchange:
             moved |= self._own.remove(GroupKey(*group)) if claim is None else self._own.set(claim)
         if moved:
             self._merge_own()
-            self._hint()
+            self._tell()
 
     def _merge_own(self) -> None:
         before = self.table.version
         self.table.apply(self._own.delta(*self.table.known(self._agent_id)))
         if self.table.version != before:
             self._watch.changed()
+
+    def _tell(self) -> None:
+        self._hint()
+        if self._announcing is None:
+            loop = asyncio.get_running_loop()
+            self._announcing = loop.call_at(max(loop.time(), self._may_announce_s), self._announce_now)
+
+    def _announce_now(self) -> None:
+        """At most one route event in ANNOUNCE_MS, and always one after the last change."""
+        self._announcing = None
+        self._may_announce_s = asyncio.get_running_loop().time() + ANNOUNCE_MS / 1_000
+        if self._announced != self._own.placement_version:
+            self._announced = self._own.placement_version
+            self._announce(self._own.run, self._announced)
 
     def _hint(self) -> None:
         delta = self._own.delta(self._own.run, self._hinted, MAX_HINT_CLAIMS)
@@ -148,7 +172,7 @@ class RouteExchange:
             moved |= self._own.remove(gone)
         self._merge_own()
         if moved:
-            self._hint()
+            self._tell()
         published = (self._own.run, self._own.placement_version)
         if published != self._published:
             self._published = published
@@ -179,6 +203,13 @@ class RouteExchange:
         if self.table.version != before:
             self._watch.changed()
 
+    def on_announcement(self, peer: str, run: str, version: int) -> None:
+        """A route event: that agent's placement has this version. Whoever has it already does nothing."""
+        known_run, known_version = self.table.placement_known(peer)
+        if peer in self._peers.live_peers() and (known_run != run or known_version < version):
+            self._behind.add(peer)
+            self._pull_now.set()
+
     def look(self) -> None:
         """The member list or its tags have changed: find out who must be asked, and whom to forget."""
         for peer, (run, version) in self._peers.placement_versions().items():
@@ -194,9 +225,13 @@ class RouteExchange:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._refresh_for_ever())
-            tasks.create_task(self._pull_for_ever())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._refresh_for_ever())
+                tasks.create_task(self._pull_for_ever(tasks))
+        finally:
+            if self._announcing is not None:
+                self._announcing.cancel()
 
     async def _refresh_for_ever(self) -> None:
         rounds = 0
@@ -209,13 +244,25 @@ class RouteExchange:
                 self._pull_now.set()
             await asyncio.sleep(REFRESH_MS * self._rng.uniform(0.9, 1.1) / 1_000)
 
-    async def _pull_for_ever(self) -> None:
+    async def _pull_for_ever(self, tasks: asyncio.TaskGroup) -> None:
+        """Each peer is asked by itself, one question at a time: one that has died answers nobody, and the
+        others' news must not wait for that."""
         while True:
             await self._pull_now.wait()
             await asyncio.sleep(self._rng.uniform(0, PULL_JITTER_MS) / 1_000)
             self._pull_now.clear()
-            behind, self._behind = self._behind, set()
-            await asyncio.gather(*(self._pull(peer) for peer in behind))
+            for peer in self._behind - self._pulling:
+                tasks.create_task(self._pull_alone(peer))
+            self._behind &= self._pulling
+
+    async def _pull_alone(self, peer: str) -> None:
+        self._pulling.add(peer)
+        try:
+            await self._pull(peer)
+        finally:
+            self._pulling.discard(peer)
+        if peer in self._behind:
+            self._pull_now.set()
 
     def _ask_again(self, peer: str) -> None:
         """A peer that has just joined is not linked yet; the next look() would come a second later."""

@@ -186,6 +186,12 @@ class RouteTable:
         self.version = 0
         self._agents: dict[str, _Known] = {}
         self._holders: dict[GroupKey, set[str]] = {}
+        self._changed: set[GroupKey] = set()
+
+    def take_changed(self) -> set[GroupKey]:
+        """The groups whose placement somebody has claimed anew since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def known(self, agent_id: str) -> tuple[str, int]:
         """(run, number) to ask that agent from; ("", 0) when nothing is known."""
@@ -229,10 +235,12 @@ class RouteTable:
         for group in fresh.claims:
             self._holders.setdefault(group, set()).add(agent_id)
         self._agents[agent_id] = fresh
-        same = old_claims.keys() == fresh.claims.keys() and all(
-            claim.same_placement(old_claims[group]) for group, claim in fresh.claims.items()
-        )
-        if not same:
+        changed = old_claims.keys() - fresh.claims.keys()
+        changed |= {
+            group for group, claim in fresh.claims.items() if not claim.same_placement(old_claims.get(group))
+        }
+        self._changed |= changed
+        if changed:
             self.version += 1
 
     def _set(self, agent_id: str, known: _Known, group: GroupKey, claim: Claim | None) -> bool:
@@ -241,10 +249,14 @@ class RouteTable:
             if old is not None:
                 del known.claims[group]
                 self._drop_holder(group, agent_id)
+                self._changed.add(group)
             return old is not None
         known.claims[group] = claim
         self._holders.setdefault(group, set()).add(agent_id)
-        return not claim.same_placement(old)
+        if claim.same_placement(old):
+            return False
+        self._changed.add(group)
+        return True
 
     def _drop_holder(self, group: GroupKey, agent_id: str) -> None:
         holders = self._holders.get(group, set())
@@ -263,6 +275,7 @@ class RouteTable:
             return
         for group in known.claims:
             self._drop_holder(group, agent_id)
+        self._changed |= known.claims.keys()
         self.version += 1
 
     def claims_of(self, agent_id: str) -> list[Claim]:

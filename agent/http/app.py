@@ -16,6 +16,7 @@ from aiohttp import web
 from shoal.agent.http.connection import SCRATCH_BYTES, Connection
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import RouteTable
+from shoal.agent.http.events import EventHandlers
 from shoal.agent.http.forward import Forwarder
 from shoal.agent.http.interface import Broker
 from shoal.agent.http.keys import KeyHandlers
@@ -55,6 +56,7 @@ class Entrance:
                 *TopicHandlers(context).routes(),
                 *TrimHandlers(context).routes(),
                 *MemberHandlers(context).routes(),
+                *EventHandlers(context).routes(),
                 *KeyHandlers(context).routes(),
                 *OperateHandlers(context).routes(),
             ),

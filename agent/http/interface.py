@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from aiohttp import web
 
+from shoal.agent.event_feed import EventFeed
 from shoal.batch import Message, ProducerStamp
 from shoal.membership.interface import KeyChange
 from shoal.records import RecordColumns
@@ -129,6 +130,9 @@ class Broker(Protocol):
     def config(self) -> Configuration: ...
     @property
     def keys(self) -> Keys: ...
+
+    @property
+    def events(self) -> EventFeed: ...
 
     async def members(self, after_version: str | None, wait_ms: int) -> Document: ...
     async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document: ...

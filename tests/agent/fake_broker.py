@@ -19,6 +19,7 @@ import pyarrow as pa
 from aiohttp import web
 from fake_gossip_keys import FakeKeyedGossip
 
+from shoal.agent.event_feed import EventFeed
 from shoal.agent.http.interface import Answer, Json
 from shoal.agent.key_service import KeyService
 from shoal.agent.topic_settings import check_topic_name
@@ -163,6 +164,7 @@ class FakeCluster:
         self.catalog_leader_id: str | None = None
         self.changed = asyncio.Event()
         self.version = 1
+        self.events = EventFeed("fake")
 
     def add(self, name: str) -> FakeBroker:
         broker = FakeBroker(self, name)
@@ -223,6 +225,7 @@ class FakeBroker:
         self.last_acks = ""
         self.peer_answer: bytes = b""
         self.known_end = 2**63  # of all logs, as this follower knows them
+        self.events = cluster.events
 
     # --- membership and routing
 
