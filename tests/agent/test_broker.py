@@ -14,6 +14,7 @@ from shoal.agent.broker import Broker, Joined, Topic
 from shoal.agent.catalog import Catalog, CreateTopic, DeleteTopic
 from shoal.agent.config import AgentConfig
 from shoal.agent.documents import CATALOG_KEY, members_document
+from shoal.agent.event_feed import EventFeed
 from shoal.agent.key_service import KeyService
 from shoal.agent.metrics import render_metrics
 from shoal.agent.routes import Claim, GroupKey, OwnClaims, RouteTable
@@ -141,6 +142,7 @@ class Fixture:
             force_leave=self.left.append,
             draining=SimpleNamespace(),  # type: ignore[arg-type]
             keys=KeyService(lambda: None),
+            events=EventFeed("run"),
         )
         host: Any = self.host
         catalog: Any = self.catalog
