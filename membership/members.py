@@ -66,10 +66,10 @@ def judge_alive(
 ) -> Verdict:
     """An alive claim from elsewhere. `reclaim_ms` 0 means that a dead name keeps its
     address until forgotten."""
-    if (is_self and leaving) or not compatible(claim.vsn):
-        return Verdict.IGNORE
+    if (is_self and leaving) or not compatible(claim.vsn) or not claim.incarnation:
+        return Verdict.IGNORE  # nodes begin with incarnation 1, even under a new address
     if node is None:
-        return Verdict.ACCEPT if claim.incarnation > 0 else Verdict.IGNORE
+        return Verdict.ACCEPT
     moved = claim.endpoint != node.endpoint
     if moved and (is_self or not _may_move(node, reclaim_ms, now_ms)):
         return Verdict.CONFLICT

@@ -211,8 +211,19 @@ class SerfCore:
                 self._on_query(message, payload, now_ms)
             case QueryResponse():
                 self._asked.on_response(message)
-            case Relay():  # for somebody else, or, as Serf picks relays, for us by way of ourselves
-                outbox.send(message.destination, User(message.message))
+            case Relay():
+                self._hand_on(message)
+
+    def _hand_on(self, relay: Relay) -> None:
+        """For somebody else or, as Serf picks relays, for us by way of ourselves. Only answers to queries are
+        relayed: nobody shall send anything else to anybody in our name."""
+        try:
+            answer = decode_serf(relay.message)
+        except WireError:
+            self._wire_faults += 1
+            return
+        if isinstance(answer, QueryResponse):
+            self.swim.outbox.send(relay.destination, User(relay.message))
 
     # Intents
 

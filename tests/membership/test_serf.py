@@ -444,11 +444,21 @@ def test_relay_factor_sends_through_helpers() -> None:
     assert decode_serf(relays[0].message) == QueryResponse(3, 77, "me", 1, b"")
 
 
-def test_relayed_messages_are_handed_on_unread() -> None:
-    """To whatever address they name."""
+def test_relayed_answers_are_handed_on_as_they_are() -> None:
+    """To whatever address they name; nothing but answers, for it would go out in our name."""
     script = Script()
-    script.hear_serf(Relay(at(8), "n8", b"\x05whatever"))
-    assert (at(8), User(b"\x05whatever")) in script.sent
+    answer = encode_serf(QueryResponse(3, 77, "n3", 0, b"yes")) + b"and more"
+    script.hear_serf(Relay(at(8), "n8", answer))
+    assert (at(8), User(answer)) in script.sent
+    script.sent.clear()
+    for other in (
+        b"",
+        b"\x05whatever",
+        encode_serf(LeaveIntent(9, "n3")),
+        encode_serf(Relay(at(8), "n8", answer)),
+    ):
+        script.hear_serf(Relay(at(8), "n8", other))
+    assert script.sent == []
 
 
 def test_unknown_and_bad_serf_messages_are_skipped() -> None:
