@@ -30,7 +30,7 @@ from shoal.agent.cluster_file import (
     load_cluster,
     save_cluster,
 )
-from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig, ConfigError
+from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig, ConfigError
 from shoal.agent.cores import run_cores
 from shoal.agent.data_directory import (
     StartError,
@@ -56,13 +56,14 @@ from shoal.agent.identity import (
     ReplicaRegistry,
 )
 from shoal.agent.key_service import KeyService
-from shoal.agent.keyring_file import KeyringFile, gossip_config, settle_keyring
+from shoal.agent.keyring_file import KeyringFile, settle_keyring
 from shoal.agent.links import LinkConfig, Links
 from shoal.agent.losses import Losses
 from shoal.agent.meeting import Meeting
 from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
+from shoal.agent.pool import Entry, enter, start_discovery
 from shoal.agent.ports import PortChoice, PortError, http_socket, listen
 from shoal.agent.process import allow_open_files, asked_by_signals, report
 from shoal.agent.roster import Roster, first_tags
@@ -73,9 +74,7 @@ from shoal.agent.snapshot_file import load_snapshot, save_snapshot
 from shoal.agent.starting import Starter
 from shoal.agent.twin import Life, TwinWatch
 from shoal.agent.watch import Watch
-from shoal.membership.gossip import Membership
-from shoal.membership.interface import MemberEvent
-from shoal.membership.mdns import Discovery
+from shoal.membership.interface import KeyedGossip, MemberEvent
 from shoal.membership.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
 from shoal.replication.config import RaftConfig
@@ -125,7 +124,7 @@ class Agent:
     def __init__(self, config: AgentConfig, *, rng: random.Random | None = None) -> None:
         self.config = config
         self.roster: Roster
-        self.membership: Membership
+        self.membership: KeyedGossip
         self.host: Host | None = None
         self._clock = SystemClock()
         self._losses = Losses(self._clock.now_ms)
@@ -141,6 +140,7 @@ class Agent:
         self._identity: AgentIdentity
         self._identities: IdentityStore
         self._links: Links
+        self._life: Life
         self._twins: TwinWatch
         self._draining: Draining
         self._kept_http_port = 0
@@ -333,8 +333,8 @@ class Agent:
     async def _look_for_twin(self) -> None:
         """Whoever copied the directory of a running agent starts it beside that agent, as a rule: there its
         ports are taken."""
-        own = Life(self.agent_id, self._boot, self.broker.started_at)
-        self._twins = TwinWatch(own, self.config.data)
+        self._life = Life(self.agent_id, self._boot, self.broker.started_at)
+        self._twins = TwinWatch(self._life, self.config.data)
         if self._kept_http_port not in (0, self._identity.http_port):
             await self._twins.check(self._url_at(self._kept_http_port))
 
@@ -349,9 +349,6 @@ class Agent:
         await web.SockSite(runner, listener).start()
 
     async def _start_gossip(self, parts: AsyncExitStack) -> Meeting:
-        choice = PortChoice(
-            "--gossip-port", self.config.gossip_port, self._identity.gossip_port or None, DEFAULT_GOSSIP_PORT
-        )
         tags = first_tags(
             version=__version__,
             name=self._identity.name,
@@ -363,16 +360,23 @@ class Agent:
             boot=self._boot,
             drained=self._draining.wanted,
         )
-        self.membership = await listen(choice, self.config.bind, lambda port: self._gossip_on(port, tags))
+        self.membership = await enter(
+            Entry(
+                config=self.config,
+                own=self._life,
+                tags=tags,
+                kept_port=self._identity.gossip_port,
+                keyring=self._keyring,
+                clocks=self._snapshot.clocks,
+                rng=self._rng,
+                on_event=self._on_member_event,
+                on_user_event=self.roster.on_pool_event,
+            )
+        )
         parts.push_async_callback(self.membership.stop)
         self._goodbyes.append(self.membership.leave)
-        if choice.has_stepped(self.membership.port):
-            logger.info(
-                "port %d is in use: gossip listens on %d",
-                choice.kept or choice.default,
-                self.membership.port,
-            )
-        self._identity = replace(self._identity, gossip_port=self.membership.port)
+        if not self.config.uses_serf:
+            self._identity = replace(self._identity, gossip_port=self.membership.port)
         await self._identities.save(self._identity)
         self.roster.attach(self.membership, tags)
         logger.info(
@@ -385,21 +389,6 @@ class Agent:
             self._disk.kind,
         )
         return await self._start_meeting(parts)
-
-    async def _gossip_on(self, port: int, tags: dict[str, str]) -> Membership:
-        config = gossip_config(
-            self.config, agent_id=self.agent_id, port=port, tags=tags, keyring=self._keyring
-        )
-        membership = Membership(
-            config,
-            rng=self._rng,
-            on_event=self._on_member_event,
-            on_user_event=self.roster.on_pool_event,
-            keep_keyring=KeyringFile(self.config.data).save,
-            clocks=self._snapshot.clocks,
-        )
-        await membership.start()
-        return membership
 
     def _on_member_event(self, event: MemberEvent) -> None:
         self._twins.on_event(event)
@@ -422,24 +411,10 @@ class Agent:
             remember=remember,
         )
         if self.config.uses_mdns:
-            await self._start_discovery(parts, meeting)
+            discovery = await start_discovery(self.membership, self.config, meeting)
+            if discovery is not None:
+                parts.push_async_callback(discovery.stop)
         return meeting
-
-    async def _start_discovery(self, parts: AsyncExitStack, meeting: Meeting) -> None:
-        discovery = Discovery(
-            cluster=self.config.cluster,
-            agent_id=self.agent_id,
-            address=self.config.advertised_address,
-            gossip_port=self.membership.port,
-            on_found=meeting.on_found,
-        )
-        try:
-            await discovery.start()
-        except OSError as error:
-            logger.warning("mDNS is not available (%s): use --join HOST:PORT to meet other agents", error)
-            return
-        parts.push_async_callback(discovery.stop)
-        meeting.heard = discovery.found
 
     # ---- the cluster -----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any
 
 DEFAULT_HTTP_PORT = 7070
 DEFAULT_GOSSIP_PORT = 7946
+DEFAULT_SERF_RPC_PORT = 7373
 DEFAULT_CLUSTER = "shoal"
 MAX_NAME_CHARACTERS = 64  # names and domains travel in gossip tags, which share 512 bytes
 MAX_SEEDS = 64  # enough for any seed list; a longer one is a mistake in a template
@@ -59,6 +60,8 @@ class AgentConfig:
     gossip_label: str | None = None
     gossip_verify_incoming: bool = True
     gossip_verify_outgoing: bool = True
+    serf_rpc: str | None = None
+    serf_auth_key: str | None = field(default=None, repr=False)
     cores: int = 1
     mdns: bool | None = None
     disk: str = "auto"
@@ -100,6 +103,7 @@ class AgentConfig:
         self._validate_addresses()
         self._validate_names()
         self._validate_key()
+        self._validate_gossip()
         self._validate_start()
         self._validate_timing()
 
@@ -139,16 +143,34 @@ class AgentConfig:
                 raise ConfigError(
                     f"{flag} {value!r} is not a name: use 1 to {MAX_NAME_CHARACTERS} letters, digits, . _ -"
                 )
-        if self.gossip != "embedded":
-            raise ConfigError(
-                f"--gossip {self.gossip!r} is unknown here: use embedded (it speaks Serf's wire format)"
-            )
         if self.disk not in DISKS:
             raise ConfigError(f"disk {self.disk!r} is unknown: use one of {', '.join(DISKS)}")
         if self.mdns and not is_loopback(self.bind) and not self.cluster_is_explicit:
             raise ConfigError(
                 "mDNS beyond loopback would meet strangers under the default cluster name: add --cluster NAME"
             )
+
+    def _validate_gossip(self) -> None:
+        """With a Serf agent, ports and keys of gossip are that agent's; without one there is none to call."""
+        if self.gossip not in ("embedded", "serf"):
+            raise ConfigError(
+                f"--gossip {self.gossip!r} is unknown: use embedded (it speaks Serf's wire format), or serf "
+                "(a Serf agent that runs already)"
+            )
+        own = {
+            "--gossip-port": self.gossip_port,
+            "--gossip-key": self.gossip_key,
+            "--gossip-label": self.gossip_label,
+        }
+        serfs = {"--serf-rpc": self.serf_rpc, "--serf-auth-key": self.serf_auth_key}
+        for flag, value in (own if self.uses_serf else serfs).items():
+            if value is not None and self.uses_serf:
+                raise ConfigError(f"{flag} is the Serf agent's own with --gossip serf: leave it out here")
+            if value is not None:
+                raise ConfigError(f"{flag} is for an agent with --gossip serf: add that, or leave it out")
+        if self.uses_serf and self.cores > 1:
+            raise ConfigError("--cores with --gossip serf: each agent needs a Serf agent of its own")
+        parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
 
     def _validate_key(self) -> None:
         """A key in a file is looked at when the agent starts. What is wrong with a key never shows it."""
@@ -222,6 +244,16 @@ class AgentConfig:
         return self.is_loopback or self.cluster_is_explicit
 
     @property
+    def uses_serf(self) -> bool:
+        """Whether a Serf agent gossips for this one."""
+        return self.gossip == "serf"
+
+    @property
+    def serf_address(self) -> tuple[str, int]:
+        """Where the Serf agent's RPC listens."""
+        return parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
+
+    @property
     def seeds(self) -> tuple[tuple[str, int], ...]:
         """The addresses of --join, parsed."""
         return tuple(parse_host_port(text, "--join") for text in self.join)
@@ -258,7 +290,7 @@ class AgentConfig:
         """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["join"] = list(self.join)
-        del document["gossip_key"]
+        del document["gossip_key"], document["serf_auth_key"]
         return document
 
 
@@ -278,14 +310,14 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def parse_host_port(text: str, flag: str) -> tuple[str, int]:
-    """`host:port`, `[v6]:port` or `host` (then the default gossip port). Raises ConfigError."""
+def parse_host_port(text: str, flag: str, default_port: int = DEFAULT_GOSSIP_PORT) -> tuple[str, int]:
+    """`host:port`, `[v6]:port` or `host` (then the default port, that of gossip). Raises ConfigError."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::([0-9]{1,5}))?", text)
     if match is None:
         raise ConfigError(
-            f"{flag} {text!r} is not an address: give HOST:PORT, such as 10.0.0.5:{DEFAULT_GOSSIP_PORT}"
+            f"{flag} {text!r} is not an address: give HOST:PORT, such as 10.0.0.5:{default_port}"
         )
-    port = int(match[3]) if match[3] else DEFAULT_GOSSIP_PORT
+    port = int(match[3]) if match[3] else default_port
     if not 1 <= port <= 65_535:
         raise ConfigError(f"{flag} {text!r}: {port} is not a port; give 1 to 65535")
     return match[1] or match[2], port
@@ -376,6 +408,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "gossip_label": _text,
     "gossip_verify_incoming": _boolean,
     "gossip_verify_outgoing": _boolean,
+    "serf_rpc": _text,
+    "serf_auth_key": _text,
     "cores": _integer,
     "mdns": _boolean,
     "disk": _text,

@@ -31,6 +31,22 @@ TAG_BOOT_NONCE = "boot"
 TAG_PLACEMENT = "pv"
 TAG_CATALOG = "cv"
 TAG_TOPICS = "nt"
+TAGS = frozenset(
+    (
+        TAG_VERSION,
+        TAG_NAME,
+        TAG_CLUSTER,
+        TAG_CLUSTER_ID,
+        TAG_URL,
+        TAG_DOMAIN,
+        TAG_WEIGHT,
+        TAG_DRAINED,
+        TAG_BOOT_NONCE,
+        TAG_PLACEMENT,
+        TAG_CATALOG,
+        TAG_TOPICS,
+    )
+)
 
 
 def is_shoal(member: Member) -> bool:

@@ -133,3 +133,7 @@ class GossipKeys(Protocol):
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
         """Have every member do it. Raises QueryError; members that did not do it are in the report."""
+
+
+class KeyedGossip(Gossip, GossipKeys, Protocol):
+    """All of it, as the agent has it."""

@@ -36,6 +36,7 @@ from shoal.membership.hosted import (
 from shoal.membership.hosted_watch import ASK_INTERVAL_MS, HostedWatch
 from shoal.membership.interface import (
     JoinError,
+    KeyChange,
     Member,
     MemberEvent,
     PoolEvent,
@@ -43,11 +44,21 @@ from shoal.membership.interface import (
     QueryError,
     QueryResult,
 )
+from shoal.membership.keys import KeyReport
 from shoal.membership.queries import INTERNAL_PREFIX
 from shoal.membership.serf import MAX_EVENT_BYTES
 from shoal.membership.serf_rpc import CONNECT_TIMEOUT_S, Gap, RpcConnection, RpcError, SerfClient
 from shoal.membership.snapshot import Clocks
-from shoal.membership.wire.rpc import AnswerRecord, MemberRecord, QueryRecord, Record, RpcMember, UserRecord
+from shoal.membership.wire.keyring import KeyringError, key_text, parse_key
+from shoal.membership.wire.rpc import (
+    AnswerRecord,
+    KeyReply,
+    MemberRecord,
+    QueryRecord,
+    Record,
+    RpcMember,
+    UserRecord,
+)
 from shoal.membership.wire.serf import encode_tags
 
 logger = logging.getLogger(__name__)
@@ -118,7 +129,8 @@ class SerfMembership:
             interval_ms=settings.ask_interval_ms,
         )
         self.occupant: Member | None = None
-        """Whom the node spoke for before us, unless it was this very agent or one that had left."""
+        """The node as it was before us, if it spoke for an agent that had not left; perhaps this very one, of
+        a former run or a copy of it."""
 
     # Life
 
@@ -132,7 +144,7 @@ class SerfMembership:
             await self._client.stop()
             raise
         before = self._nodes[self._node]
-        if is_hosted(before) and agent_name(before) != self.local_name and not before.tags.get(TAG_LEFT):
+        if is_hosted(before) and not before.tags.get(TAG_LEFT):
             self.occupant = before
 
     async def take(self) -> None:
@@ -179,6 +191,11 @@ class SerfMembership:
             raise JoinError(error.detail) from None
         self._news.set()
         return reached
+
+    @property
+    def is_in(self) -> bool:
+        """Whether this node is taken and kept."""
+        return bool(self._tasks)
 
     # What is known
 
@@ -259,6 +276,7 @@ class SerfMembership:
                 self._call(self._on_event, MemberEvent("conflict", as_agent(node)))
 
     async def _keep_list(self) -> None:
+        last = ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.refresh_interval_ms / 1_000):
@@ -266,11 +284,29 @@ class SerfMembership:
             self._news.clear()
             try:
                 await self._fetch()
-                if self._told_tags() != self._tags:
+                if not self._is_taken_over() and self._told_tags() != self._tags:
                     await self._tell_tags()
             except RpcError as error:
-                logger.debug("the Serf agent's list cannot be had: %s", error)
+                level = logging.WARNING if error.reason == "refused" and str(error) != last else logging.DEBUG
+                logger.log(level, "the Serf agent does not do as it is asked: %s", error.detail)
+                last = str(error)
                 await asyncio.sleep(RETRY_INTERVAL_MS / 1_000)
+
+    def _is_taken_over(self) -> bool:
+        """Another process speaks through our node, and began later: a contest of tags would only confuse the
+        others, so the older one keeps silent, loudly."""
+        since = self._told_tags().get(TAG_SINCE, "")
+        if not (since.isascii() and since.isdigit() and len(since) < 19) or int(since) <= int(self._since):
+            return False
+        now_s = time.monotonic()
+        if now_s - self._last_conflict_s >= CONFLICT_LOG_INTERVAL_S:
+            self._last_conflict_s = now_s
+            logger.error(
+                "the Serf agent %s speaks for %s now: each agent needs a Serf agent of its own",
+                self._node,
+                self._told_tags().get(TAG_AGENT),
+            )
+        return True
 
     # What comes in
 
@@ -362,6 +398,34 @@ class SerfMembership:
             except RpcError as error:
                 logger.warning("not told to the pool: %s", error.detail)
             self._news.set()
+
+    async def keys(self) -> KeyReport:
+        """Who holds what, as the Serf agent finds out; it does not tell who uses which key as the primary
+        one. Raises QueryError."""
+        return await self._keys(self._client.list_keys())
+
+    async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
+        """Have every member do it, this node included. Raises QueryError."""
+        text = key_text(key)
+        if change is KeyChange.INSTALL:
+            return await self._keys(self._client.install_key(text))
+        if change is KeyChange.USE:
+            return await self._keys(self._client.use_key(text))
+        return await self._keys(self._client.remove_key(text))
+
+    async def _keys(self, asking: Awaitable[KeyReply]) -> KeyReport:
+        try:
+            reply = await asking
+            keys = {parse_key(key): count for key, count in reply.keys.items()}
+        except RpcError as error:
+            raise QueryError(error.detail) from None
+        except KeyringError as error:
+            raise QueryError(f"the Serf agent lists what is no key: {error}") from None
+        agents = {node.name: agent_name(node) for node in self._nodes.values()}
+        failures = {agents.get(node, node): said for node, said in reply.messages.items()}
+        if reply.members > reply.answers:
+            failures[f"{reply.members - reply.answers} members"] = "no answer"
+        return KeyReport(reply.members, failures, keys)
 
     async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
         """Ask the pool, until the query's time is up or all of `enough` have answered. Raises QueryError."""

@@ -77,7 +77,14 @@ def agent(
         typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
     ] = None,
     gossip: Annotated[
-        str | None, typer.Option(metavar="KIND", help="embedded, the default: Serf's wire format.")
+        str | None, typer.Option(metavar="KIND", help="embedded, the default, or serf: by a Serf agent.")
+    ] = None,
+    serf_rpc: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="That Serf agent's RPC; default 127.0.0.1:7373."),
+    ] = None,
+    serf_auth_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Its rpc_auth, if it has one.")
     ] = None,
     gossip_key: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from shoal.membership import hosted_watch
 from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.gossip import Membership
+from shoal.membership.interface import KeyChange
 from shoal.membership.serf_membership import SerfMembership, SerfSettings
+from shoal.membership.wire.keyring import key_text
 from tests.conformance.gossip_suite import GossipSuite, Node, Pool, eventually
 from tests.serf.real_serf import SerfAgent
 
@@ -77,11 +80,11 @@ class HostedNode(Node):
 
 class HostedPool(Pool):
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self.nodes: list[HostedNode] = []
 
     async def start(self, name: str, **tags: str) -> HostedNode:
-        node = HostedNode(name, tags, self._directory)
+        node = HostedNode(name, tags, self.directory)
         await node.start()
         self.nodes.append(node)
         return node
@@ -123,7 +126,7 @@ async def test_the_agent_behind_a_serf_agent_dies_alone(
         assert (await two.agent.members())["host-of-two"][0] == "alive"
 
         await two.attach()
-        assert two.gossip.occupant is None
+        assert two.gossip.occupant is not None
         await one.shows("two", "alive")
         await eventually(lambda: _status(own, "two") == "alive", "and that it is back")
         await two.gossip.stop()
@@ -140,6 +143,64 @@ async def test_the_agent_behind_a_serf_agent_dies_alone(
 
 def _status(membership: Membership, name: str) -> str:
     return next((member.status for member in membership.members() if member.name == name), "")
+
+
+async def test_an_older_process_gives_way_on_its_node(
+    pool: HostedPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two processes through one node: the one that came later has it, the other says so once, and the tags
+    come to rest."""
+    (one,) = await pool.pool_of("one")
+    older = one.gossip
+    one.name = "two"
+    try:
+        await one.attach()
+        await eventually(lambda: "speaks for two now" in caplog.text, "the older one says so")
+        older.set_tags({"role": "stubborn"})
+        await asyncio.sleep(0.5)
+        assert one.tags_of("two")["role"] == "one"
+        assert caplog.text.count("speaks for two now") == 1
+    finally:
+        await older.stop()
+
+
+async def test_keys_are_changed_through_the_serf_agent(tmp_path: Path) -> None:
+    """Listed, installed, used, removed in a sealed pool; refusals name the agent; one without says so."""
+    first, second = bytes([1]) * 16, bytes([2]) * 16
+    node = HostedNode("one", {}, tmp_path)
+    await node.start(f"-encrypt={key_text(first)}")
+    try:
+        assert (await node.gossip.keys()).keys == {first: 1}
+        assert (await node.gossip.change_keys(KeyChange.INSTALL, second)).failures == {}
+        assert (await node.gossip.keys()).keys == {first: 1, second: 1}
+        refused = await node.gossip.change_keys(KeyChange.REMOVE, first)
+        assert refused.failures == {"one": "Removing the primary key is not allowed"}
+        assert (await node.gossip.change_keys(KeyChange.USE, second)).failures == {}
+        assert (await node.gossip.change_keys(KeyChange.REMOVE, first)).failures == {}
+        assert (await node.gossip.keys()).keys == {second: 1}
+    finally:
+        await node.end()
+    plain = HostedNode("plain", {}, tmp_path)
+    await plain.start()
+    try:
+        assert "encryption not enabled" in (await plain.gossip.keys()).failures["plain"]
+    finally:
+        await plain.end()
+
+
+async def test_tags_that_do_not_fit_beside_the_operators_are_said(
+    pool: HostedPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The node's own tags take room as well: what the Serf agent refuses is one warning, not one a second."""
+    node = HostedNode("crowded", {}, pool.directory)
+    pool.nodes.append(node)
+    await node.start("-tag", f"note={'x' * 340}")
+    node.gossip.set_tags({"role": "y" * 150})
+    await eventually(lambda: "exceeds limit of 512 bytes" in caplog.text, "it says so")
+    await asyncio.sleep(0.5)
+    assert caplog.text.count("exceeds limit of 512 bytes") == 1
+    node.gossip.set_tags({"role": "short"})
+    await eventually(lambda: node.tags_of("crowded").get("role") == "short", "and goes on")
 
 
 async def test_the_serf_agent_restarts_under_the_member(pool: HostedPool) -> None:
