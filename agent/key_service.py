@@ -91,6 +91,12 @@ class KeyService:
                 "keys-differ",
                 f"{fingerprint(key)} is installed on {held} of {report.members} members: install it first",
             )
+        if change is KeyChange.REMOVE and not report.primaries:
+            raise ShoalError(
+                "keys-differ",
+                "a Serf agent does not tell who uses which key: say force once `use` of another key has "
+                "succeeded on all members",
+            )
         if change is KeyChange.REMOVE and used:
             raise ShoalError(
                 "keys-differ",
@@ -114,8 +120,8 @@ class KeyService:
         )
 
     def _document(self, report: KeyReport, members: Sequence[Member]) -> dict[str, Any]:
-        used = report.primaries
-        order = sorted(report.keys, key=lambda key: (-used.get(key, 0), fingerprint(key)))
+        used: Mapping[bytes, int | None] = report.primaries or dict.fromkeys(report.keys)
+        order = sorted(report.keys, key=lambda key: (-(used.get(key, 0) or 0), fingerprint(key)))
         away = [member for member in members if member.status in ("failed", "left")]
         return {
             "members": report.members,

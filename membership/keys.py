@@ -115,7 +115,8 @@ class KeyDesk:
 @dataclass(slots=True)
 class KeyReport:
     """What a key query came to: of `members` asked, `failures` says who did not do it and why, silence
-    included. Of a listing also which key how many hold, and use as their primary one."""
+    included. Of a listing also which key how many hold, and use as their primary one; the latter is empty
+    where it is not told, as over a Serf agent's RPC."""
 
     members: int
     failures: dict[str, str] = field(default_factory=dict)

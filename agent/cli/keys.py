@@ -130,13 +130,18 @@ def _key_text(key: str) -> str:
         raise CliError(f"{key[1:]} holds no key", "name a file that `shoal keygen` has written") from error
 
 
+def _of(count: int | None, members: int) -> str:
+    """A Serf agent does not tell who uses which key."""
+    return "?" if count is None else f"{count}/{members}"
+
+
 def _show(document: dict[str, Any], output: Output) -> None:
     if output is Output.JSON:
         show_json(document)
     else:
         members = document["members"]
         rows = [
-            (key["fingerprint"], f"{key['held_by']}/{members}", f"{key['used_by']}/{members}")
+            (key["fingerprint"], f"{key['held_by']}/{members}", _of(key["used_by"], members))
             for key in document["keys"]
         ]
         show_table(["FINGERPRINT", "HELD BY", "USED BY"], rows)

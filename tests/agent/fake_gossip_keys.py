@@ -17,6 +17,7 @@ class FakeKeyedGossip:
         self.status = dict.fromkeys(names, "alive")
         self.silent: set[str] = set()
         self.busy = False
+        self.tells_primaries = True
         self.changes: list[tuple[KeyChange, bytes]] = []
 
     def members(self) -> tuple[Member, ...]:
@@ -44,7 +45,8 @@ class FakeKeyedGossip:
                 continue
             for key in ring.keys:
                 report.keys[key] = report.keys.get(key, 0) + 1
-            report.primaries[ring.primary] = report.primaries.get(ring.primary, 0) + 1
+            if self.tells_primaries:
+                report.primaries[ring.primary] = report.primaries.get(ring.primary, 0) + 1
         return report
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:

@@ -82,6 +82,19 @@ async def test_a_key_in_use_is_not_removed() -> None:
     assert gossip.changes == []
 
 
+async def test_behind_a_serf_agent_nobody_knows_who_uses_which_key() -> None:
+    """The listing says so, and a removal needs somebody who does know."""
+    gossip, keys = service("a", "b")
+    gossip.tells_primaries = False
+    document = await keys.change(INSTALL, key_text(OTHER), force=False)
+    assert [entry["used_by"] for entry in document["keys"]] == [None, None]
+    await keys.change(USE, key_text(OTHER), force=False)
+    error = await refused(keys, REMOVE, key_text(KEY), "keys-differ")
+    assert "say force" in error.detail
+    document = await keys.change(REMOVE, key_text(KEY), force=True)
+    assert document["keys"] == [{"fingerprint": fingerprint(OTHER), "held_by": 2, "used_by": None}]
+
+
 async def test_the_failed_count_and_those_who_left_are_named() -> None:
     """A failed member may come back with the old keys; one that left is gone as far as anybody knows."""
     gossip, keys = service("a", "b", "c")
