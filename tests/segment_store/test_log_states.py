@@ -22,7 +22,10 @@ from shoal.segment_store import ChainBroken, DiskFull, LogClosed, OffsetOutOfRan
 from shoal.segment_store.memory_disk import MemoryDisk
 from shoal.segment_store.scrub import look
 
-FORGETFUL = dataclasses.replace(SMALL, index_bytes=8192, max_open_indexes=1)
+# The index is written by bytes, not by time: histories have to repeat.
+FORGETFUL = dataclasses.replace(
+    SMALL, index_bytes=8192, max_open_indexes=1, index_interval_ms=3_600_000, index_interval_bytes=3000
+)
 part = st.floats(0, 1, exclude_max=True)
 
 
