@@ -24,6 +24,8 @@ READ_BYTES = 65_536
 BIND_ATTEMPTS = 16
 """Tries to find one port free for both TCP and UDP."""
 LISTEN_BACKLOG = 64
+RECEIVE_BUFFER_BYTES = 2 << 20
+"""Asked for as by memberlist, so that acks find room beside a burst; the system grants what it allows."""
 
 MAX_INLINE_BYTES = 32_768
 """Larger messages are decompressed and decoded in a thread: LZW in Python takes some 5
@@ -77,6 +79,7 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
         tcp = socket.socket(family, socket.SOCK_STREAM)
         udp = socket.socket(family, socket.SOCK_DGRAM)
         try:
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tcp.bind((address, port))
             udp.bind((address, tcp.getsockname()[1]))

@@ -1,6 +1,7 @@
 """Sealed and labelled pools on 127.0.0.1: who has the key gets in, everybody else is refused and named."""
 
 import asyncio
+import errno
 import logging
 import random
 import socket
@@ -10,7 +11,8 @@ from typing import Self
 import pytest
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import JoinError, Membership
+from shoal.membership.gossip import Membership
+from shoal.membership.interface import JoinError, KeyChange
 from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.messages import VSN, Alive, Endpoint, encode_message
 from shoal.membership.wire.packets import encode_packet
@@ -33,10 +35,12 @@ class Members:
     def __init__(self) -> None:
         self.all: list[Membership] = []
 
-    async def start(self, name: str, *keys: bytes, **knobs: object) -> Membership:
+    async def start(
+        self, name: str, *keys: bytes, keep: Callable[[Keyring], None] = lambda _: None, **knobs: object
+    ) -> Membership:
         keyring = Keyring(keys) if keys else None
         config = GossipConfig.local(name=name, keyring=keyring, **(FAST | knobs))
-        member = Membership(config, rng=random.Random(name), on_event=lambda _: None)
+        member = Membership(config, rng=random.Random(name), on_event=lambda _: None, keep_keyring=keep)
         await member.start()
         self.all.append(member)
         return member
@@ -160,6 +164,26 @@ async def test_a_plain_pool_changes_over_to_keys_without_losing_a_member() -> No
                 await join(pool[name], pool["b" if name == "a" else "a"])
                 await eventually(lambda: all(names(member) == {"a", "b", "c"} for member in pool.values()))
         assert all(member.traffic().strangers == 0 for member in pool.values())
+
+
+async def test_a_keyring_that_cannot_be_kept_does_not_change() -> None:
+    """A full disk on one of two members: that one says why, goes on with what it has, and is not lost."""
+
+    def refuse(_: Keyring) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with Members() as members:
+        first = await members.start("a", KEY)
+        second = await members.start("b", KEY, keep=refuse)
+        await join(second, first)
+        await eventually(lambda: names(first) == names(second) == {"a", "b"})
+        report = await first.change_keys(KeyChange.INSTALL, OTHER)
+        assert report.members == 2
+        assert list(report.failures) == ["b"]
+        assert "No space left on device" in report.failures["b"]
+        listing = await second.keys()
+        assert (listing.keys, listing.primaries) == ({KEY: 2, OTHER: 1}, {KEY: 2})
+        assert names(first) == names(second) == {"a", "b"}
 
 
 async def test_packets_stay_within_their_budget() -> None:

@@ -5,6 +5,7 @@ Facts learned here are written where they matter, in the docstrings of membershi
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
 from shoal.membership.gossip import Membership
 from shoal.membership.interface import PoolEvent
+from shoal.membership.wire.dialect import pack
 from tests.serf.real_serf import SerfAgent
 
 NAME = "ab" * 16
@@ -127,6 +129,31 @@ async def test_queries_both_ways(tmp_path: Path) -> None:
         result = await member.query(request, enough=["alpha"])
         assert result.answers == {"alpha": b"0.5"}
         assert result.acknowledged == {"alpha"}
+
+
+async def test_no_lie_told_to_us_crashes_it(tmp_path: Path) -> None:
+    """A stranger tells us of nodes with versions of one to five bytes, on which a Serf agent that heard them
+    would crash: by gossip and by state exchange it hears of them from us, and lives."""
+    async with mixed_pool(tmp_path, push_pull_interval_ms=500) as (agent, member, _):
+        await agent.shows(NAME, "alive")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            for length in range(1, 6):
+                body: dict[str, object] = {
+                    "Addr": bytes((127, 0, 0, 9)),
+                    "Incarnation": 1,
+                    "Meta": b"",
+                    "Node": f"ghost-{length}",
+                    "Port": 9,
+                    "Vsn": bytes((1, 5, 2, 2, 5))[:length],
+                }
+                udp.sendto(b"\x04" + pack(body), ("127.0.0.1", member.port))
+        await shows(member, "ghost-5", "alive")
+        async with asyncio.timeout(10):
+            while "ghost-1" not in await agent.members():
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1)  # two state exchanges
+        assert agent.process.poll() is None
+        assert (await agent.members())[NAME][0] == "alive"
 
 
 async def test_force_leave_of_a_living_member_is_undone(tmp_path: Path) -> None:
