@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from namespaces import Agents, agents_on_a_network, why_not
-from real_agents import wait_until
+from real_agents import is_ready, wait_until
 
 pytestmark = pytest.mark.slow
 HOSTS = 3
@@ -38,7 +38,8 @@ def everybody_shows(agents: Agents, expected: dict[str, str]) -> bool:
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
     directory: pathlib.Path = tmp_path_factory.mktemp("partitions")
     with agents_on_a_network(HOSTS, directory) as started:
-        wait_until(lambda: everybody_shows(started, ALIVE), "everybody is in everybody's list")
+        for host in range(1, HOSTS + 1):
+            wait_until(lambda host=host: is_ready(started.url(host), HOSTS), f"host {host} is ready")
         yield started
 
 
