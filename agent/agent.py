@@ -21,6 +21,7 @@ from aiohttp import web
 
 from shoal import __version__
 from shoal.agent.broker import Broker, Joined
+from shoal.agent.burying import Burying
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.claims import claim_of
 from shoal.agent.clock import SystemClock
@@ -234,6 +235,7 @@ class Agent:
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
                 tasks.create_task(self._make_mover(joined).run(), name="mover"),
                 tasks.create_task(holding.run(), name="holding"),
+                tasks.create_task(self._make_burying(joined).run(), name="burying"),
                 tasks.create_task(joined.scrubber.run(), name="scrubber"),
             ]
             if on_ready is not None:
@@ -503,6 +505,15 @@ class Agent:
             losses=self._losses,
         )
 
+    def _make_burying(self, joined: Joined) -> Burying:
+        return Burying(
+            roster=self.roster,
+            catalog=joined.catalog,
+            leads_catalog=self._leads_catalog,
+            now_ms=self._clock.now_ms,
+            replace_after_ms=self.config.replace_after_ms,
+        )
+
     def _leads_catalog(self) -> bool:
         leader = self.broker.catalog_leader()
         return leader is not None and leader.local
@@ -569,6 +580,8 @@ class Agent:
             raft_config=RaftConfig(
                 heartbeat_interval_ms=self.config.heartbeat_interval_ms,
                 election_timeout_ms=self.config.election_timeout_ms,
+                quiet_after_ms=self.config.election_timeout_ms,
+                sync_stall_ms=2 * self.config.election_timeout_ms,
             ),
             log_config=LogConfig(),
             on_change=on_change,

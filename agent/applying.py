@@ -1,37 +1,46 @@
 """Committed batches, handed to a group's state machine in order.
 
-Law of this file: each committed DATA frame once per life of the agent, from the log's start on, in order;
-the state machine is rebuilt at every start, so it keeps nothing of its own. Frames are read from the log
-asynchronously.
+Law of this file: each committed DATA frame in order, from the first on whose records the state machine does
+not have. What it has, from a copy that it keeps or from a peer, is not read again, so that a start costs no
+more than what came since. Frames are read from the log asynchronously.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple
 
 from shoal.agent.replica import Replica
-from shoal.batch import Frame, Kind, LogIndex
-from shoal.segment_store.errors import Damaged, StoreError
+from shoal.batch import Frame, Kind, LogIndex, Offset
+from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 
 READ_BYTES = 2**20
 RETRY_MS = 10
 MENDING_MS = 200
 """Between two looks at a damaged entry: a peer has it mended, or not yet."""
-
-Apply: TypeAlias = Callable[[Frame], None]
+BEHIND_MS = 100
+"""Between two looks at a state that lacks what the log has no more: it comes from a peer."""
 
 logger = logging.getLogger(__name__)
+
+
+class StateMachine(NamedTuple):
+    """apply: takes one committed DATA frame; what it has already changes nothing. next_offset: of the first
+    record that it does not have."""
+
+    apply: Callable[[Frame], None]
+    next_offset: Callable[[], int]
 
 
 class Applier:
     """One per group that has a state machine."""
 
-    def __init__(self, replica: Replica, apply: Apply) -> None:
+    def __init__(self, replica: Replica, machine: StateMachine) -> None:
         self._replica = replica
-        self._apply = apply
+        self.machine = machine
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._begun = False
         self.applied_index = LogIndex(replica.log.first_index - 1)
         replica.on_commit.append(self._wake.set)
 
@@ -56,6 +65,8 @@ class Applier:
     async def _apply_committed(self) -> None:
         replica = self._replica
         while self.applied_index < replica.state.committed.last_index:
+            if not self._begun and await self._skip():
+                continue
             first = LogIndex(self.applied_index + 1)
             last = replica.readable_index
             if first > last:
@@ -70,9 +81,29 @@ class Applier:
                 continue
             for frame in frames:
                 if frame.stamp.kind == Kind.DATA:
-                    self._apply(frame)
+                    self.machine.apply(frame)
                 self.applied_index = frame.stamp.index
+            self._begun = True
             replica.applied(self.applied_index)
+
+    async def _skip(self) -> bool:
+        """Go on to where the state ends; whether there is something to look at again. Only what is committed
+        is the same in every log, so nothing above the commit index is taken for known."""
+        log, committed = self._replica.log, self._replica.state.committed
+        known = Offset(self.machine.next_offset())
+        if known < log.start_offset:
+            await asyncio.sleep(BEHIND_MS / 1000)
+            return True
+        if known >= committed.end_offset:
+            self.applied_index = committed.last_index
+            self._replica.applied(self.applied_index)
+            return True
+        if known > log.start_offset:
+            try:
+                self.applied_index = max(self.applied_index, LogIndex(await log.find_offset(known) - 1))
+            except OffsetOutOfRange:
+                return False  # it is not written here yet
+        return False
 
     async def stop(self) -> None:
         """End; the state machine stays as it is."""

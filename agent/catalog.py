@@ -6,8 +6,8 @@ disk: whoever proposes a command has put everything into it (ids, times, voters)
 trust that whatever stands here was committed.
 
 Rules kept here (safety 1, 4, 6): a topic's birth never changes; a deleted topic leaves a tombstone until
-each of its holders has confirmed that the data are gone; once the catalog is sealed no topic can be
-created, and it can be sealed only while it holds none.
+each of its holders has confirmed that the data are gone, or is itself gone for good; once the catalog is
+sealed no topic can be created, and it can be sealed only while it holds none.
 """
 
 from __future__ import annotations
@@ -144,6 +144,15 @@ class Catalog:
                 return self._confirm(topic_id, agent_id)
             case Seal(successor):
                 return self._seal(successor)
+
+    def subject(self, command: Command) -> TopicEntry | None:
+        """The topic that a command is about, as it stands now."""
+        match command:
+            case CreateTopic(entry):
+                return self.topics.get(entry.name)
+            case ChangeTopic(topic_id, _):
+                return self._by_id.get(topic_id)
+        return None
 
     def _create(self, entry: TopicEntry) -> Outcome:
         if self.sealed_for is not None:

@@ -12,16 +12,18 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from shoal.agent.appending import Acks
+from shoal.agent.applying import StateMachine
 from shoal.agent.catalog import (
     Catalog,
     CatalogError,
     Command,
     ConfirmDeletion,
+    Outcome,
     TopicEntry,
     decode_command,
     encode_command,
@@ -53,7 +55,16 @@ RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
 MAX_OPENING = 8  # replicas opened at the same time: each recovers a log and syncs
 
+MAX_OUTCOMES = 1_024  # proposals waited for at the same time are far fewer: each is an HTTP request
+
 logger = logging.getLogger(__name__)
+
+
+class Applied(NamedTuple):
+    """What came of a command. entry: of the topic that it is about, as the command found or left it."""
+
+    outcome: Outcome
+    entry: TopicEntry | None
 
 
 class Offsets(Protocol):
@@ -77,7 +88,7 @@ class Groups(Protocol):
         schema: pa.Schema,
         log_config: LogConfig,
         retention: Retention | None = None,
-        apply: Callable[[Frame], None] | None = None,
+        machine: StateMachine | None = None,
         replica_id: ReplicaId | None = None,
     ) -> None: ...
     async def delete_group(self, group: GroupId) -> None: ...
@@ -138,6 +149,8 @@ class CatalogService:
         self._work = asyncio.Event()
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
+        self._outcomes: dict[int, Applied] = {}
+        """Of the newest commands applied here, by offset, until whoever proposed one has taken it."""
         self._saved_version = self.catalog.version
         self.sealed = asyncio.Event()
         self._held_topics: set[bytes] = set()
@@ -176,7 +189,7 @@ class CatalogService:
             birth=Configuration.birth(self._record.catalog_birth),
             schema=DEFAULT_SCHEMA,
             log_config=LogConfig(),
-            apply=self.apply,
+            machine=StateMachine(self.apply, lambda: self.catalog.version),
             replica_id=replica_id,
         )
 
@@ -212,6 +225,8 @@ class CatalogService:
             return
         values = to_record_batch(frame.data, DEFAULT_SCHEMA).column("value").to_pylist()
         for offset, value in enumerate(values, start=frame.stamp.base_offset):
+            if offset < self.catalog.version:
+                continue  # it came in a newer state already
             try:
                 command = decode_command(value or b"")
             except CatalogError as error:
@@ -219,7 +234,10 @@ class CatalogService:
                 self.halted = f"the catalog's record {offset} cannot be understood: {error}"
                 logger.error("%s", self.halted)
                 return
-            self.catalog.apply(offset, command)
+            outcome = self.catalog.apply(offset, command)
+            self._outcomes[offset] = Applied(outcome, self.catalog.subject(command))
+            if len(self._outcomes) > MAX_OUTCOMES:
+                del self._outcomes[next(iter(self._outcomes))]
         self._after_change()
 
     def _after_change(self) -> None:
@@ -258,8 +276,8 @@ class CatalogService:
         if not await self.wait_for(end, timeout_ms):
             raise ShoalError("timeout", "the catalog was not applied in time", definite=True)
 
-    async def propose(self, command: Command, timeout_ms: int) -> None:
-        """Commit and apply one command; what came of it is read from the state afterwards."""
+    async def propose(self, command: Command, timeout_ms: int) -> Applied:
+        """Commit and apply one command; what came of it, at its place among all the others."""
         columns = RecordColumns([None], [None], [encode_command(command)], [None])
         message = message_from_batch(columns_to_batch(columns, self._now_us()))
         appended = await self._groups.append(
@@ -267,6 +285,10 @@ class CatalogService:
         )
         if not await self.wait_for(appended.base_offset + 1, timeout_ms):
             raise ShoalError("timeout", "committed, but not applied here in time", definite=False)
+        applied = self._outcomes.pop(appended.base_offset, None)
+        if applied is None:  # the state came from a peer, which does not say what came of whom
+            raise ShoalError("timeout", "committed, but what came of it is not known here", definite=False)
+        return applied
 
     async def tell_peers(self) -> None:
         """Wait, for a bounded time, until the live members know the present version: what a client has just
@@ -324,6 +346,8 @@ class CatalogService:
                 await _wait_or(self._news, FOLLOW_INTERVAL_MS)
 
     def _newest_peer(self) -> str | None:
+        if self._catalog_leader() == self._agent_id:
+            return None  # nobody knows more, and whoever proposes here wants to know what came of it
         versions = self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):
             if version <= self.catalog.version or peer not in versions:

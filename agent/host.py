@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.agent.appending import Acks, Appender
-from shoal.agent.applying import Applier, Apply
+from shoal.agent.applying import Applier, StateMachine
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
 from shoal.agent.handover import hand_over_all
@@ -75,7 +75,7 @@ class _Group:
     applier: Applier | None
     trimmer: Trimmer
     plan: Plan
-    apply: Apply | None
+    machine: StateMachine | None
 
 
 class Host:
@@ -142,14 +142,14 @@ class Host:
         schema: pa.Schema,
         log_config: LogConfig | None = None,
         retention: Retention | None = None,
-        apply: Apply | None = None,
+        machine: StateMachine | None = None,
         state: GroupState | None = None,
         replica_id: ReplicaId | None = None,
     ) -> None:
         """Register the replica, open its log, start its core. A lost or damaged replica is kept as a status
         only.
 
-        With `apply`, every committed DATA frame from the log's start on is handed to it, in order, and
+        With `machine`, every committed DATA frame that it does not have is handed to it, in order, and
         appends are answered once applied. Raises UnknownReplica, or DoubledError when the disk cannot
         register it.
         """
@@ -165,12 +165,12 @@ class Host:
             self._raft_config,
             replica_id,
             state,
-            apply is not None,
+            machine is not None,
             retention or Retention(),
         )
-        await self._open(plan, apply)
+        await self._open(plan, machine)
 
-    async def _open(self, plan: Plan, apply: Apply | None) -> None:
+    async def _open(self, plan: Plan, machine: StateMachine | None) -> None:
         group = plan.group
         self._opening.add(group)
         try:
@@ -179,7 +179,7 @@ class Host:
             self._give_up(group, "lost", str(error))
             return
         except DamagedReplica as damaged:
-            damaged.apply = apply
+            damaged.machine = machine
             self._give_up(group, "failed", f"its log is damaged, and is mended from peers: {damaged}")
             self.mender.wait(damaged)
             return
@@ -190,7 +190,7 @@ class Host:
             return
         finally:
             self._opening.discard(group)
-        self._adopt(plan, replica, apply)
+        self._adopt(plan, replica, machine)
 
     def _give_up(self, group: GroupId, state: str, reason: str) -> None:
         """The other groups are served all the same."""
@@ -198,11 +198,11 @@ class Host:
         self._unserved[group] = (state, reason)
         self.changed(group)
 
-    def _adopt(self, plan: Plan, replica: Replica, apply: Apply | None) -> None:
+    def _adopt(self, plan: Plan, replica: Replica, machine: StateMachine | None) -> None:
         group = plan.group
         self._unserved.pop(group, None)
         self._broken.discard(group)
-        applier = None if apply is None else Applier(replica, apply)
+        applier = None if machine is None else Applier(replica, machine)
         self._groups[group] = _Group(
             replica,
             Appender(replica),
@@ -210,7 +210,7 @@ class Host:
             applier,
             Trimmer(replica, plan.retention, self._clock_watch),
             plan,
-            apply,
+            machine,
         )
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         self.mender.found(group)
@@ -238,7 +238,7 @@ class Host:
         try:
             await self._close(entry)
             await work()
-            await self._open(entry.plan, entry.apply)
+            await self._open(entry.plan, entry.machine)
         except INSTALL_FAULTS as error:
             self._give_up(group, "failed", f"its log could not be replaced: {error}")
         finally:
@@ -248,7 +248,7 @@ class Host:
     async def open_mended(self, damaged: DamagedReplica) -> None:
         """Open a replica whose log was damaged, and is not any more."""
         if not self._stopping:
-            await self._open(damaged.plan, damaged.apply)
+            await self._open(damaged.plan, damaged.machine)
 
     def damaged(self, group: GroupId) -> None:
         """A replica has met damage."""
@@ -572,15 +572,15 @@ class Host:
             await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
 
     async def _reopen_full(self) -> None:
-        """Replicas that a full disk stopped come back by recovery once there is room. One that feeds a state
-        machine stays stopped: its state machine is rebuilt by a restart only."""
+        """Replicas that a full disk stopped come back by recovery once there is room. One that folds a state
+        in its log stays stopped: that is rebuilt by a restart only."""
         for group, entry in list(self._groups.items()):
             failure = entry.replica.failure
-            if failure is None or failure[0] != "disk-full" or entry.applier is not None or entry.plan.folds:
+            if failure is None or failure[0] != "disk-full" or entry.plan.folds:
                 continue
             logger.warning("replica %s is opened again: there is room on the disk", group)
             await self.close_group(group)
-            await self._open(entry.plan, None)
+            await self._open(entry.plan, entry.machine)
 
     async def _watch_retention(self) -> None:
         """Leaders look at the age and size of their logs."""

@@ -96,7 +96,7 @@ class Installer:
         if core.term_at(offer.first_index) == offer.first_term:
             return encode_held(core.last_index)
         plan = self._host.plan(group)
-        if plan.applies or plan.folds is not None:
+        if plan.folds is not None:
             raise ShoalError("bad-request", "this group's state is built from its whole log")
         job = self._jobs.get(group)
         if job is not None:

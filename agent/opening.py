@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from shoal.agent.applying import Apply
+from shoal.agent.applying import StateMachine
 from shoal.agent.identity import (
     GroupId,
     HardStateFile,
@@ -63,7 +63,7 @@ class DamagedReplica(Exception):
     ) -> None:
         super().__init__(f"{len(damage)} damaged stretches: {damage[0]}")
         self.plan = plan
-        self.apply: Apply | None = None
+        self.machine: StateMachine | None = None
         self.log = log
         self.damage = tuple(damage)
         self.term = hard_state.term

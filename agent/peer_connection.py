@@ -91,9 +91,9 @@ class PeerConnection(asyncio.Protocol):
         try:
             if self._upgrade is not None:
                 data = self._take_upgrade(data)
-            frames = self._reader.feed(data) if data else []
-            while frames and not self.closing:
-                self._take_frame(frames.pop(0))
+            self._reader.feed(data)
+            while not self.closing and (frame := self._reader.take()) is not None:
+                self._take_frame(frame)
         except PeerWireError as error:
             logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
             self.refuse(str(error))

@@ -80,24 +80,32 @@ class FrameReader:
         """The bound from the next frame on: small until the handshake is done."""
         self._max_payload_bytes = max_payload_bytes
 
-    def feed(self, data: bytes) -> list[RawFrame]:
-        """All frames that are complete now. Raises PeerWireError as soon as a length is out of bounds."""
+    def feed(self, data: bytes) -> None:
+        """These bytes have arrived."""
+        self._buffer += data
+
+    def take(self) -> RawFrame | None:
+        """The next frame, once it is complete. Raises PeerWireError as soon as a length is out of bounds. One
+        by one, since the first may change the bound of those that came with it."""
         buffer = self._buffer
-        buffer += data
-        frames: list[RawFrame] = []
-        position = 0
+        if len(buffer) < FRAME_HEAD.size:
+            return None
+        length, frame_type = FRAME_HEAD.unpack_from(buffer)
+        if length > self._max_payload_bytes:
+            raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
+        end = FRAME_HEAD.size + length
+        if end > len(buffer):
+            return None
         with memoryview(buffer) as view:
-            while len(view) - position >= FRAME_HEAD.size:
-                length, frame_type = FRAME_HEAD.unpack_from(view, position)
-                if length > self._max_payload_bytes:
-                    raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
-                end = position + FRAME_HEAD.size + length
-                if end > len(view):
-                    break
-                frames.append(RawFrame(frame_type, bytes(view[position + FRAME_HEAD.size : end])))
-                position = end
-        if position:
-            del buffer[:position]
+            frame = RawFrame(frame_type, bytes(view[FRAME_HEAD.size : end]))
+        del buffer[:end]
+        return frame
+
+    def take_all(self) -> list[RawFrame]:
+        """Every frame that is complete now."""
+        frames = []
+        while (frame := self.take()) is not None:
+            frames.append(frame)
         return frames
 
 

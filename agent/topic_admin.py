@@ -96,18 +96,14 @@ class TopicAdmin:
             return False, self._equal_or_differs(existing, settings)
         await self._let_newcomers_in(settings)
         entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
-        await service.propose(CreateTopic(entry), timeout_ms)
-        committed = service.catalog.topics.get(name)
-        if committed is None:
-            if service.catalog.sealed_for is not None:
-                raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
-            raise ShoalError(
-                "unknown-topic", f"topic {name} was created, and deleted at once by somebody else"
-            )
-        if committed.topic_id != entry.topic_id:
-            return False, self._equal_or_differs(committed, settings)
-        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(committed))
-        return True, self._document(committed)
+        applied = await service.propose(CreateTopic(entry), timeout_ms)
+        if applied.outcome == "sealed":
+            raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
+        assert applied.entry is not None
+        if applied.outcome != "done":
+            return False, self._equal_or_differs(applied.entry, settings)
+        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(entry))
+        return True, self._document(entry)
 
     async def _let_newcomers_in(self, settings: TopicSettings) -> None:
         """Agents that have just been introduced count as members a moment later than they see themselves."""
@@ -160,17 +156,18 @@ class TopicAdmin:
         unknown-topic, and as delete()."""
         entry = await self._existing(service, name, timeout_ms)
         settings = changed_settings(entry.settings, body)
-        await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
-        committed = service.catalog.by_id(entry.topic_id)
-        if committed is None:
+        applied = await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
+        if applied.entry is None:
             raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
         await service.tell_peers()
-        return self._document(committed)
+        return self._document(applied.entry)
 
     async def delete(self, service: CatalogService, name: str, timeout_ms: int) -> None:
         """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
         entry = await self._existing(service, name, timeout_ms)
-        await service.propose(DeleteTopic(entry.topic_id, self._holders(entry)), timeout_ms)
+        applied = await service.propose(DeleteTopic(entry.topic_id, self._holders(entry)), timeout_ms)
+        if applied.outcome != "done":
+            raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
         await service.tell_peers()
 
     async def _existing(self, service: CatalogService, name: str, timeout_ms: int) -> TopicEntry:

@@ -13,10 +13,17 @@ from collections.abc import Callable
 
 from shoal.agent.clock import Clock
 from shoal.agent.replica import Replica
+from shoal.replication.transitions import Role
 
 INPUT_ROUNDS_MAX = 8
 """Turns of the event loop that deadlines wait for input still arriving; a flood must not stop time."""
 IDLE_WAKE_MS = 1_000
+MAX_CAMPAIGNS = 32
+"""Elections that begin at one look at the deadlines. An agent that leads a thousand groups leaves all of them
+at once: were all of them to ask in the same instant, on both sides, the answers would come when the next
+elections have begun, for ever."""
+CAMPAIGN_PAUSE_MS = 20
+"""How long the others wait: 1,600 elections begin in a second."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +99,14 @@ class Turns:
         known = self._deadline_of.get(replica)
         if nearest is None or (known is not None and known <= nearest):
             return  # an earlier look is harmless: it finds nothing due and asks again
-        self._deadline_of[replica] = nearest
-        self._pushes += 1
-        heapq.heappush(self._deadlines, (nearest, self._pushes, replica))
+        self._push_deadline(replica, nearest)
         if self._deadlines[0][0] == nearest:
             self._wake_up.set()
+
+    def _push_deadline(self, replica: Replica, deadline_ms: int) -> None:
+        self._deadline_of[replica] = deadline_ms
+        self._pushes += 1
+        heapq.heappush(self._deadlines, (deadline_ms, self._pushes, replica))
 
     async def run(self) -> None:
         """Serve deadlines until stopped or cancelled."""
@@ -136,6 +146,7 @@ class Turns:
 
     def _serve_deadlines(self) -> None:
         now_ms = self._clock.now_ms()
+        campaigns = 0
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, _, replica = heapq.heappop(self._deadlines)
             if self._deadline_of.get(replica) != deadline_ms:
@@ -143,7 +154,12 @@ class Turns:
             del self._deadline_of[replica]
             if replica.failure is not None:
                 continue
-            self._wake(replica, now_ms)
+            campaigns += _campaigns(replica, now_ms)
+            if campaigns > MAX_CAMPAIGNS:
+                self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
+                campaigns = MAX_CAMPAIGNS
+            else:
+                self._wake(replica, now_ms)
 
     def _wake(self, replica: Replica, now_ms: int) -> None:
         try:
@@ -155,3 +171,9 @@ class Turns:
             replica.fail("damaged", "an internal error; see the agent's log")
             return
         self.schedule(replica)
+
+
+def _campaigns(replica: Replica, now_ms: int) -> bool:
+    """Whether the replica would ask for votes if it were woken now: whatever else it does can wait too."""
+    deadline_ms = replica.core.deadline()
+    return deadline_ms is not None and deadline_ms <= now_ms and replica.core.role is not Role.LEADER

@@ -15,14 +15,22 @@ from shoal.replication.transitions import RaftState, Role
 class Candidate:
     """A candidate or a pre-candidate. votes holds answers, its own included once it may be counted."""
 
-    __slots__ = ("_state", "_transfer", "election_deadline_ms", "retry_deadline_ms", "votes")
+    __slots__ = (
+        "_retry_after_ms",
+        "_state",
+        "_transfer",
+        "election_deadline_ms",
+        "retry_deadline_ms",
+        "votes",
+    )
 
     def __init__(self, state: RaftState, now_ms: int, transfer: bool) -> None:
         self._state = state
         self._transfer = transfer
         self.votes: dict[ReplicaId, bool] = {}
         self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
-        self.retry_deadline_ms = now_ms + state.config.heartbeat_interval_ms
+        self._retry_after_ms = state.config.heartbeat_interval_ms
+        self.retry_deadline_ms = now_ms + self._retry_after_ms
 
     def begin(self, now_ms: int) -> None:
         """Ask everybody. A pre-vote of one's own promises nothing and counts at once; a vote waits for the
@@ -42,7 +50,9 @@ class Candidate:
         if now_ms >= self.election_deadline_ms:
             self._state.campaign(now_ms)
         elif now_ms >= self.retry_deadline_ms:
-            self.retry_deadline_ms = now_ms + self._state.config.heartbeat_interval_ms
+            # Less and less often: with a thousand groups at once, questions must not crowd out the answers.
+            self._retry_after_ms *= 2
+            self.retry_deadline_ms = now_ms + self._retry_after_ms
             self._ask()
 
     def hears_leader(self, now_ms: int) -> bool:

@@ -34,6 +34,9 @@ from shoal.replication.progress import ProgressState
 from shoal.replication.ready import Ready
 from shoal.replication.transitions import RaftState, Role
 
+NEWBORN_PATIENCE = 4
+"""Election timeouts for which the other voters of a newborn group leave it to the preferred leader."""
+
 
 @dataclass(frozen=True, slots=True)
 class FollowerStatistics:
@@ -124,6 +127,9 @@ class RaftCore:
         first_of_newborn = state.log.last_index == 0 and state.configuration.voters[0] == state.replica_id
         if state.configuration.voters == (state.replica_id,) or (first_of_newborn and state.term == 0):
             state.behaviour.election_deadline_ms = now_ms
+        elif state.log.last_index == 0 and state.term == 0:
+            # Where a thousand groups are born at once, the first needs longer than usual to get round to all.
+            state.behaviour.election_deadline_ms += NEWBORN_PATIENCE * state.config.election_timeout_ms
 
     # What the driver sees
 

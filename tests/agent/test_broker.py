@@ -12,6 +12,7 @@ import pytest
 
 from shoal.agent.broker import Broker, Joined, Topic
 from shoal.agent.catalog import Catalog, CreateTopic, DeleteTopic
+from shoal.agent.catalog_follow import Applied
 from shoal.agent.config import AgentConfig
 from shoal.agent.documents import CATALOG_KEY, members_document
 from shoal.agent.event_feed import EventFeed
@@ -85,11 +86,12 @@ class FakeCatalog:
     async def make_current(self, timeout_ms: int) -> None:
         pass
 
-    async def propose(self, command: Any, timeout_ms: int) -> None:
+    async def propose(self, command: Any, timeout_ms: int) -> Applied:
         if self.race is not None:
             race, self.race = self.race, None
             self.catalog.apply(self.catalog.version, race)
-        self.catalog.apply(self.catalog.version, command)
+        outcome = self.catalog.apply(self.catalog.version, command)
+        return Applied(outcome, self.catalog.subject(command))
 
     async def tell_peers(self) -> None:
         self.told += 1

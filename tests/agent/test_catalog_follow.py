@@ -240,7 +240,7 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
 async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_with_the_topic() -> None:
     """The registry knows them, the birth does not. What was removed stays away, and goes with the topic. A
     topic that this agent has had, and that is gone without a tombstone, is deleted too."""
-    fixture = Fixture((SELF,))
+    fixture = Fixture((SELF,), leader=OTHER)
     first, second = GroupId(b"\1" * 16, 0), GroupId(b"\1" * 16, 1)
     fixture.groups.records = {
         first: ReplicaRecord(first, ReplicaId(2, 9), ReplicaState.ACTIVE),
@@ -301,7 +301,7 @@ async def test_the_leader_proposes_a_holders_confirmation_once() -> None:
 
 async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
     """A peer that does not answer is asked again; an old snapshot never replaces a newer state."""
-    fixture = Fixture((OTHER,))
+    fixture = Fixture((OTHER,), leader=OTHER)
     newer = Catalog()
     newer.apply(0, CreateTopic(entry(3, (OTHER,))))
     async with fixture.running():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.agent.applying import StateMachine
 from shoal.agent.waiting import Appended
 from shoal.batch import Offset, ProducerStamp, producer_id_from_text
 from shoal.errors import ShoalError
@@ -328,15 +329,18 @@ async def test_a_vanished_directory_makes_a_replica_lost(tmp_path: Path) -> None
 
 
 async def test_committed_frames_are_applied_in_order_before_the_answer(tmp_path: Path) -> None:
-    """A state machine sees every committed batch once per life, and a producer hears back after it."""
+    """A state machine sees every committed batch that it does not have, and a producer hears back after it.
+    One that keeps a copy of its state begins there, at the start and after a full disk alike."""
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
         await node.host.close_group(GROUP)
-        for expected in ([0, 1, 2], [0, 1, 2, 3, 4, 5]):
+        rounds = ((0, [0, 1, 2]), (0, [0, 1, 2, 3, 4, 5]), (4, [4, 5, 6, 7, 8]), (9, [9, 10, 11]))
+        for known, expected in rounds:
             seen: list[int] = []
-            await node.open(
-                cluster.birth, apply=lambda frame, seen=seen: seen.append(frame.stamp.base_offset)
+            machine = StateMachine(
+                lambda frame, seen=seen: seen.append(frame.stamp.base_offset), lambda known=known: known
             )
+            await node.open(cluster.birth, machine=machine)
             await cluster.leader()
             for _ in range(3):
                 answer = await cluster.append("x")

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from shoal.agent.applying import StateMachine
 from shoal.agent.host import MIN_FREE_BYTES
 from shoal.agent.identity import ReplicaState
 from shoal.agent.waiting import Appended
@@ -109,13 +110,20 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         assert (await node.host.read(GROUP, Offset(0), max_bytes=1)).next_offset == 1
 
 
-async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room() -> None:
-    """It says why it stopped, the others go on, and recovery brings it back without a restart."""
+@pytest.mark.parametrize("feeds", [False, True])
+async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feeds: bool) -> None:
+    """It says why it stopped, the others go on, and recovery brings it back without a restart: also one that
+    feeds a state machine, as the catalog's does, which gets each record once."""
     cluster, disks = memory_cluster(3)
+    taken: list[int] = []
+    machine = StateMachine(lambda frame: taken.append(frame.stamp.base_offset), lambda: len(taken))
     async with cluster:
         await cluster.append("a")
         leader = await cluster.leader()
         follower = next(node for node in cluster.nodes if node is not leader)
+        if feeds:
+            await follower.host.close_group(GROUP)
+            await follower.open(cluster.birth, machine=machine)
         disk = disks[follower.agent_id]
         disk.faults += [
             Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
@@ -128,6 +136,7 @@ async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room() ->
         disk.faults.clear()
         await until(lambda: follower.host.has(GROUP) and follower.host.status(GROUP).high_watermark == 3)
         assert await read_values(follower, local=True) == ["a", "b", "c"]
+        await until(lambda: taken == ([0, 1, 2] if feeds else []))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -345,7 +345,9 @@ async def test_garbage_before_the_greeting_closes(opening: bytes) -> None:
     async with nodes(a):
         peer = await RawPeer.connect(a)
         peer.writer.write(opening)
-        frames = FrameReader(2**20).feed(await peer.closed())
+        reader = FrameReader(2**20)
+        reader.feed(await peer.closed())
+        frames = reader.take_all()
         assert [frame.type for frame in frames] == [FrameType.REFUSED]
         assert a.links.statistics() == ()
         peer.writer.close()

@@ -32,16 +32,28 @@ def test_frames_survive_any_fragmentation(frames: list[tuple[int, bytes]], piece
     reader = FrameReader(64)
     seen: list[RawFrame] = []
     for start in range(0, len(stream), piece):
-        seen += reader.feed(stream[start : start + piece])
+        reader.feed(stream[start : start + piece])
+        seen += reader.take_all()
     assert seen == frames
 
 
 def test_a_frame_over_the_bound_is_refused_by_its_head() -> None:
     """Nothing of it is awaited."""
     reader = FrameReader(10)
-    assert reader.feed(frame_head(1, 10) + bytes(10)) == [RawFrame(1, bytes(10))]
+    reader.feed(frame_head(1, 10) + bytes(10) + frame_head(1, 11))
+    assert reader.take() == RawFrame(1, bytes(10))
     with pytest.raises(PeerWireError):
-        reader.feed(frame_head(1, 11))
+        reader.take()
+
+
+def test_a_greeting_changes_the_bound_for_the_frames_that_came_with_it() -> None:
+    """A peer that has a thousand groups begins to speak in the same segment as its greeting."""
+    reader = FrameReader(10)
+    reader.feed(frame_head(1, 10) + bytes(10) + frame_head(2, 600) + bytes(600))
+    assert reader.take() == RawFrame(1, bytes(10))
+    reader.limit(1_000)
+    assert reader.take() == RawFrame(2, bytes(600))
+    assert reader.take() is None
 
 
 @given(st.lists(st.tuples(groups, st.binary(max_size=100)), max_size=20))

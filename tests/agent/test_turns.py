@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from shoal.agent.turns import Turns
+from shoal.agent.turns import CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, Turns
+from shoal.replication.transitions import Role
 
 
 class VirtualClock:
@@ -26,6 +27,7 @@ class FakeCore:
         self.deadline_ms: int | None = None
         self.woken: list[int] = []
         self.broken = False
+        self.role = Role.FOLLOWER
 
     def deadline(self) -> int | None:
         return self.deadline_ms
@@ -191,3 +193,26 @@ async def test_a_closed_replica_is_forgotten() -> None:
     assert len(replica.turns) == 1
     turns.stop()
     await running
+
+
+async def test_a_thousand_elections_do_not_begin_at_once() -> None:
+    """So many at a look, the others a moment later; a leader's heartbeat never waits for them."""
+    turns, clock, _, _ = make()
+    followers: list[Any] = [FakeReplica() for _ in range(100)]
+    leader: Any = FakeReplica()
+    leader.core.role = Role.LEADER
+    for replica in [*followers, leader]:
+        replica.core.deadline_ms = clock.ms + 5
+        turns.schedule(replica)
+    turns.serve_now()
+    clock.ms += 5
+    serving = asyncio.create_task(turns.run())
+    begun = []
+    for _ in range(4):
+        await asyncio.sleep(0.01)
+        begun.append(sum(bool(replica.core.woken) for replica in followers))
+        assert leader.core.woken == [1_005]
+        clock.ms += CAMPAIGN_PAUSE_MS
+        turns.stop() if len(begun) == 4 else turns._wake_up.set()
+    await serving
+    assert begun == [MAX_CAMPAIGNS, 2 * MAX_CAMPAIGNS, 3 * MAX_CAMPAIGNS, 100]
