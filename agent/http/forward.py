@@ -33,6 +33,25 @@ RELAYED_HEADERS = ("Content-Type", "Content-Length", "Retry-After", "Allow", "ET
 UNCHANGING_METHODS = ("GET", "HEAD")
 
 
+class BrokenOff(aiohttp.ClientError):
+    """The connection broke with a request on its way that changes something."""
+
+
+async def _send_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """aiohttp sends PUT and DELETE again when their connection breaks. The first one may have been carried
+    out, and the second is then told that there is no such topic: as if nothing had happened."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise  # nothing was sent
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in UNCHANGING_METHODS:
+            raise
+        raise BrokenOff(str(error)) from error
+
+
 class Reply(NamedTuple):
     """A whole answer of another agent."""
 
@@ -85,6 +104,7 @@ class Forwarder:
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
+                middlewares=(_send_once,),
             )
             self._sessions[purpose] = session
         return session

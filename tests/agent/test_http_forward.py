@@ -307,6 +307,27 @@ async def test_a_leader_that_breaks_off(pair: Pair) -> None:
     await server.wait_closed()
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_a_change_is_sent_once(pair: Pair, method: str) -> None:
+    """A change whose connection breaks may have been carried out: it is not sent again behind the client's
+    back, where a second deletion would be refused as one of nothing.
+    """
+    first, second = pair
+    seen: list[bytes] = []
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read(100))
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    first.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    problem = (await second.request(method, "/v1/topics/t?timeout=500ms")).problem("leadership-lost")
+    assert problem["definite"] is False
+    assert len(seen) == 1
+    server.close()
+    await server.wait_closed()
+
+
 async def test_a_leader_that_does_not_answer(pair: Pair) -> None:
     """No answer in time: 504, not definite."""
     first, second = pair
