@@ -11,8 +11,11 @@ import asyncio
 import dataclasses
 import datetime
 import importlib
+import json
 import logging
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,13 +40,20 @@ KILLS = 20
 LIVES_PER_ROUND = 50
 
 
+FINDING_CHARACTERS_MAX = 160
+NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed of its own
+NEMESIS_BATCH = 300
+
+
 @dataclasses.dataclass
 class Outcome:
-    """What a campaign did: faults are power failures and kills, findings are seeds that failed."""
+    """What a campaign did: faults of all kinds, records acknowledged to clients, findings are seeds that
+    failed."""
 
     first_seed: int
     next_seed: int
     faults: int = 0
+    records: int = 0
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -74,7 +84,66 @@ def store(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) 
         bar.update(min(1.0, done), f"{outcome.faults} faults, {len(outcome.findings)} findings")
 
 
-CAMPAIGNS = {"store": store}
+def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
+    """Seeds of the whole cluster, one after the other until the deadline; it goes on after a finding."""
+    seconds = max(1.0, deadline - time.monotonic())
+    script = str(environment.ROOT / "scripts" / "simulate")
+    command = [sys.executable, script, "--seed", str(outcome.first_seed), "--seeds", "1000000"]
+    process = subprocess.Popen(
+        [*command, "--quiet", "--seconds", f"{seconds:.0f}"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        ended = re.match(r"seed (\d+) (ok: |FAILED)(.*)", line)
+        if ended is None:
+            continue
+        outcome.next_seed = int(ended[1]) + 1
+        counts = re.search(r"(\d+) faults, (\d+) records acknowledged", line)
+        if counts is not None:
+            outcome.faults += int(counts[1])
+            outcome.records += int(counts[2])
+        if ended[2] == "FAILED":
+            outcome.findings.append(f"seed {ended[1]}{ended[3]}"[:FINDING_CHARACTERS_MAX])
+            print(line, end="", flush=True)
+        done = (time.monotonic() - started) / max(1e-9, deadline - started)
+        text = f"{outcome.next_seed - outcome.first_seed} seeds, {len(outcome.findings)} findings"
+        bar.update(min(1.0, done), text)
+    process.wait()
+
+
+def nemesis(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str) -> None:
+    """Real agents under one kind of fault, started anew for every chunk of time."""
+    program = str(environment.ROOT / "tests" / "cluster" / "nemesis.py")
+    paths = [str(environment.ROOT), str(environment.ROOT / "tests" / "cluster")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    while time.monotonic() < deadline:
+        seconds = min(NEMESIS_CHUNK_SECONDS, max(1.0, deadline - time.monotonic()))
+        command = [sys.executable, program, "--fault", fault, "--seed", str(outcome.next_seed)]
+        with tempfile.TemporaryDirectory() as directory:
+            command += [
+                "--seconds",
+                f"{seconds:.0f}",
+                "--batch",
+                str(NEMESIS_BATCH),
+                "--directory",
+                directory,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+        try:
+            report = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            report = {"faults": 0, "acknowledged": 0, "anomalies": [done.stderr[-FINDING_CHARACTERS_MAX:]]}
+        outcome.faults += report["faults"]
+        outcome.records += report["acknowledged"]
+        for anomaly in report["anomalies"]:
+            outcome.findings.append(f"seed {outcome.next_seed}: {anomaly}"[:FINDING_CHARACTERS_MAX])
+            print(f"seed {outcome.next_seed}: {anomaly}", flush=True)
+        outcome.next_seed += 1
+        share = (time.monotonic() - started) / max(1e-9, deadline - started)
+        bar.update(min(1.0, share), f"{outcome.records} records, {len(outcome.findings)} findings")
+
+
+CAMPAIGNS = ("store", "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -84,30 +153,48 @@ def record(what: str, outcome: Outcome, hours: float) -> None:
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     seeds = f"{outcome.first_seed}-{outcome.next_seed - 1}"
-    findings = "; ".join(outcome.findings).replace("|", "/") or "none"
+    if outcome.records:
+        what += f", {outcome.records:,} records"
+    findings = "; ".join(outcome.findings).replace("|", "/").replace("\n", " ") or "none"
     row = f"| {date} | {commit} | {what} | {seeds} | {hours:.2f} | {outcome.faults} | {findings} |\n"
     RECORD.write_text(text + row)
 
 
-def main() -> int:
-    """The exit status: 0 if nothing was found."""
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/campaign")
     parser.add_argument("what", choices=sorted(CAMPAIGNS))
     parser.add_argument("--hours", type=float, default=1.0, help="how long (default 1)")
+    parser.add_argument("--minutes", type=float, help="how long, in minutes")
+    parser.add_argument("--fault", default="kill-one", help="of the nemesis: one of tests/cluster/nemesis.py")
     parser.add_argument("--seed", type=int, default=1000, metavar="N", help="the first seed (default 1000)")
     parser.add_argument("--no-record", action="store_true", help="leave docs/campaigns.md alone")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.minutes is not None:
+        options.hours = options.minutes / 60
     if options.hours <= 0 or options.seed < 0:
-        parser.error("--hours is above 0 and --seed at least 0")
+        parser.error("the time is above 0 and --seed at least 0")
+    return options
+
+
+def main() -> int:
+    """The exit status: 0 if nothing was found."""
+    options = parse(sys.argv[1:])
     logging.disable(logging.ERROR)  # failing disks are what this is about
     sys.path.insert(0, str(pathlib.Path(environment.ROOT) / "tests" / "segment_store"))
-    terminal.step(f"{options.what}: {options.hours:g} hours from seed {options.seed}")
+    what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
+    terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
+    deadline = started + options.hours * 3600
     outcome = Outcome(options.seed, options.seed)
-    CAMPAIGNS[options.what](outcome, started + options.hours * 3600, terminal.Bar(options.what), started)
+    bar = terminal.Bar(options.what)
+    if options.what == "nemesis":
+        nemesis(outcome, deadline, bar, started, options.fault)
+    else:
+        {"store": store, "simulation": simulation}[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600
     if not options.no_record:
-        record(options.what, outcome, hours)
+        record(what, outcome, hours)
     print(f"{outcome.faults} faults in {hours:.2f} h, findings: {'; '.join(outcome.findings) or 'none'}")
     return 1 if outcome.findings else 0
 

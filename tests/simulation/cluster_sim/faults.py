@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation
 
 DOWN_S = (0.05, 0.5, 3.0, 8.0)
+QUICK_S = (0.01, 0.05, 0.3)
 CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
 NODES_MAX = 6
@@ -55,7 +56,7 @@ class Nemesis:
             (knobs.lost_disk, [self.lose_disk]),
         ):
             faults += makers if wanted else []
-        self._faults = faults
+        self._faults = [getattr(self, name) for name in knobs.only] or faults
 
     def strike(self) -> None:
         """Make one fault."""
@@ -95,7 +96,8 @@ class Nemesis:
     def _stop(self, nodes: list[Node], how: Callable[[Node], None]) -> str:
         for node in nodes:
             how(node)
-            self._bring_back(node, self._rng.choice(DOWN_S) * self._rng.uniform(0.5, 1.5))
+            down_s = QUICK_S if self._simulation.knobs.quick_restarts else DOWN_S
+            self._bring_back(node, self._rng.choice(down_s) * self._rng.uniform(0.5, 1.5))
         return " ".join(node.name for node in nodes)
 
     def _some(self, count: int) -> list[Node]:
@@ -257,6 +259,7 @@ class Nemesis:
         node = self._rng.choice(self._simulation.nodes)
         place = self._rng.choice(ERROR_PLACES)
         fault = Fault(operation, errno.EIO, place, skip=self._rng.randint(0, 5))
+        fault.times = self._rng.choice((1, 1, 4))
         fault.partial_bytes = self._rng.choice((0, 100, 1_000)) if operation == "write" else 0
         node.disk.faults.append(fault)
         self._simulation.disk_faults.add(node.address)

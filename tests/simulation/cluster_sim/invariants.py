@@ -211,16 +211,11 @@ class Invariants:
         self._born = {key for key in self._born if key[0] != address}
         self._retired = {key for key in self._retired if key[0] != address}
 
-    def topic_deleted(self, address: str, group: GroupId) -> None:
-        """The whole group is gone, and with it what its ids meant here."""
-        self._born = {key for key in self._born if key[:2] != (address, group)}
-
 
 def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
     """Replacements that tell the invariants what leaves and what is recorded."""
     send_control = Host.send_control
     put = ReplicaRegistry.put
-    remove = ReplicaRegistry.remove
 
     def observed_send(self: Host, agent_id: str, group: GroupId, message: bytes) -> None:
         invariants.on_send(self, group, message)
@@ -233,16 +228,9 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         if record.state is ReplicaState.ACTIVE:
             invariants.on_record(record)
 
-    async def observed_remove(self: ReplicaRegistry, group: GroupId) -> None:
-        life = LIFE.get()
-        assert life is not None
-        invariants.topic_deleted(life.address, group)
-        await remove(self, group)
-
     return [
         (Host, "send_control", observed_send),
         (ReplicaRegistry, "put", observed_put),
-        (ReplicaRegistry, "remove", observed_remove),
     ]
 
 

@@ -30,6 +30,7 @@ class Knobs:
     segment_bytes: int
     retention_bytes: int | None
     replace_after_ms: int
+    quick_restarts: bool
     kills: bool
     power: bool
     cuts: bool
@@ -43,6 +44,7 @@ class Knobs:
     topics: bool
     rot: bool
     lost_disk: bool
+    only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
     def draw(cls, rng: random.Random) -> Knobs:
@@ -65,6 +67,7 @@ class Knobs:
             segment_bytes=rng.choice((16_384, 65_536, 1 << 20)),
             retention_bytes=rng.choice((None, None, None, 65_536)),
             replace_after_ms=rng.choice((3_000, 10_000, 300_000)),
+            quick_restarts=rng.random() < 0.25,
             kills=rng.random() < 0.8,
             power=rng.random() < 0.7,
             cuts=rng.random() < 0.8,
@@ -86,4 +89,5 @@ class Knobs:
         return cls.draw(random.Random(seed))
 
     def __str__(self) -> str:
-        return " ".join(f"{item.name}={getattr(self, item.name)}" for item in fields(self))
+        shown = (item for item in fields(self) if item.name != "only" or self.only)
+        return " ".join(f"{item.name}={getattr(self, item.name)}" for item in shown)

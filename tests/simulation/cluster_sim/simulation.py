@@ -44,6 +44,9 @@ SERVED_LIMIT_S = 15.0
 """After the faults: until every partition has taken an append."""
 CAUGHT_UP_LIMIT_S = 60.0
 CLIENTS_END_S = 30.0
+HEALTHY_DELAY_MS = 20
+HEALTHY_SYNC_MS = 30
+"""When the faults have ended: both far below an election timeout, or nobody could promise a leader."""
 LOOK_S = 0.1
 CLIENT_ADDRESS = "127.0.1.1"
 TOPIC = "events"
@@ -89,7 +92,6 @@ class ClusterSimulation:
         self._patches = patches or []
         self._digest = hashlib.sha256()
         self._crc = 0
-        self.calm_weather()
 
     # ---- the trace -------------------------------------------------------------------------------
 
@@ -158,12 +160,18 @@ class ClusterSimulation:
             self.invariants.fail("NoInternalError", text)
 
     async def _phases(self) -> None:
+        self.network.conditions = Conditions()  # a cluster begins in peace; what is harsh comes then
         for _ in range(self.knobs.nodes):
-            self.start(self.add_node())
+            node = self.add_node()
+            node.disk.sync_ms_max = min(5, self.knobs.sync_ms_max)
+            self.start(node)
         await self._until(
             lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
         )
         await self._as_client(self.topics.create(TOPIC, self._topic_body()))
+        self.calm_weather()
+        for node in self.nodes:
+            self.calm_disk(node)
         running = self._start_clients()
         end_s = self.loop.time() + self.knobs.safety_ms / 1_000
         while self.loop.time() < end_s:
@@ -275,12 +283,12 @@ class ClusterSimulation:
         self.trace("HEAL", "")
         self.nemesis.stop()
         self.network.cuts.clear()
-        self.network.conditions = Conditions(self.knobs.delay_ms_max)
+        self.network.conditions = Conditions(min(HEALTHY_DELAY_MS, self.knobs.delay_ms_max))
         for node in self.nodes:
             node.disk.stuck_until_s = 0.0
             node.disk.faults.clear()
             node.disk.capacity_bytes = max(node.disk.capacity_bytes, 2**30)
-            self.calm_disk(node)
+            node.disk.sync_ms_max = min(HEALTHY_SYNC_MS, self.knobs.sync_ms_max)
             node.resume()
             if node.is_running and node.address in self.disk_faults:
                 node.kill()

@@ -1,0 +1,291 @@
+"""Deliberate faults in the product around the Raft core, each of which the simulation must notice.
+
+Law of this file: a mutant replaces a few functions for one run; its knobs bring about what it needs, and say
+with which seed to begin. `python -m cluster_sim.mutants` runs them all, each seed in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster_sim.invariants import InvariantViolation
+from cluster_sim.knobs import Knobs
+from cluster_sim.simulation import ClusterSimulation
+from shoal.agent import waiting
+from shoal.agent.disk_order import DiskOrder
+from shoal.agent.host import Host
+from shoal.agent.identity import HardStateFile
+from shoal.agent.links import Links
+from shoal.agent.partition import PartitionState
+from shoal.agent.producers import ProducerTable
+from shoal.agent.reading import Reader
+from shoal.agent.replica import Replica
+from shoal.agent.waiting import Waiter, WaitQueue
+from shoal.errors import ShoalError
+from shoal.replication import steps
+from shoal.replication.interfaces import HardState
+from shoal.segment_store.disk import SyncFailed
+from shoal.segment_store.memory_disk import MemoryDisk, MemoryFile
+
+Patch = tuple[Any, str, Any]
+SEEDS_MAX = 8
+
+
+def ack_before_sync() -> list[Patch]:
+    """Entries count as durable as soon as they are handed to the disk."""
+    write = DiskOrder._write
+
+    def mutated(self: DiskOrder, item: Any) -> None:
+        write(self, item)
+        if not item.done:
+            item.done = True
+            self._release()
+
+    return [(DiskOrder, "_write", mutated)]
+
+
+def vote_before_sync() -> list[Patch]:
+    """Term and vote are on their way to the disk when the answer leaves."""
+    save = HardStateFile.save
+
+    async def mutated(self: HardStateFile, *arguments: Any) -> None:
+        asyncio.ensure_future(save(self, *arguments))  # noqa: RUF006 -- nobody waits: that is the fault
+
+    return [(HardStateFile, "save", mutated)]
+
+
+def forget_the_vote() -> list[Patch]:
+    """The term is stored, the vote is not."""
+    save = HardStateFile.save
+
+    async def mutated(self: HardStateFile, group: Any, replica_id: Any, state: HardState) -> None:
+        await save(self, group, replica_id, replace(state, vote=None))
+
+    return [(HardStateFile, "save", mutated)]
+
+
+def no_dedupe_after_a_checkpoint() -> list[Patch]:
+    """A segment's checkpoint is read without its producers, and an unknown producer is believed."""
+
+    def restore(self: ProducerTable, data: bytes) -> None:
+        self._entries = {}
+        self._undo.clear()
+
+    return [(ProducerTable, "restore", restore), (ProducerTable, "_check_first", lambda *_: None)]
+
+
+def no_dedupe() -> list[Patch]:
+    """A repeated sequence is stored again."""
+    return [(ProducerTable, "check", lambda *_, **__: None)]
+
+
+def serve_uncommitted() -> list[Patch]:
+    """Readers get what the log has, committed or not."""
+    return [
+        (PartitionState, "high_watermark", property(lambda self: self.tail.end_offset)),
+        (Replica, "readable_index", property(lambda self: self.log.last_index)),
+    ]
+
+
+def read_without_asking() -> list[Patch]:
+    """A leader states where the log ends without asking whether it still leads."""
+
+    async def confirm(self: Reader) -> Any:
+        self._replica.require_leader()
+        return self._replica.core.commit_index
+
+    return [(Reader, "confirm", confirm)]
+
+
+def answer_at_the_own_sync() -> list[Patch]:
+    """acks=all is answered as acks=leader."""
+    add = WaitQueue.add
+    return [(WaitQueue, "add", lambda self, waiter: add(self, waiter._replace(synced_only=True)))]
+
+
+def call_everything_definite() -> list[Patch]:
+    """A timeout is told as if nothing had happened."""
+
+    def refuse(waiter: Waiter, code: str, detail: str) -> None:
+        if not waiter.answer.done():
+            waiter.answer.set_exception(ShoalError(code, detail, definite=True))
+
+    return [(waiting, "_refuse", refuse)]
+
+
+def forget_removed_replicas() -> list[Patch]:
+    """The registry drops a replica that was removed from its group."""
+
+    async def retire_group(self: Host, group: Any) -> None:
+        await self.delete_group(group)
+        self.changed(group)
+
+    return [(Host, "retire_group", retire_group)]
+
+
+def remove_before_adding() -> list[Patch]:
+    """A dead voter goes before another takes its place."""
+    drop_voter = steps._View.drop_voter
+
+    def mutated(self: Any) -> Any:
+        return steps.Remove(self._dead[0].id) if self._dead else drop_voter(self)
+
+    return [(steps._View, "drop_voter", mutated)]
+
+
+def believe_failed_syncs() -> list[Patch]:
+    """A sync that failed is taken for one that succeeded."""
+    sync = MemoryFile.sync
+
+    async def mutated(self: MemoryFile) -> None:
+        try:
+            await sync(self)
+        except SyncFailed:
+            return
+
+    return [(MemoryFile, "sync", mutated)]
+
+
+def never_sync_names() -> list[Patch]:
+    """New files are synced, the directories that name them are not."""
+
+    async def sync_directory(self: MemoryDisk, path: str) -> None:
+        await self.begin("list", path)
+
+    return [(MemoryDisk, "sync_directory", sync_directory)]
+
+
+def never_dial_again() -> list[Patch]:
+    """A link that broke stays broken."""
+
+    async def keep_dialled(self: Links, peer: Any, kind: Any) -> None:
+        while self.cluster_id is None:
+            await asyncio.sleep(0.05)
+        while not await self._dial(peer, kind):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1e9)
+
+    return [(Links, "_keep_dialled", keep_dialled)]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`expected`: the invariants that may notice it."""
+
+    mutate: Callable[[], list[Patch]]
+    expected: tuple[str, ...]
+    first_seed: int = 0
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.mutate.__name__
+
+
+LOSS = (
+    "History",
+    "StateMachineSafety",
+    "LeaderCompleteness",
+    "SameCommittedPrefix",
+    "NoInternalError",
+    "Liveness",
+)
+ELECTIONS = {
+    "partitions": 6,
+    "quick_restarts": True,
+    "delay_ms_max": 200,
+    "fault_interval_ms": 200,
+    "loss": 0,
+}
+ELECTIONS |= {"producer_pause_ms": 300, "safety_ms": 20_000, "joining": False, "topics": False}
+POWER = {"power": True, "fault_interval_ms": 500, "sync_ms_max": 30}
+MUTANTS = (
+    Mutant(ack_before_sync, LOSS, knobs=POWER),
+    Mutant(
+        vote_before_sync,
+        ("OneVotePerTerm", "ElectionSafety"),
+        knobs=ELECTIONS | {"power": True, "sync_ms_max": 600},
+    ),
+    Mutant(forget_the_vote, ("OneVotePerTerm", "ElectionSafety"), knobs=ELECTIONS | {"kills": True}),
+    Mutant(
+        no_dedupe_after_a_checkpoint,
+        ("History",),
+        knobs={"kills": True, "segment_bytes": 16_384, "fault_interval_ms": 500, "padding": 100},
+    ),
+    Mutant(no_dedupe, ("History",), knobs={"kills": True, "fault_interval_ms": 500}),
+    Mutant(serve_uncommitted, ("History",), knobs={"cuts": True, "power": True, "fault_interval_ms": 500}),
+    Mutant(read_without_asking, ("History",), knobs={"pauses": True, "cuts": True, "fault_interval_ms": 500}),
+    Mutant(answer_at_the_own_sync, LOSS, knobs={"cuts": True, "kills": True, "fault_interval_ms": 500}),
+    Mutant(
+        call_everything_definite, ("History",), knobs={"cuts": True, "kills": True, "fault_interval_ms": 500}
+    ),
+    Mutant(
+        forget_removed_replicas,
+        ("BornOnce", "RemovedStaysRemoved"),
+        knobs={"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000},
+    ),
+    Mutant(
+        remove_before_adding,
+        ("NeverFewerVoters",),
+        knobs={"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000},
+    ),
+    Mutant(
+        believe_failed_syncs,
+        LOSS,
+        knobs={"only": ("fail_sync", "fail_sync", "fail_sync", "power_all"), "fault_interval_ms": 500},
+    ),
+    Mutant(never_sync_names, ("BornOnce", "OneVotePerTerm", *LOSS), knobs=POWER),
+    Mutant(never_dial_again, ("Liveness",), knobs={"kills": True}),
+)
+
+
+def caught(mutant: Mutant, seed: int) -> str | None:
+    """The invariant that noticed, None if none did. In this process."""
+    simulation = ClusterSimulation(
+        seed, knobs=replace(Knobs.of_seed(seed), rot=False, **mutant.knobs), patches=mutant.mutate()
+    )
+    try:
+        simulation.run()
+    except InvariantViolation as error:
+        return f"{error}"[:300] if error.name in mutant.expected else None
+    except AssertionError as error:
+        return f"AssertionError {error}"[:300]
+    return None
+
+
+def caught_apart(mutant: Mutant, seed: int) -> str | None:
+    """The same, in a process of its own."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = caught(mutant, seed)
+            os.write(writing, (found or "").encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found = pipe.read().decode(errors="replace")
+    os.waitpid(pid, 0)
+    return found or None
+
+
+def main(names: list[str]) -> None:
+    """One line for each mutant: its name, the seed that caught it, and what was said."""
+    for mutant in MUTANTS:
+        if names and mutant.name not in names:
+            continue
+        for seed in range(mutant.first_seed, mutant.first_seed + SEEDS_MAX):
+            found = caught_apart(mutant, seed)
+            if found is not None:
+                break
+        print(f"{mutant.name}: {'not caught' if found is None else f'seed {seed}: {found}'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
