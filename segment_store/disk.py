@@ -459,9 +459,14 @@ class ThreadFile:
 
 
 async def open_disk(prefer: Literal["ring", "threads"] = "ring") -> Disk:
-    """The best disk this machine allows; one warning where the kernel or a container refuses io_uring."""
-    if prefer == "threads":
-        return ThreadDisk()
+    """The best disk this machine allows, its syncs in a fair order; one warning where the kernel or a
+    container refuses io_uring."""
+    from shoal.segment_store.fair_disk import FairDisk
+
+    return FairDisk(ThreadDisk() if prefer == "threads" else _ring_or_threads())
+
+
+def _ring_or_threads() -> Disk:
     try:
         from shoal.segment_store.ring_disk import RingDisk
 

@@ -65,6 +65,7 @@ PURE = (
     "segment_store/index.py",
     "segment_store/tail.py",
     "segment_store/examination.py",
+    "segment_store/fairness.py",
     "segment_store/damage.py",
     "segment_store/recovery.py",
     "agent/bootstrap.py",

@@ -17,6 +17,8 @@ from disk_suite import DiskSuite, open_descriptors
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk, ring_disk
 from shoal.segment_store import disk as disk_module
 from shoal.segment_store.disk import after_prefix, read_fully, write_fully
+from shoal.segment_store.fair_disk import FairDisk
+from shoal.segment_store.fairness import SyncSchedule
 from shoal.segment_store.memory_disk import SECTOR_BYTES, Fault, MemoryDisk
 from shoal.segment_store.ring_disk import RingDisk
 
@@ -238,13 +240,31 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     await file.close()
     directory = await disk.open(str(tmp_path / "b"), create=True)
     descriptor = os.open(str(tmp_path), os.O_RDONLY)
-    os.dup2(descriptor, directory._fd)
+    os.dup2(descriptor, directory.file._fd)
     os.close(descriptor)
     for attempt in (directory.read(0, 10), directory.write(0, b"x"), directory.write_and_sync(0, b"x")):
         with pytest.raises(OSError, match=r"directory|descriptor"):
             await asyncio.wait_for(attempt, 5)
     await directory.close()
     await disk.close()
+
+
+class TestFairRing(DiskSuite):
+    """io_uring with two syncs in flight: everything the suite asks for, most of it after waiting."""
+
+    @pytest.fixture
+    async def disk(self) -> AsyncIterator[FairDisk]:
+        before = open_descriptors()
+        disk = FairDisk(RingDisk(entries=32), SyncSchedule(2, 4096))
+        yield disk
+        await disk.close()
+        disk.schedule.check_invariants()
+        assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
+        assert open_descriptors() <= before
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path)
 
 
 class TestMemoryDisk(DiskSuite):

@@ -1,0 +1,173 @@
+"""Any disk, with its syncs in a fair order and a bounded number of them in flight, over all files.
+
+The directory of a file says to whom a sync belongs: a partition has one. Everything else goes straight
+through. Knows nothing of the disk beneath but its interface.
+"""
+
+import asyncio
+import posixpath
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.segment_store.disk import Data, Disk, Done, File, ReadInto, buffers_of, length_of
+from shoal.segment_store.fairness import SyncSchedule
+
+
+class _Request(NamedTuple):
+    begin: Callable[[Done], None]
+    done: Done
+    size: int
+
+
+class FairDisk:
+    """See the module."""
+
+    def __init__(self, disk: Disk, schedule: SyncSchedule[_Request] | None = None) -> None:
+        self.disk = disk
+        self.kind = disk.kind
+        self.schedule = SyncSchedule[_Request]() if schedule is None else schedule
+
+    def __repr__(self) -> str:
+        return f"FairDisk({self.disk.kind}, {self.schedule})"
+
+    @property
+    def after_completions(self) -> Callable[[], None]:
+        return self.disk.after_completions
+
+    @after_completions.setter
+    def after_completions(self, call: Callable[[], None]) -> None:
+        self.disk.after_completions = call
+
+    def request(self, key: str, size: int, begin: Callable[[Done], None], done: Done) -> None:
+        """Have `begin` called when it is the key's turn, at once if nobody waits; `done` when it is over."""
+        request = _Request(begin, done, size)
+        if self.schedule.start_at_once(size):
+            self._begin(request)
+        else:
+            self.schedule.offer(key, size, request)
+            self._start()
+
+    def _begin(self, request: _Request) -> None:
+        def ended(error: BaseException | None) -> None:
+            self.schedule.ended(request.size)
+            self._start()
+            request.done(error)
+
+        try:
+            request.begin(ended)
+        except BaseException:
+            self.schedule.ended(request.size)
+            raise
+
+    def _start(self) -> None:
+        while (request := self.schedule.start()) is not None:
+            self._begin(request)
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        return FairFile(self, await self.disk.open(path, create=create))
+
+    async def list(self, directory: str) -> list[str]:
+        return await self.disk.list(directory)
+
+    async def exists(self, path: str) -> bool:
+        return await self.disk.exists(path)
+
+    async def make_directory(self, path: str) -> None:
+        await self.disk.make_directory(path)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self.disk.rename(old, new)
+
+    async def unlink(self, path: str) -> None:
+        await self.disk.unlink(path)
+
+    async def remove_tree(self, path: str) -> None:
+        await self.disk.remove_tree(path)
+
+    async def sync_directory(self, path: str) -> None:
+        await self.disk.sync_directory(path)
+
+    async def free_bytes(self, path: str) -> tuple[int, int]:
+        return await self.disk.free_bytes(path)
+
+    async def close(self) -> None:
+        await self.disk.close()
+
+
+class FairFile:
+    """An open file of FairDisk. A cancelled caller does not take its request back, as with every disk; close
+    waits for those that are still to come."""
+
+    def __init__(self, disk: FairDisk, file: File) -> None:
+        self.path = file.path
+        self.file = file
+        self._disk = disk
+        self._key = posixpath.dirname(file.path)
+        self._requests = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    async def size(self) -> int:
+        return await self.file.size()
+
+    async def read(self, offset: int, length: int) -> bytes:
+        return await self.file.read(offset, length)
+
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        return await self.file.read_into(offset, buffer)
+
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        return self.file.read_resident(offset, buffer)
+
+    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+        return self.file.share(work)
+
+    async def write(self, offset: int, data: Data) -> None:
+        await self.file.write(offset, data)
+
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        return self.file.write_at_once(offset, data)
+
+    async def sync(self) -> None:
+        await self.write_and_sync(0, ())
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: BaseException | None) -> None:
+            if ended.done():
+                return  # the caller was cancelled meanwhile
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        self.begin_write_and_sync(offset, data, done)
+        await ended
+
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        buffers = buffers_of(data)
+
+        def begin(ended: Done) -> None:
+            self.file.begin_write_and_sync(offset, buffers, ended)
+
+        def over(error: BaseException | None) -> None:
+            self._requests -= 1
+            if not self._requests and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+            done(error)
+
+        self._requests += 1
+        self._disk.request(self._key, length_of(buffers), begin, over)
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        self.file.forget_cached(offset, length)
+
+    async def allocate(self, length: int) -> None:
+        await self.file.allocate(length)
+
+    async def close(self) -> None:
+        while self._requests:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._idle])
+            self._idle = None
+        await self.file.close()
