@@ -320,6 +320,21 @@ class Broker:
             self._parts().host, self._catalog
         )
 
+    async def recover(self, topic: str, partition: int, *, carry_out: bool) -> dict[str, Any]:
+        """GET and POST /v1/agent/recover: what it would do, or what it did. Raises ShoalError."""
+        host = self._parts().host
+        if topic == documents.CATALOG_TOPIC:
+            group, known = CATALOG_GROUP, self._catalog.version
+        else:
+            group, known = self._group(self.topic(topic), partition), 0
+        assessment = await host.recovery.assess(group)
+        if assessment.own.end_offset < known:
+            raise ShoalError("recovery-refused", "this agent knows of topics that its own catalog log lacks")
+        if carry_out:
+            assessment = await host.recovery.recover(group)
+        names = {member.name: member.tags.get(documents.TAG_NAME, "") for member in self._roster.members()}
+        return assessment.document(topic, partition, names)
+
     async def accept_peer(self, request: web.BaseRequest) -> None:
         """GET /v1/peer: the links take the connection over until its end."""
         await self._links.accept(request)

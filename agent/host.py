@@ -36,6 +36,7 @@ from shoal.agent.peer_wire import (
     encode_group_messages,
 )
 from shoal.agent.reading import Fetch, Offsets, Reader
+from shoal.agent.recovering import Recovery
 from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
 from shoal.agent.retention import ClockWatch, Retention
@@ -131,6 +132,7 @@ class Host:
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
         self.mender = Mender(links, self)
+        self.recovery = Recovery(links, self._stores, self)
 
     # Groups
 

@@ -154,13 +154,15 @@ class ReplicaState(IntEnum):
     """creating: nothing was ever said by this replica id. lost: it may have promised what it no longer
     knows. removed: a committed configuration is without it, and its data are gone or going; the record stays
     while the topic lives, lest the birth configuration brings a voter back that forgot its vote. installing:
-    active, and the copy in its side directory takes the place of its log (safety 27)."""
+    active, and the copy in its side directory takes the place of its log (safety 27). recovering:
+    active under this new id, once its hard state is kept under it too."""
 
     CREATING = 0
     ACTIVE = 1
     LOST = 2
     REMOVED = 3
     INSTALLING = 4
+    RECOVERING = 5
 
 
 class ReplicaRecord(NamedTuple):

@@ -153,6 +153,8 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         record = await _give_birth(stores, host.agent_id, plan)
     if record.state is ReplicaState.INSTALLING:
         record = await finish_install(stores, record)
+    if record.state is ReplicaState.RECOVERING:
+        record = await finish_recovery(stores, record)
     await _remove_if_there(stores, stores.side_directory(plan.group))
     if record.state is ReplicaState.LOST:
         raise ReplicaLost("it was found lost before")
@@ -201,6 +203,19 @@ async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord
         await stores.disk.rename(side, directory)
         for parent in (os.path.dirname(directory), os.path.dirname(side)):
             await stores.disk.sync_directory(parent)
+    active = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(active)
+    return active
+
+
+async def finish_recovery(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
+    """The replica goes on under a new id, of a new epoch (recovering.py): what it promised under the old one
+    was of older terms. May be repeated after a crash. Raises IdentityError, DoubledError."""
+    stored = stores.hard_states.get(record.group)
+    if stored is not None:
+        _, state = stored
+        promised = HardState(state.term, None, state.commit_index)
+        await stores.hard_states.save(record.group, record.replica_id, promised)
     active = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(active)
     return active

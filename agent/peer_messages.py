@@ -37,6 +37,7 @@ class PeerMessage(IntEnum):
     SEGMENTS_OFFER = 72  # request: a leader's log begins behind what the receiver holds -> what it holds now
     SEGMENTS_PIECE = 73  # request: entries of a group from an index on -> some of them
     ENTRY = 74  # request: an entry, damaged at the asker's, by index and term -> its frame, or why not
+    GROUP_POSITION = 76  # request: group -> where the log of a working replica ends
     GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
 
 

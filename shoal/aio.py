@@ -163,6 +163,18 @@ class AsyncClient:
         """GET /v1/agent/drain at the first bootstrap agent."""
         return (await self._cluster.at_agent(Call("GET", "/v1/agent/drain"))).document()
 
+    async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
+        """GET /v1/agent/recover at the first bootstrap agent: what recovering by force would do there."""
+        query = {"topic": topic, "partition": str(partition)}
+        call = Call("GET", "/v1/agent/recover", query)
+        return (await self._cluster.at_agent(call)).document()
+
+    async def recover_partition(self, topic: str, partition: int) -> dict[str, Any]:
+        """POST /v1/agent/recover at the first bootstrap agent: its replica goes on alone. What only the lost
+        replicas had is lost for ever."""
+        body = {"topic": topic, "partition": partition, "accept_data_loss": True}
+        return (await self._cluster.at_agent(_json_call("POST", "/v1/agent/recover", body))).document()
+
     async def force_leave(self, member: str) -> None:
         """POST /v1/members/{member}/force-leave: a failed member counts as left."""
         await self._cluster.anywhere(Call("POST", f"/v1/members/{quote(member, safe='')}/force-leave"))

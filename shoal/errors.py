@@ -47,6 +47,7 @@ ERRORS: Final[dict[str, ErrorCode]] = _table(
     ErrorCode("topic-differs", 409, "The topic exists with other settings", False, True),
     ErrorCode("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
     ErrorCode("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
+    ErrorCode("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
     ErrorCode("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
     ErrorCode("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
     ErrorCode("trimmed", 410, "The records at this offset have been removed", False, True),

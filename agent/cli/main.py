@@ -11,7 +11,18 @@ import sys
 import typer
 from typer import TyperException
 
-from shoal.agent.cli import agent_commands, cluster, consume, doctor, drain, keys, log, produce, topic
+from shoal.agent.cli import (
+    agent_commands,
+    cluster,
+    consume,
+    doctor,
+    drain,
+    keys,
+    log,
+    partition,
+    produce,
+    topic,
+)
 from shoal.agent.cli.output import CliError, drop_stdout, example, fail, reopen_closed, say
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -31,6 +42,7 @@ cluster.register(app)
 drain.register(app)
 keys.register(app)
 topic.register(app)
+partition.register(app)
 produce.register(app)
 consume.register(app)
 log.register(app)

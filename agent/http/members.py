@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from shoal.agent.http.context import Call, Context
+from shoal.agent.http.context import Call, Context, partition_number
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.interface import Document, Json
 from shoal.agent.http.parameters import choice, invalid, shown
@@ -40,6 +40,8 @@ class MemberHandlers:
             Route("GET", "/v1/agent/drain", self.drain_status),
             Route("POST", "/v1/agent/drain", self.drain),
             Route("DELETE", "/v1/agent/drain", self.undo_drain),
+            Route("GET", "/v1/agent/recover", self.recover_preview, frozenset(("topic", "partition"))),
+            Route("POST", "/v1/agent/recover", self.recover),
             Route("GET", "/v1/peer", self.peer),
         ]
 
@@ -109,6 +111,31 @@ class MemberHandlers:
         """Begin to leave the cluster gracefully, as SIGTERM does; the answer does not wait for the end."""
         await self._context.broker.leave()
         return json_response({"leaving": True})
+
+    async def recover_preview(self, call: Call) -> web.Response:
+        """What recovering a partition of this agent by force would do; changes nothing."""
+        topic, partition = call.query.get("topic"), call.query.get("partition", "")
+        if not topic:
+            raise ShoalError("bad-request", "?topic=NAME&partition=N is wanted")
+        document = await self._context.broker.recover(topic, partition_number(partition), carry_out=False)
+        return json_response(document)
+
+    async def recover(self, call: Call) -> web.Response:
+        """Make this agent's replica of a partition its only voter. Whoever asks accepts the loss of data."""
+        body = await optional_object(call) or {}
+        topic, partition = body.get("topic"), body.get("partition")
+        if (
+            set(body) != {"topic", "partition", "accept_data_loss"}
+            or not isinstance(topic, str)
+            or type(partition) is not int
+            or body["accept_data_loss"] is not True
+        ):
+            raise ShoalError(
+                "bad-request",
+                '{"topic": NAME, "partition": N, "accept_data_loss": true} is wanted: what only the lost'
+                " replicas had is lost for ever",
+            )
+        return json_response(await self._context.broker.recover(topic, partition, carry_out=True))
 
     async def drain_status(self, call: Call) -> web.Response:
         """How far this agent is with giving its replicas away."""

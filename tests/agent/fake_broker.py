@@ -221,6 +221,8 @@ class FakeBroker:
         self.joined: list[str] = []
         self.left: list[str] = []
         self.draining = False
+        self.recovered: list[tuple[str, int]] = []
+        self.recovery_refusal: str | None = None
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
@@ -298,6 +300,14 @@ class FakeBroker:
     async def drain(self, *, undo: bool) -> Json:
         self.draining = not undo
         return self.drain_document()
+
+    async def recover(self, topic: str, partition: int, *, carry_out: bool) -> Json:
+        if self.recovery_refusal is not None and carry_out:
+            raise ShoalError("recovery-refused", self.recovery_refusal)
+        self.recovered += [(topic, partition)] if carry_out else []
+        return {"topic": topic, "partition": partition, "log_end_offset": 5, "entries": 7,
+                "committed_entries": 6, "lost": [{"id": "b" * 32, "name": "sardine"}],
+                "refusal": self.recovery_refusal}  # fmt: skip
 
     def drain_document(self) -> Json:
         return {"id": self.agent_id, "name": self.name, "draining": self.draining, "replicas": 0, "leads": 0,

@@ -239,7 +239,7 @@ async def _write_logs(stores: Stores) -> None:
     await stores.hard_states.save(GROUP, replica.replica_id, HardState(Term(1)))
 
 
-class _PowerCut:
+class PowerCut:
     """Lets so many operations of a disk happen, then takes its power away."""
 
     def __init__(self, disk: MemoryDisk, operations: int, rng: random.Random) -> None:
@@ -271,7 +271,7 @@ async def test_a_crash_during_the_installation_leaves_the_old_log_or_the_copy(cr
         record = stores.registry.get(GROUP)
         assert record is not None
         recorded = False
-        cut = _PowerCut(disk, crash_at, rng)
+        cut = PowerCut(disk, crash_at, rng)
         with contextlib.suppress(OSError, DoubledError):
             await stores.registry.put(record._replace(state=ReplicaState.INSTALLING))
             recorded = True

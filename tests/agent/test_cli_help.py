@@ -30,6 +30,8 @@ COMMANDS = [
     ("topic", "list"),
     ("topic", "describe"),
     ("topic", "delete"),
+    ("partition",),
+    ("partition", "recover"),
     ("keygen",),
     ("keys",),
     ("keys", "list"),
