@@ -133,14 +133,19 @@ class Progress:
 
         When one of many requests in flight is lost, all that follow are refused. The first refusal starts
         anew; the others are its echoes, known by a hint from before what was accepted since. A follower that
-        may lose what it acknowledged (fsync switched off) refuses even match_index: it is believed when it is
-        asked nothing else.
+        lost what it acknowledged (fsync switched off, or its last write damaged so that it looks torn)
+        refuses even match_index: it is believed when nothing else is under way to it.
         """
         if self.state is ProgressState.CATCH_UP or reply.previous_index < self.match_index:
             return
         if self.state is ProgressState.PROBE and reply.previous_index != self.next_index - 1:
             return
-        if self.state is ProgressState.REPLICATE and reply.reject_hint_index < self.match_index:
+        is_idle = not self.flight and reply.previous_index == self.match_index
+        if (
+            self.state is ProgressState.REPLICATE
+            and reply.reject_hint_index < self.match_index
+            and not is_idle
+        ):
             return
         self.match_index = min(self.match_index, LogIndex(next_index - 1))
         self.probe(next_index, now_ms)

@@ -25,6 +25,10 @@ PREVIEW = {
 }
 
 
+async def asked(agent: Any, body: dict[str, Any]) -> Any:
+    return await agent.post("/v1/agent/recover", json.dumps(body).encode(), media="application/json")
+
+
 async def test_it_takes_unsafe_and_a_second_yes() -> None:
     """Without either nothing is asked of the agent but what would happen; with both it is done once."""
     async with one_agent() as agent:

@@ -474,6 +474,19 @@ def test_a_follower_that_lost_what_it_acknowledged_is_fed_again() -> None:
     assert group.cores[1].last_index == leader.last_index
 
 
+def test_an_idle_group_feeds_a_follower_that_lost_its_end() -> None:
+    """A last write that was damaged looks torn and is cleared (safety 9): the heartbeat at what the follower
+    had acknowledged is refused, and believed though nothing is appended."""
+    group = Group()
+    leader = group.elect(0)
+    group.propose(0, 5)
+    group.pass_time(500)
+    group.cores[1] = make_core(1, log=[1] * 3, term=leader.term, config=group.config, now_ms=group.now_ms)
+    group.pass_time(500)
+    assert group.cores[1].last_index == leader.last_index
+    assert group.cores[1].commit_index == leader.commit_index
+
+
 def test_a_restart_keeps_log_and_term() -> None:
     """Section 5.1, persistent state: what the disk has is what the core begins with; a commit hint is
     clamped."""
