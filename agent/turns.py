@@ -19,11 +19,15 @@ INPUT_ROUNDS_MAX = 8
 """Turns of the event loop that deadlines wait for input still arriving; a flood must not stop time."""
 IDLE_WAKE_MS = 1_000
 MAX_CAMPAIGNS = 32
-"""Elections that begin at one look at the deadlines. An agent that leads a thousand groups leaves all of them
-at once: were all of them to ask in the same instant, on both sides, the answers would come when the next
-elections have begun, for ever."""
+"""Elections under way here at a time. An agent that leads a thousand groups leaves all of them at once: were
+all of them to ask in the same instant, on both sides, the answers would come when the next elections have
+begun, for ever. One that is decided makes room for the next, so that a slow machine begins fewer."""
+CAMPAIGN_MS = 600
+"""Of an election that nobody can win, until another group may have its turn: an election timeout."""
 CAMPAIGN_PAUSE_MS = 20
-"""How long the others wait: 1,600 elections begin in a second."""
+"""How long a group waits before it looks for room again."""
+
+CAMPAIGNING = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ class Turns:
         self._deadlines: list[tuple[int, int, Replica]] = []
         self._deadline_of: dict[Replica, int] = {}
         self._pushes = 0
+        self._campaigning: dict[Replica, int] = {}
+        """Replicas whose elections are under way, and since when."""
         self._wake_up = asyncio.Event()
         self._inputs = 0
         self._stopping = False
@@ -73,6 +79,7 @@ class Turns:
         """The replica is closed."""
         self._dirty.pop(replica, None)
         self._deadline_of.pop(replica, None)
+        self._campaigning.pop(replica, None)
 
     def _turn(self) -> None:
         self._scheduled = None
@@ -146,7 +153,7 @@ class Turns:
 
     def _serve_deadlines(self) -> None:
         now_ms = self._clock.now_ms()
-        campaigns = 0
+        self._forget_decided(now_ms)
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, _, replica = heapq.heappop(self._deadlines)
             if self._deadline_of.get(replica) != deadline_ms:
@@ -154,12 +161,29 @@ class Turns:
             del self._deadline_of[replica]
             if replica.failure is not None:
                 continue
-            campaigns += _campaigns(replica, now_ms)
-            if campaigns > MAX_CAMPAIGNS:
-                self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
-                campaigns = MAX_CAMPAIGNS
-            else:
+            if self._may_wake(replica, now_ms):
                 self._wake(replica, now_ms)
+            else:
+                self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
+
+    def _forget_decided(self, now_ms: int) -> None:
+        self._campaigning = {
+            replica: since_ms
+            for replica, since_ms in self._campaigning.items()
+            if replica.core.role in CAMPAIGNING and now_ms - since_ms < CAMPAIGN_MS
+        }
+
+    def _may_wake(self, replica: Replica, now_ms: int) -> bool:
+        """Whether it would not begin an election now, or there is room for one more. What else such a replica
+        has to do can wait as well."""
+        deadline_ms = replica.core.deadline()
+        asks = deadline_ms is not None and deadline_ms <= now_ms and replica.core.role is not Role.LEADER
+        if not asks or replica in self._campaigning:
+            return True
+        if len(self._campaigning) >= MAX_CAMPAIGNS:
+            return False
+        self._campaigning[replica] = now_ms
+        return True
 
     def _wake(self, replica: Replica, now_ms: int) -> None:
         try:
@@ -171,9 +195,3 @@ class Turns:
             replica.fail("damaged", "an internal error; see the agent's log")
             return
         self.schedule(replica)
-
-
-def _campaigns(replica: Replica, now_ms: int) -> bool:
-    """Whether the replica would ask for votes if it were woken now: whatever else it does can wait too."""
-    deadline_ms = replica.core.deadline()
-    return deadline_ms is not None and deadline_ms <= now_ms and replica.core.role is not Role.LEADER

@@ -7,10 +7,7 @@ median of the rounds is what is said. Only what was measured in this run is prin
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import datetime
-import json
 import pathlib
 import secrets
 import shutil
@@ -19,29 +16,24 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 
+import bench_topics
+import benchmarks_replication
 import benchmarks_store
 import cluster
 import environment
 import floors
 import load
-import pyarrow as pa
 import terminal
+from bench_topics import ARROW, BATCH_RECORDS, RECORD_BYTES, post
 from row import Row
 
-ARROW = "application/vnd.apache.arrow.stream"
-BATCH_RECORDS = 1000
-RECORD_BYTES = 100
 PRODUCE_BATCHES = 2500
 SINGLE_REQUESTS = 20_000
 LATENCY_REQUESTS = 1500
 FAILOVER_KILLS = 10
 READ_BYTES = 8 * 2**20
-RUN_TIMEOUT_SECONDS = 120.0
-CATCH_UP_TIMEOUT_SECONDS = 60.0
-SUMMER_2013 = datetime.datetime(2013, 7, 1, tzinfo=datetime.UTC)
 
 
 class Bench:
@@ -59,7 +51,7 @@ class Bench:
         try:
             names = tuple(f"bench-{number}" for number in range(count))
             agents.start(environment.command("shoal"), f"bench-{secrets.token_hex(4)}", names)
-            _wait_ready(agents)
+            bench_topics.wait_ready(agents)
             yield agents
         finally:
             agents.stop()
@@ -67,14 +59,14 @@ class Bench:
 
     def produce(self) -> list[Row]:
         """Arrow batches into one partition of one agent, beside write + fdatasync of the same bytes."""
-        body = arrow_body()
+        body = bench_topics.arrow_body()
         with self.agents(1) as agents:
             url = agents.agents[0].url
-            create_topic(url, "bench", 1, 1)
+            bench_topics.create_topic(url, "bench", 1, 1)
             target = f"{url}/v1/topics/bench/partitions/0/records"
             request = load.request_bytes("POST", target, body, Content_Type=ARROW)
             ours, floor = self.alternate(
-                lambda: _post(request, url, connections=8, requests=PRODUCE_BATCHES).per_second,
+                lambda: post(request, url, connections=8, requests=PRODUCE_BATCHES).per_second,
                 lambda: PRODUCE_BATCHES / floors.synced_writes(self.directory, body, PRODUCE_BATCHES),
             )
         return [
@@ -92,14 +84,14 @@ class Bench:
         body = b"x" * RECORD_BYTES
         with self.agents(1) as agents, floors.empty_handler() as empty:
             url = agents.agents[0].url
-            create_topic(url, "bench", 1, 1)
+            bench_topics.create_topic(url, "bench", 1, 1)
             request = load.request_bytes(
                 "POST", f"{url}/v1/topics/bench/records", body, Content_Type="text/plain"
             )
             nothing = load.request_bytes("POST", empty, body, Content_Type="text/plain")
             ours, floor = self.alternate(
-                lambda: _post(request, url, connections=64, requests=SINGLE_REQUESTS).per_second,
-                lambda: _post(nothing, empty, connections=64, requests=SINGLE_REQUESTS).per_second,
+                lambda: post(request, url, connections=64, requests=SINGLE_REQUESTS).per_second,
+                lambda: post(nothing, empty, connections=64, requests=SINGLE_REQUESTS).per_second,
             )
         name = "single-record POST, 64 connections, fdatasync"
         return [Row(name, f"{ours:,.0f}/s", f"empty handler {floor:,.0f}/s", ours / floor, 0.50)]
@@ -109,15 +101,15 @@ class Bench:
         body = b"x" * RECORD_BYTES
         with self.agents(1) as agents, floors.empty_handler() as empty:
             url = agents.agents[0].url
-            create_topic(url, "bench", 1, 1)
+            bench_topics.create_topic(url, "bench", 1, 1)
             request = load.request_bytes(
                 "POST", f"{url}/v1/topics/bench/records", body, Content_Type="text/plain"
             )
             nothing = load.request_bytes("POST", empty, body, Content_Type="text/plain")
             ours, floor = self.alternate(
-                lambda: _median_us(_post(request, url, connections=1, requests=LATENCY_REQUESTS)),
+                lambda: bench_topics.p50_us(request, url, LATENCY_REQUESTS),
                 lambda: (
-                    _median_us(_post(nothing, empty, connections=1, requests=LATENCY_REQUESTS))
+                    bench_topics.p50_us(nothing, empty, LATENCY_REQUESTS)
                     + floors.sync_latency_us(self.directory, b"x" * 1024, LATENCY_REQUESTS)
                 ),
             )
@@ -126,47 +118,25 @@ class Bench:
             Row(name, f"{ours:.0f} us", f"empty handler + fdatasync {floor:.0f} us", ours / floor, 2.0, True)
         ]
 
-    def replicated(self) -> list[Row]:
-        """Three agents, three replicas, acks=all, beside the same on one agent."""
-        body = arrow_body()
-        with self.agents(3) as agents, self.agents(1) as alone:
-            url, single = agents.agents[0].url, alone.agents[0].url
-            create_topic(url, "bench", 1, 3)
-            create_topic(single, "bench", 1, 1)
-            leader = wait_leader(url, "bench")
-            path = "/v1/topics/bench/partitions/0/records"
-            request = load.request_bytes("POST", leader + path, body, Content_Type=ARROW)
-            lone = load.request_bytes("POST", single + path, body, Content_Type=ARROW)
-            batches = PRODUCE_BATCHES // 2
-            ours, floor = self.alternate(
-                lambda: _post(request, leader, connections=8, requests=batches).per_second,
-                lambda: _post(lone, single, connections=8, requests=batches).per_second,
-            )
-        return [
-            Row(
-                "Arrow produce, 3 agents, 3 replicas, acks=all",
-                f"{ours * BATCH_RECORDS / 1e6:.2f} M records/s",
-                f"1 agent {floor * BATCH_RECORDS / 1e6:.2f} M records/s",
-                ours / floor,
-                None,
-            )
-        ]
+    def replication(self) -> list[Row]:
+        """Three agents: produce, one record in flight, fail-over by every fault, a thousand partitions."""
+        return benchmarks_replication.rows(self)
 
     def read(self) -> list[Row]:
         """Arrow reads of 8 MiB, beside a bare socket copy of as many bytes."""
-        body = arrow_body()
+        body = bench_topics.arrow_body()
         reads = 60
         with self.agents(1) as agents:
             url = agents.agents[0].url
-            create_topic(url, "bench", 1, 1)
+            bench_topics.create_topic(url, "bench", 1, 1)
             path = f"{url}/v1/topics/bench/partitions/0/records"
             fill = load.request_bytes("POST", path, body, Content_Type=ARROW)
-            _post(fill, url, connections=8, requests=READ_BYTES * 8 // len(body))
+            post(fill, url, connections=8, requests=READ_BYTES * 8 // len(body))
             target = f"{path}?offset=0&max_bytes={READ_BYTES}"
             request = load.request_bytes("GET", target, Accept=ARROW)
 
             def fetch() -> float:
-                seen = _post(request, url, connections=2, requests=reads)
+                seen = post(request, url, connections=2, requests=reads)
                 return seen.answer_bytes / seen.seconds
 
             ours, floor = self.alternate(
@@ -182,7 +152,7 @@ class Bench:
         seconds = []
         bar = terminal.Bar("fail-over")
         with self.agents(3) as agents:
-            create_topic(agents.agents[0].url, "bench", 1, 3)
+            bench_topics.create_topic(agents.agents[0].url, "bench", 1, 3)
             for number in range(FAILOVER_KILLS):
                 seconds.append(self.one_failover(agents))
                 bar.update((number + 1) / FAILOVER_KILLS, f"{seconds[-1]:.2f} s")
@@ -197,16 +167,16 @@ class Bench:
 
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
-        leader = survivors.pop(wait_leader(next(iter(survivors)), "bench"))
+        leader = survivors.pop(bench_topics.wait_leader(next(iter(survivors)), "bench"))
         url = next(iter(survivors))
-        _append_until_acknowledged(url)
+        bench_topics.append_until_acknowledged(url)
         leader.signal(signal.SIGKILL)
         started = time.monotonic()
-        _append_until_acknowledged(url)
+        bench_topics.append_until_acknowledged(url)
         seconds = time.monotonic() - started
         agents.restart(leader)
-        _wait_ready(agents)
-        _wait_caught_up(agents)
+        bench_topics.wait_ready(agents)
+        bench_topics.wait_caught_up(agents)
         return seconds
 
     def alternate(self, ours: Callable[[], float], floor: Callable[[], float]) -> tuple[float, float]:
@@ -220,110 +190,6 @@ class Bench:
         return statistics.median(measured), statistics.median(floored)
 
 
-def arrow_body() -> bytes:
-    """An Arrow stream with one batch of 1,000 records of 100 bytes."""
-    schema = pa.schema(
-        [
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            (
-                "headers",
-                pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-            ),
-        ]
-    )
-    columns = [
-        pa.array([SUMMER_2013] * BATCH_RECORDS, schema.field(0).type),
-        pa.nulls(BATCH_RECORDS, pa.binary()),
-        pa.array([secrets.token_bytes(RECORD_BYTES) for _ in range(BATCH_RECORDS)], pa.binary()),
-        pa.nulls(BATCH_RECORDS, schema.field(3).type),
-    ]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(columns, schema=schema))
-    return bytes(sink.getvalue())
-
-
-def create_topic(url: str, name: str, partitions: int, replicas: int) -> None:
-    body = json.dumps({"partitions": partitions, "replication_factor": replicas}).encode()
-    request = urllib.request.Request(  # noqa: S310
-        f"{url}/v1/topics/{name}", body, {"Content-Type": "application/json"}, method="PUT"
-    )
-    with urllib.request.urlopen(request, timeout=RUN_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        assert answer.status in {200, 201}
-    wait_leader(url, name)
-
-
-def wait_leader(url: str, topic: str) -> str:
-    """The URL of the leader of partition 0."""
-    deadline = time.monotonic() + CATCH_UP_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        routes = cluster.get(url, f"/v1/routes?topic={topic}")["topics"].get(topic)
-        if routes and routes["partitions"][0]["leader_url"]:
-            return str(routes["partitions"][0]["leader_url"])
-        time.sleep(cluster.POLL_SECONDS)
-    raise cluster.ClusterProblem(f"topic {topic} has no leader")
-
-
-def _wait_ready(agents: cluster.LocalCluster) -> None:
-    deadline = time.monotonic() + CATCH_UP_TIMEOUT_SECONDS
-    for agent in agents.live():
-        while True:
-            with contextlib.suppress(OSError, cluster.ClusterProblem):
-                members = cluster.get(agent.url, "/v1/members?status=alive")["members"]
-                cluster.get(agent.url, "/readyz?verbose")
-                if len(members) == len(agents.live()):
-                    break
-            if time.monotonic() > deadline:
-                raise cluster.ClusterProblem(f"agent {agent.name} is not ready: {agent.last_words()}")
-            time.sleep(cluster.POLL_SECONDS)
-
-
-def _wait_caught_up(agents: cluster.LocalCluster) -> None:
-    """All three replicas hold the whole log: the next kill must not meet a lone survivor."""
-    deadline = time.monotonic() + CATCH_UP_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        topic = cluster.get(agents.live()[0].url, "/v1/topics")["topics"][0]
-        if topic["under_replicated"] == 0:
-            ends = {
-                partition["log_end_offset"]
-                for member in cluster.get(agents.live()[0].url, "/v1/members?status=alive")["members"]
-                for partition in member["partitions"]
-                if partition["topic"] == "bench"
-            }
-            if len(ends) == 1:
-                return
-        time.sleep(cluster.POLL_SECONDS)
-    raise cluster.ClusterProblem("the restarted agent did not catch up in time")
-
-
-def _append_until_acknowledged(url: str) -> None:
-    deadline = time.monotonic() + RUN_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        request = urllib.request.Request(  # noqa: S310
-            f"{url}/v1/topics/bench/partitions/0/records", b"x", {"Content-Type": "text/plain"}
-        )
-        with (
-            contextlib.suppress(OSError),  # an HTTPError is one too
-            urllib.request.urlopen(request, timeout=2.0) as answer,  # noqa: S310
-        ):
-            if answer.status == 200:
-                return
-        time.sleep(0.01)
-    raise cluster.ClusterProblem("no append was acknowledged in time")
-
-
-def _post(request: bytes, url: str, *, connections: int, requests: int) -> load.Measured:
-    return asyncio.run(
-        load.measure(request, url, connections=connections, requests=requests, timeout_s=RUN_TIMEOUT_SECONDS)
-    )
-
-
-def _median_us(measured: load.Measured) -> float:
-    return statistics.median(measured.latencies_us)
-
-
 def print_table(rows: list[Row]) -> None:
     print(f"{'':<50}{'measured':<40}{'floor of the same run':<42}{'ratio':>6}  {'goal':<7}")
     for row in rows:
@@ -333,7 +199,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    names = ["produce", "single", "latency", "failover", "replicated", "read", "store"]
+    names = ["produce", "single", "latency", "failover", "replication", "read", "store"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

@@ -98,7 +98,7 @@ class LocalCluster:
         log = self.directory / f"{name}.log"
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [*self._command, "--name", name, "--data", str(self.directory / "data" / name)],
+                self._arguments(name),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -106,6 +106,9 @@ class LocalCluster:
             )
         process.returncode = 0  # it is waited for by its id, in is_alive: not by this object
         return AgentProcess(name, process.pid, _start_ticks(process.pid) or 0, str(log))
+
+    def _arguments(self, name: str) -> list[str]:
+        return [*self._command, "--name", name, "--data", str(self.directory / "data" / name)]
 
     def _remember(self) -> None:
         temporary = self._list.with_suffix(".new")

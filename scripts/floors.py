@@ -91,6 +91,30 @@ def _serve(pipe: Connection) -> None:
     asyncio.run(serve())
 
 
+def round_trip_us(count: int) -> float:
+    """The median microseconds of one byte there and back over loopback, to another thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def echo() -> None:
+        with listener.accept()[0] as other:
+            other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while data := other.recv(1):
+                other.sendall(data)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    latencies = []
+    with listener, socket.create_connection(listener.getsockname()) as here:
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            started = time.perf_counter()
+            here.sendall(b"x")
+            here.recv(1)
+            latencies.append((time.perf_counter() - started) * 1e6)
+    thread.join()
+    return statistics.median(latencies)
+
+
 @contextmanager
 def empty_handler() -> Iterator[str]:
     """The URL of an aiohttp handler, in a process of its own, that reads a body and does nothing with it."""
