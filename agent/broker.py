@@ -484,7 +484,12 @@ class Broker:
 
     def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
         """The host knows agents, not URLs: say who leads in a way that a client can use."""
-        return self._elsewhere(topic, partition) if error.code == "not-leader" else error
+        if error.code != "not-leader":
+            return error
+        elsewhere = self._elsewhere(topic, partition)
+        if "high_watermark" in error.extra:  # a local read beyond what the replica here knows
+            elsewhere.extra["high_watermark"] = error.extra["high_watermark"]
+        return elsewhere
 
     async def append(
         self,

@@ -196,7 +196,12 @@ class Reader:
     async def _refuse(self, code: str, detail: str, local: bool) -> None:
         """Raises; a follower never claims where the log ends (safety 23)."""
         if local and code == "beyond-end":
-            raise ShoalError("not-leader", f"{detail} known here", leader=self._replica.leader_agent_id)
+            raise ShoalError(
+                "not-leader",
+                f"{detail} known here",
+                leader=self._replica.leader_agent_id,
+                high_watermark=self._replica.state.high_watermark,
+            )
         offsets = await self.offsets(local=local)
         raise ShoalError(
             code, detail, log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark

@@ -119,7 +119,13 @@ class ReadRequest:
             return await self._fetch_once(offset)
         deadline = Deadline(self._call.timeout_ms())
         while True:
-            fetch = await self._fetch_once(offset)
+            try:
+                fetch = await self._fetch_once(offset)
+            except ShoalError as error:
+                # Even the offset lies beyond what this replica knows: it may be about to learn more.
+                if not is_behind(error) or not await deadline.pause(BEHIND_PAUSE_SECONDS):
+                    raise
+                continue
             if fetch.high_watermark >= self._seen:
                 return fetch
             if not await deadline.pause(BEHIND_PAUSE_SECONDS):
@@ -162,6 +168,11 @@ class ReadRequest:
         if text == "latest":
             return offsets.high_watermark
         return max(offsets.log_start_offset, offsets.high_watermark - int(text[1:]))
+
+
+def is_behind(error: ShoalError) -> bool:
+    """A local read asked for more than the replica knows; others refuse because there is no replica here."""
+    return error.code in ("not-leader", "no-leader") and "high_watermark" in error.extra
 
 
 def seen_watermark(call: Call) -> int:

@@ -511,7 +511,9 @@ class FakeBroker:
         if offset < log.start:
             raise ShoalError("trimmed", f"offset {offset} was removed", **log.range_members())
         if offset > end and local:
-            raise not_leader(self.leader(topic, partition))
+            error = not_leader(self.leader(topic, partition))
+            error.extra["high_watermark"] = end
+            raise error
         if offset > end:
             raise ShoalError("beyond-end", f"offset {offset} is beyond the end", **log.range_members())
         if offset == end and wait_ms:

@@ -283,6 +283,8 @@ async def test_records_are_for_the_partitions_leader() -> None:
     assert await fixture.broker.offsets(topic, 0) == "offsets"
     fixture.host.error = ShoalError("not-leader", "somebody leads", leader=OTHER)
     assert (await code(fixture.broker.offsets(topic, 0))).extra["leader_url"] == "http://b"
+    fixture.host.error = ShoalError("not-leader", "beyond what is known here", leader=OTHER, high_watermark=4)
+    assert (await code(fixture.broker.offsets(topic, 0))).extra["high_watermark"] == 4
     fixture.host.error = ShoalError("overloaded", "busy")
     assert (await code(fixture.broker.offsets(topic, 0))).code == "overloaded"
     assert (await code(fixture.broker.offsets(topic, 1))).code == "unknown-partition"

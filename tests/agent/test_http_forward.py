@@ -170,6 +170,21 @@ async def test_local_reads_stay(pair: Pair) -> None:
     assert (await first.get(PARTITION + "?offset=0&consistency=local")).json["records"][0]["value"] == "v"
 
 
+async def _waits_for_what_was_read(behind: Agent, local: str) -> None:
+    """Where it has read to is beyond the replica, which learns of it before the time is over."""
+
+    async def learn() -> None:
+        await asyncio.sleep(0.1)
+        behind.broker.known_end = 2
+
+    learning = asyncio.create_task(learn())
+    at_end = local.replace("offset=0", "offset=2").replace("timeout=60ms", "timeout=5s") + "&forward=false"
+    answer = await behind.get(at_end, Shoal_High_Watermark="2")
+    assert (answer.status, answer.headers["Shoal-High-Watermark"]) == (200, "2")
+    await learning
+    behind.broker.known_end = 1
+
+
 async def test_a_reader_never_steps_back(pair: Pair) -> None:
     """A local read at a replica behind its reader waits, then is 421 or asks the leader."""
     first, second = pair
@@ -182,6 +197,7 @@ async def test_a_reader_never_steps_back(pair: Pair) -> None:
     assert problem["leader_url"] == second.broker.url
     (await first.get(local.replace("offset=0", "offset=2") + "&forward=false")).problem("not-leader")
     assert (await first.get(local, Shoal_High_Watermark="2")).json["high_watermark"] == 2
+    await _waits_for_what_was_read(first, local)
     (await first.get(local, Shoal_High_Watermark="x")).problem("bad-request")
     waiting = asyncio.create_task(first.get(local.replace("60ms", "5s"), Shoal_High_Watermark="2"))
     await asyncio.sleep(0.05)
