@@ -17,7 +17,17 @@ from shoal.membership.config import GossipConfig
 from shoal.membership.members import Node, NodeTable
 from shoal.membership.outbox import Outbox
 from shoal.membership.ready import StreamProbe
-from shoal.membership.wire.messages import Ack, Endpoint, IndirectPing, Nack, Ping, State, Suspect
+from shoal.membership.wire.messages import (
+    Ack,
+    Dead,
+    Endpoint,
+    IndirectPing,
+    Message,
+    Nack,
+    Ping,
+    State,
+    Suspect,
+)
 
 MAX_RELAYS = 512
 """Probes made for others at a time: a healthy pool asks for a few, a hostile one is not served beyond it."""
@@ -152,7 +162,19 @@ class Prober:
     def on_ping(self, source: Endpoint, ping: Ping) -> None:
         """Answer, unless it is meant for another node that had our address before."""
         if ping.node in ("", self._table.local.name):
-            self._outbox.send(ping.source or source, Ack(ping.sequence))
+            self._outbox.send(ping.source or source, Ack(ping.sequence), *self._accusation(ping))
+
+    def _accusation(self, ping: Ping) -> tuple[Message, ...]:
+        """What is believed of a node that pings us, if it is wrong: it lives, and should hear that it must
+        refute. After a cut of one direction nobody else would tell it before the next exchange of state."""
+        node = self._table.get(ping.source_node)
+        if node is None or node is self._table.local or node.endpoint != ping.source:
+            return ()
+        if node.state == State.SUSPECT:
+            return (Suspect(node.incarnation, node.name, self._table.local.name),)
+        if node.state == State.DEAD:
+            return (Dead(node.incarnation, node.name, self._table.local.name),)
+        return ()
 
     def on_indirect_ping(self, source: Endpoint, request: IndirectPing, now_ms: int) -> None:
         if len(self._relays) >= MAX_RELAYS:

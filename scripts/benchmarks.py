@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import bench_topics
+import benchmarks_gossip
 import benchmarks_replication
 import benchmarks_store
 import cluster
@@ -165,6 +166,10 @@ class Bench:
         """The segment store alone, without an agent around it."""
         return benchmarks_store.rows(self.directory, self.alternate)
 
+    def gossip(self) -> list[Row]:
+        """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
+        return benchmarks_gossip.rows()
+
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
         leader = survivors.pop(bench_topics.wait_leader(next(iter(survivors)), "bench"))
@@ -199,7 +204,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    names = ["produce", "single", "latency", "failover", "replication", "read", "store"]
+    names = ["produce", "single", "latency", "failover", "replication", "read", "store", "gossip"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

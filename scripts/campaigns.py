@@ -143,7 +143,22 @@ def nemesis(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float
         bar.update(min(1.0, share), f"{outcome.records} records, {len(outcome.findings)} findings")
 
 
-CAMPAIGNS = ("store", "simulation", "nemesis")
+def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
+    """Simulated pools of 3 to 1,000 members: chaos, deaths, hours of loss, slow members; share by share."""
+    campaign = importlib.import_module("tests.membership.campaign")
+    while time.monotonic() < deadline and not outcome.findings:
+        for name, run in campaign.share(outcome.next_seed):
+            try:
+                outcome.faults += run()
+            except Exception as error:  # noqa: BLE001 -- a finding, whatever it is
+                traceback.print_exc()
+                outcome.findings.append(f"{type(error).__name__} in {name}")
+            done = (time.monotonic() - started) / max(1e-9, deadline - started)
+            bar.update(min(1.0, done), f"{outcome.faults} faults, {len(outcome.findings)} findings, {name}")
+        outcome.next_seed += campaign.CHAOS_PER_SHARE
+
+
+CAMPAIGNS = ("membership", "store", "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -181,7 +196,8 @@ def main() -> int:
     """The exit status: 0 if nothing was found."""
     options = parse(sys.argv[1:])
     logging.disable(logging.ERROR)  # failing disks are what this is about
-    sys.path.insert(0, str(pathlib.Path(environment.ROOT) / "tests" / "segment_store"))
+    root = pathlib.Path(environment.ROOT)
+    sys.path[:0] = [str(root), str(root / "tests" / "segment_store")]
     what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
@@ -191,7 +207,8 @@ def main() -> int:
     if options.what == "nemesis":
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
-        {"store": store, "simulation": simulation}[options.what](outcome, deadline, bar, started)
+        works = {"membership": membership, "store": store, "simulation": simulation}
+        works[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600
     if not options.no_record:
         record(what, outcome, hours)

@@ -127,6 +127,45 @@ def test_ping_is_answered_to_its_source() -> None:
     assert [(receiver, message.sequence) for receiver, message in script.of(Ack)] == [(at(3), 5), (at(9), 6)]
 
 
+def without_news(script: Script) -> None:
+    """All is told: from now on packets carry what they are sent for."""
+    for _ in range(20):
+        script.core.outbox.own.take(65_000, 1, 255)
+    script.sent.clear()
+
+
+def test_who_pings_us_hears_what_is_believed_of_it() -> None:
+    """A node that we suspect or hold for dead lives, if it pings: it is told with the ack, so that it can
+    refute. Not a node that left, nor somebody else under its name."""
+    script = Script()
+    script.know(2, 3, 4, 5)
+    script.hear(Suspect(1, "n2", "n9"), Dead(1, "n3", "n9"), Dead(1, "n4", "n4"))
+    for number in (2, 3, 4, 5):
+        without_news(script)
+        script.hear(Ping(number, "me", at(number), f"n{number}"))
+        expected = {2: [(at(2), Suspect(1, "n2", "me"))], 3: [(at(3), Dead(1, "n3", "me"))]}.get(number, [])
+        assert script.of(Suspect) + script.of(Dead) == expected
+    without_news(script)
+    script.hear(Ping(9, "me", at(9), "n3"))
+    assert script.of(Dead) == []
+
+
+def test_an_outdated_accusation_is_answered() -> None:
+    """We have refuted it; the sender has not heard. One answer to a packet, none about others, none when
+    we leave."""
+    script = Script()
+    script.know(2, 3)
+    script.hear(Suspect(1, "me", "n2"))
+    without_news(script)
+    script.hear(Suspect(1, "me", "n3"), Dead(1, "me", "n3"), source=at(3))
+    script.hear(Suspect(1, "n2", "n3"), source=at(7))
+    assert [(to, getattr(message, "incarnation", 0)) for to, message in script.of(Alive)] == [(at(3), 2)]
+    script.core.leave(script.now_ms)
+    without_news(script)
+    script.hear(Suspect(1, "me", "n3"), source=at(3))
+    assert script.of(Alive) == []
+
+
 def test_probe_acked_in_time_changes_nothing() -> None:
     """One ack, and the round goes on."""
     script = Script()
