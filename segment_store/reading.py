@@ -21,6 +21,7 @@ from shoal.segment_store.segment import Segment, SegmentFiles
 
 SHARED_READ_BYTES = 2 * 2**20
 """Below this, telling another thread costs more than it saves."""
+SMALL_BUFFER_BYTES = 16 * 2**10  # clearing so few costs less than asking Arrow
 
 View = tuple[Stamp, memoryview]
 
@@ -28,21 +29,15 @@ View = tuple[Stamp, memoryview]
 class Run(NamedTuple):
     """Adjoining entries of one segment from `first_index` on, and where they lie: positions and lengths in
     bytes, copied from the index, which may change while the run is being read. `offsets`: the first entry's
-    first, and the one behind its last."""
+    first, and the one behind its last; `start` and `length`: of the whole, in bytes."""
 
     segment: Segment
     first_index: LogIndex
     offsets: tuple[int, int]
     positions: "array[int]"
     lengths: "array[int]"
-
-    @property
-    def start(self) -> int:
-        return self.positions[0]
-
-    @property
-    def length(self) -> int:
-        return self.positions[-1] + self.lengths[-1] - self.positions[0]
+    start: int
+    length: int
 
 
 class Verified(NamedTuple):
@@ -55,11 +50,16 @@ class Verified(NamedTuple):
 def next_run(segment: Segment, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
     """Entries from `first_index` on, at most `max_bytes` of them but at least one, none behind `last_index`
     or the segment's end. Raises IndexReleased."""
-    places = segment.index.places(first_index, last_index, max_bytes)
-    return Run(segment, first_index, segment.index.offsets_of(first_index), *places)
+    positions, lengths = segment.index.places(first_index, last_index, max_bytes)
+    start = positions[0]
+    length = positions[-1] + lengths[-1] - start
+    offsets = segment.index.offsets_of(first_index)
+    return Run(segment, first_index, offsets, positions, lengths, start, length)
 
 
 def buffer_for(run: Run) -> memoryview:
+    if run.length <= SMALL_BUFFER_BYTES:
+        return memoryview(bytearray(run.length))
     # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and page
     # faults would cost as much as the copy from the page cache.
     return memoryview(pa.allocate_buffer(run.length)).cast("B")
@@ -68,19 +68,20 @@ def buffer_for(run: Run) -> memoryview:
 def verify_run(run: Run, view: memoryview, identity: LogIdentity) -> Verified:
     """The frames in `view`, which holds the run's bytes as far as they could be read."""
     frames: list[View] = []
-    index, base, filled = run.first_index, run.start, len(view)
-    for position, length in zip(run.positions, run.lengths, strict=True):
-        at = position - base
-        if at + length > filled:
-            return Verified(frames, "the file ends before the entry does")
-        try:
+    index, base, filled = int(run.first_index), run.start, len(view)
+    try:
+        for position, length in zip(run.positions, run.lengths, strict=True):
+            at = position - base
+            if at + length > filled:
+                return Verified(frames, "the file ends before the entry does")
             frame = view_frame(view, at, identity)
-        except BatchError as error:
-            return Verified(frames, str(error))
-        if frame[0].index != index or len(frame[1]) != length:
-            return Verified(frames, f"entry {frame[0].index} of {len(frame[1])} bytes lies there")
-        frames.append(frame)
-        index = LogIndex(index + 1)
+            stamp, data = frame
+            if stamp.index != index or len(data) != length:
+                return Verified(frames, f"entry {stamp.index} of {len(data)} bytes lies there")
+            frames.append(frame)
+            index += 1
+    except BatchError as error:
+        return Verified(frames, str(error))
     return Verified(frames, None)
 
 
@@ -192,8 +193,10 @@ def _pieces(run: Run, piece_bytes: int) -> list[Run]:
         stop = begin + 1
         while stop < count and run.positions[stop] + run.lengths[stop] <= limit:
             stop += 1
-        places = run.positions[begin:stop], run.lengths[begin:stop]
-        pieces.append(Run(run.segment, LogIndex(run.first_index + begin), run.offsets, *places))
+        positions, lengths = run.positions[begin:stop], run.lengths[begin:stop]
+        index, start = LogIndex(run.first_index + begin), positions[0]
+        length = positions[-1] + lengths[-1] - start
+        pieces.append(Run(run.segment, index, run.offsets, positions, lengths, start, length))
         begin = stop
     return pieces
 
