@@ -8,8 +8,9 @@ here waits inside the ring: io_uring_wait_cqe would hold the interpreter's lock.
   neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
   all the same, the kernel keeps the rest, and it is fetched.
 - a buffer handed to the kernel stays referenced by its operation until the completion has been read.
-- a write with sync is a linked pair. A short write breaks the link (the sync completes with ECANCELED): the
-  rest is submitted again with its sync. A sync that fails is never tried again.
+- a write with sync is a linked pair, a large one a longer chain (_prepare_chain). A short write breaks the
+  link (the sync completes with ECANCELED): the rest is submitted again with its sync. A sync that fails is
+  never tried again.
 
 Directory operations have no gain from a ring and run on the threads of ThreadDisk.
 """
@@ -26,6 +27,8 @@ from functools import partial
 import liburing as uring
 
 from shoal.segment_store.disk import (
+    EARLY_WRITEBACK_BYTES,
+    MAX_EARLY_PIECES,
     MAX_INTERRUPTIONS,
     TRANSIENT_ERRORS,
     Buffer,
@@ -38,9 +41,12 @@ from shoal.segment_store.disk import (
     after_prefix,
     buffers_of,
     call_when_done,
+    early_piece_bytes,
     forget_cached,
     length_of,
+    pieces_of,
     read_fully_into,
+    whole_pages,
     write_resident,
 )
 
@@ -50,6 +56,8 @@ RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we 
 MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
 DIRECTORY_THREADS = 4
 _SUBMIT_RETRY_S = 0.001
+_UNKNOWN_CALL = (errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How a file system says that it cannot begin to write back: it is not asked again."""
 _PAIR_FLAGS = uring.IOSQE_IO_LINK | uring.IOSQE_CQE_SKIP_SUCCESS  # one wake-up for a pair, not two
 
 
@@ -75,9 +83,10 @@ class _Operation:
         "kind",
         "length",
         "offset",
+        "pieces",
         "result",
         "sync_result",
-        "vector",
+        "vectors",
     )
 
     def __init__(
@@ -89,7 +98,8 @@ class _Operation:
         self.offset = offset
         self.buffers = buffers
         self.length = length  # bytes still to be read, written or allocated
-        self.vector: uring.Iovec | None = None
+        self.vectors: list[uring.Iovec] = []
+        self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
         self.done = done
         self.error: OSError | None = None
         self.result = 0
@@ -103,7 +113,9 @@ class _Operation:
 
     @property
     def entries(self) -> int:
-        return 2 if self.kind is _Kind.WRITE_AND_SYNC else 1
+        if self.kind is not _Kind.WRITE_AND_SYNC:
+            return 1
+        return 2 * len(self.pieces) or 2  # a chain has one write-back fewer than writes, and the sync
 
 
 class RingDisk(ThreadDisk):
@@ -131,6 +143,7 @@ class RingDisk(ThreadDisk):
         self._unsubmitted = 0
         self._next_number = 0
         self._flush_planned = False
+        self._chains = entries >= 4 * MAX_EARLY_PIECES  # until one of them fails
         self._closed = False
         self._loop.add_reader(self._event, self._on_event)
 
@@ -172,6 +185,11 @@ class RingDisk(ThreadDisk):
         self._waiting.append(operation)
         if not self._flush_planned:
             self._submit_waiting()
+
+    def cut(self, operation: _Operation) -> None:
+        """A large write with sync goes in pieces."""
+        if self._chains and operation.length >= EARLY_WRITEBACK_BYTES:
+            operation.pieces = pieces_of(operation.buffers, early_piece_bytes(operation.length))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -218,14 +236,17 @@ class RingDisk(ThreadDisk):
         self._in_flight[number] = operation
         self._entries_in_flight += operation.entries
         self._unsubmitted += operation.entries
+        if operation.pieces:
+            self._prepare_chain(operation, number)
+            return
         entry = self._entry(number * 2)
         match operation.kind:
             case _Kind.READ:
-                operation.vector = uring.Iovec(operation.buffers)
-                uring.io_uring_prep_readv(entry, operation.fd, operation.vector, operation.offset, 0)
+                operation.vectors = [uring.Iovec(operation.buffers)]
+                uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
             case _Kind.WRITE | _Kind.WRITE_AND_SYNC:
-                operation.vector = uring.Iovec(operation.buffers)
-                uring.io_uring_prep_writev(entry, operation.fd, operation.vector, operation.offset, 0)
+                operation.vectors = [uring.Iovec(operation.buffers)]
+                uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[0], operation.offset, 0)
             case _Kind.SYNC:
                 uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
             case _Kind.ALLOCATE:
@@ -233,9 +254,35 @@ class RingDisk(ThreadDisk):
         uring.io_uring_sqe_set_data64(entry, number * 2)
         if operation.kind is _Kind.WRITE_AND_SYNC:
             uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
-            second = self._entry(number * 2 + 1)
-            uring.io_uring_prep_fsync(second, operation.fd, uring.IORING_FSYNC_DATASYNC)
-            uring.io_uring_sqe_set_data64(second, number * 2 + 1)
+            self._prepare_sync(operation, number)
+
+    def _prepare_sync(self, operation: _Operation, number: int) -> None:
+        entry = self._entry(number * 2 + 1)
+        uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
+        uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
+
+    def _prepare_chain(self, operation: _Operation, number: int) -> None:
+        """Write, begin to write back, write the next, ... and sync. Beginning to write back neither waits nor
+        takes an error away from the sync. Whatever breaks the chain before its sync, the operation goes
+        again as a pair, from its start."""
+        at = operation.offset
+        operation.vectors = [uring.Iovec(piece) for piece in operation.pieces]
+        last = len(operation.pieces) - 1
+        for place, piece in enumerate(operation.pieces):
+            entry = self._entry(number * 2)
+            uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[place], at, 0)
+            uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+            uring.io_uring_sqe_set_data64(entry, number * 2)
+            end = at + length_of(piece)
+            start, length = whole_pages(at, end)
+            if place < last and length:
+                entry = self._entry(number * 2)
+                flags = uring.SYNC_FILE_RANGE_WRITE
+                uring.io_uring_prep_sync_file_range(entry, operation.fd, length, start, flags)
+                uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+                uring.io_uring_sqe_set_data64(entry, number * 2)
+            at = end
+        self._prepare_sync(operation, number)
 
     def _entry(self, number: int) -> uring.SQE:
         entry = uring.io_uring_get_sqe(self._ring)
@@ -286,6 +333,11 @@ class RingDisk(ThreadDisk):
             self._entries_in_flight -= operation.entries
             if number & 1:  # the sync of a pair: its write is whole, or this would not have run
                 operation.result, operation.sync_result = operation.length, result
+            elif operation.pieces:
+                self._chains = self._chains and -result not in _UNKNOWN_CALL
+                operation.pieces = []
+                self._again(operation)
+                continue
             else:
                 operation.result = result
             if self._is_over(operation):
@@ -321,7 +373,7 @@ class RingDisk(ThreadDisk):
         self._plan_flush()
 
     def _finish(self, operation: _Operation) -> None:
-        operation.vector = None
+        operation.vectors = []
         operation.file.finished()
         try:
             operation.done(operation.error)
@@ -455,7 +507,9 @@ class RingFile:
         buffers = buffers_of(data)
         if self._fd >= 0 and buffers and self._disk.takes_more:
             length = length_of(buffers)
-            self._disk.begin(_Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length, done))
+            operation = _Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
+            self._disk.cut(operation)
+            self._disk.begin(operation)
             return
         task = asyncio.ensure_future(self.write_and_sync(offset, buffers))
         self._begun.add(task)

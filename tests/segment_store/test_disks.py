@@ -16,7 +16,7 @@ from disk_suite import DiskSuite, open_descriptors
 
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk, ring_disk
 from shoal.segment_store import disk as disk_module
-from shoal.segment_store.disk import after_prefix, read_fully, write_fully
+from shoal.segment_store.disk import after_prefix, pieces_of, read_fully, whole_pages, write_fully
 from shoal.segment_store.fair_disk import FairDisk
 from shoal.segment_store.fairness import SyncSchedule
 from shoal.segment_store.memory_disk import SECTOR_BYTES, Fault, MemoryDisk
@@ -123,6 +123,51 @@ class TestRingDisk(DiskSuite):
             await file.sync()
         await file.close()
         assert results == [-errno.EIO, -errno.EINTR]
+
+    async def test_a_large_write_goes_in_pieces(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As one chain with one completion, wherever it begins and however its buffers are cut."""
+        results = _results(monkeypatch, [])
+        file = await disk.open(f"{root}/a", create=True)
+        data = random.Random(7).randbytes(3 * 2**20 + 77)
+        ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        buffers = [data[:5], memoryview(data)[5 : 2**20], data[2**20 :]]
+        file.begin_write_and_sync(680, buffers, ended.put_nowait)
+        assert await ended.get() is None
+        assert results == [0]  # the sync's
+        assert await file.read(680, len(data)) == data
+        await file.close()
+
+    @pytest.mark.parametrize("fault", [("fail", errno.EINVAL), ("fail", errno.EINTR), ("cut", 4096)])
+    async def test_a_broken_chain_goes_again_as_a_pair(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, int]
+    ) -> None:
+        """Whatever broke it: the pair says what is wrong, if anything is. What a file system does not know
+        is not asked of it again."""
+        results = _results(monkeypatch, [fault])
+        file = await disk.open(f"{root}/a", create=True)
+        data = random.Random(8).randbytes(2**20)
+        ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        for at in (0, 2**20):
+            file.begin_write_and_sync(at, [data], ended.put_nowait)
+            assert await ended.get() is None
+        assert len(results) == 3
+        assert await file.read(0, 2**22) == data * 2
+        assert disk._chains is (fault != ("fail", errno.EINVAL))
+        await file.close()
+
+    async def test_a_failed_sync_of_a_chain_is_final(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As with a pair: nothing is tried again."""
+        results = _results(monkeypatch, [("sync", errno.EIO)])
+        file = await disk.open(f"{root}/a", create=True)
+        ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        file.begin_write_and_sync(0, [bytes(2**20)], ended.put_nowait)
+        assert isinstance(await ended.get(), SyncFailed)
+        assert results == [-errno.EIO]
+        await file.close()
 
     async def test_a_write_error_is_not_a_sync_error(
         self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +292,49 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
             await asyncio.wait_for(attempt, 5)
     await directory.close()
     await disk.close()
+
+
+async def test_threads_tell_the_disk_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every whole page but the last piece's is written back while the next is copied, and the sync comes
+    last."""
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(disk_module, "begin_write_back", lambda _, start, end: calls.append((start, end)))
+    disk = ThreadDisk()
+    file = await disk.open(str(tmp_path / "a"), create=True)
+    data = random.Random(9).randbytes(2**20)
+    await file.write_and_sync(100, data)
+    assert await file.read(100, 2**20) == data
+    assert [start for start, _ in calls] == [100, 100 + 2**18, 100 + 2 * 2**18]
+    assert all(end - start == 2**18 for start, end in calls)
+    calls.clear()
+    await file.write_and_sync(0, data[: 2**18])
+    assert calls == []
+    await file.close()
+    await disk.close()
+
+
+async def test_beginning_to_write_back_is_only_advice(tmp_path: Path) -> None:
+    """A descriptor that cannot do it is no error here: the sync says what is wrong."""
+    disk_module.begin_write_back(-1, 0, 2**20)
+    path = tmp_path / "a"
+    path.write_bytes(bytes(2**16))
+    descriptor = os.open(path, os.O_RDWR)
+    disk_module.begin_write_back(descriptor, 100, 2**16)
+    os.close(descriptor)
+
+
+def test_pieces_are_the_same_bytes() -> None:
+    """Each but the last as long as asked for; pages that no later byte touches are whole."""
+    rng = random.Random(3)
+    for _ in range(200):
+        buffers = [rng.randbytes(rng.choice((0, 1, 100, 5000))) for _ in range(rng.randrange(6))]
+        size = rng.choice((1, 64, 4096))
+        pieces = [b"".join(piece) for piece in pieces_of(buffers, size)]
+        assert b"".join(pieces) == b"".join(buffers)
+        assert all(len(piece) == size for piece in pieces[:-1])
+    assert whole_pages(680, 680 + 2 * 4096) == (0, 2 * 4096)
+    assert whole_pages(4096, 3 * 4096) == (4096, 2 * 4096)
+    assert whole_pages(5000, 5001) == (4096, 0)
 
 
 class TestFairRing(DiskSuite):
