@@ -288,14 +288,14 @@ class Membership:
             try:
                 resolved = await self._resolve(host, port)
             except (OSError, UnicodeError) as fault:
-                faults.append(f"{host}:{port}: {fault or type(fault).__name__}")
+                faults.append(f"{host}:{port}: {str(fault) or type(fault).__name__}")
                 continue
             for address in resolved:
                 try:
                     await self._join_one(address, port)
                     reached += 1
                 except (OSError, StreamFault, WireError) as fault:
-                    faults.append(f"{address}:{port}: {fault or type(fault).__name__}")
+                    faults.append(f"{address}:{port}: {str(fault) or type(fault).__name__}")
                     self._note_stranger(f"{address}:{port}, whom we called", fault)
         if reached:
             core.announce_join(self._now_ms())

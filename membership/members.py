@@ -54,11 +54,17 @@ class Verdict(Enum):
 
 
 def compatible(vsn: bytes) -> bool:
-    """Whether the node can be spoken to at all: versions absent (not told yet) or covering what we speak."""
+    """Whether a Serf agent could list the node: it refuses every push/pull in which somebody (dead or alive)
+    does not cover what all others speak, memberlist's protocol 2 and Serf's 5 as we do. Absent: no news."""
     if not vsn:
         return True
-    lowest, highest, current, _, _, _ = vsn
-    return 0 < lowest <= 2 <= highest and lowest <= current <= highest
+    return vsn[0] > 0 and _covers(vsn[:3], 1, 2) and _covers(vsn[3:], 2, 5)
+
+
+def _covers(versions: bytes, oldest: int, spoken: int) -> bool:
+    """min, max and current of one layer: reaching what we speak, and speaking nothing older than `oldest`."""
+    lowest, highest, current = versions
+    return lowest <= spoken <= highest and max(lowest, oldest) <= current <= highest and current <= 5
 
 
 def judge_alive(
@@ -69,7 +75,8 @@ def judge_alive(
     if (is_self and leaving) or not compatible(claim.vsn) or not claim.incarnation:
         return Verdict.IGNORE  # nodes begin with incarnation 1, even under a new address
     if node is None:
-        return Verdict.ACCEPT
+        # Whom nobody could list in a push/pull is not believed either: it would be told on without versions.
+        return Verdict.ACCEPT if claim.vsn else Verdict.IGNORE
     moved = claim.endpoint != node.endpoint
     if moved and (is_self or not _may_move(node, reclaim_ms, now_ms)):
         return Verdict.CONFLICT

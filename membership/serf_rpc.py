@@ -154,7 +154,8 @@ class RpcConnection(Commands):
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError, UnicodeError) as error:
-            raise RpcError("closed", f"no Serf agent answers at {peer}: {error or 'timed out'}") from None
+            reason = str(error) or "timed out"
+            raise RpcError("closed", f"no Serf agent answers at {peer}: {reason}") from None
         connection = cls(reader, writer, peer)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -24,6 +24,7 @@ import traceback
 
 import environment
 import terminal
+from campaign_serf import serf
 
 RECORD = environment.ROOT / "docs" / "campaigns.md"
 HEAD = """# Campaigns
@@ -158,7 +159,7 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.next_seed += campaign.CHAOS_PER_SHARE
 
 
-CAMPAIGNS = ("membership", "store", "simulation", "nemesis")
+CAMPAIGNS = ("membership", "serf", "store", "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -207,7 +208,7 @@ def main() -> int:
     if options.what == "nemesis":
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
-        works = {"membership": membership, "store": store, "simulation": simulation}
+        works = {"membership": membership, "serf": serf, "store": store, "simulation": simulation}
         works[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600
     if not options.no_record:

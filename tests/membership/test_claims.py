@@ -93,13 +93,22 @@ def test_alive_about_ourselves(
         (bytes((3, 5, 4, 2, 5, 5)), False),
         (bytes((1, 1, 1, 2, 5, 5)), False),
         (bytes((1, 5, 6, 2, 5, 5)), False),
+        (bytes((1, 5, 2, 2, 5, 4)), True),
+        (bytes((0, 5, 2, 2, 5, 5)), False),
+        (bytes((1, 5, 0, 2, 5, 5)), False),
+        (bytes((1, 5, 2, 2, 4, 4)), False),
+        (bytes((1, 5, 2, 2, 6, 6)), False),
+        (bytes((1, 5, 2, 0, 5, 1)), False),
     ],
 )
 def test_incompatible_versions_stay_outside(vsn: bytes, fits: bool) -> None:
-    """A node that cannot be spoken to would poison every push/pull of the pool."""
+    """A node that cannot be spoken to would poison every push/pull of the pool, as would one of unknown
+    versions; of a known node none need be told again."""
     assert compatible(vsn) is fits
-    claim = Alive(1, "n", HERE, b"", vsn)
+    claim = Alive(6, "n", HERE, b"", vsn)
     judged = judge_alive(None, claim, is_self=False, leaving=False, reclaim_ms=1, now_ms=0)
+    assert judged is (Verdict.ACCEPT if fits and vsn else Verdict.IGNORE)
+    judged = judge_alive(node(), claim, is_self=False, leaving=False, reclaim_ms=1, now_ms=0)
     assert judged is (Verdict.ACCEPT if fits else Verdict.IGNORE)
 
 

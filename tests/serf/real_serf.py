@@ -21,7 +21,10 @@ ANSWER_TIMEOUT_S = 20.0
 class SerfAgent:
     """A real agent on 127.0.0.1, asked through its command line."""
 
-    def __init__(self, name: str, log: Path, *flags: str, port: int = 0, rpc_port: int = 0) -> None:
+    def __init__(
+        self, name: str, log: Path, *flags: str, port: int = 0, rpc_port: int = 0, join: int = 0
+    ) -> None:
+        """`join`: the port of a member to join; tried again, since a busy one may not answer in a second."""
         self.name = name
         self.port, self.rpc_port = port or free_port(), rpc_port or free_port()
         self._log = log.open("ab")
@@ -35,6 +38,7 @@ class SerfAgent:
                 f"-rpc-addr=127.0.0.1:{self.rpc_port}",
                 "-profile=local",
                 *flags,
+                *([f"-retry-join=127.0.0.1:{join}", "-retry-interval=1s"] if join else []),
             ],
             stdout=self._log,
             stderr=self._log,

@@ -26,9 +26,8 @@ class Hosts:
         self.serfs: list[SerfAgent] = []
 
     async def serf(self, name: str, *flags: str) -> SerfAgent:
-        if self.serfs:
-            flags = (f"-join=127.0.0.1:{self.serfs[0].port}", *flags)
-        agent = SerfAgent(name, self._directory / f"{name}.log", *flags)
+        first = self.serfs[0].port if self.serfs else 0
+        agent = SerfAgent(name, self._directory / f"{name}.log", *flags, join=first)
         self.serfs.append(agent)
         await agent.listens()
         return agent
