@@ -8,6 +8,7 @@ alive. The cores' own invariants are checked on the way.
 """
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -215,3 +216,11 @@ class Chaos:
             if {other for other, status in view.items() if status == "alive"} != living:
                 return False
         return True
+
+
+if __name__ == "__main__":
+    for number in map(int, sys.argv[1:]):
+        print(f"seed {number} {Knobs.of_seed(number)}")
+        chaos = Chaos(number, trace=print)
+        chaos.run()
+        print(f"seed {number} ok: {chaos.summary()} {chaos.pool.fingerprint()[:16]}")
