@@ -7,7 +7,6 @@ names its seed, which the test beside it replays.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import datetime
 import importlib
@@ -21,24 +20,22 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 
 import environment
 import terminal
+from campaign_rounds import ROUNDS, search_store
 from campaign_serf import serf
 
 RECORD = environment.ROOT / "docs" / "campaigns.md"
 HEAD = """# Campaigns
 
 Long runs of the tests that search, written down by `scripts/campaign` as they end. A finding names its seed.
+Faults are power failures and kills (store), hostile inputs (decoders) or histories of operations (states).
 
 | date | commit | what | seeds | hours | faults | findings |
 | --- | --- | --- | --- | --- | --- | --- |
 """
-PREFIX_OPERATIONS = 200
-PREFIX_ORDERS = 5
-KILLS = 20
-# Each round begins with the next seed and does all kinds of work; lives are cheap, kills take real time.
-LIVES_PER_ROUND = 50
 
 
 FINDING_CHARACTERS_MAX = 160
@@ -56,33 +53,6 @@ class Outcome:
     faults: int = 0
     records: int = 0
     findings: list[str] = dataclasses.field(default_factory=list)
-
-
-def store(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
-    """Power failures in lives and at every operation of a trace, and SIGKILL; seeds upwards until the
-    deadline."""
-    kills = importlib.import_module("kills")
-    power = importlib.import_module("power_loss")
-    crashes = 8
-    while time.monotonic() < deadline and not outcome.findings:
-        seed = outcome.next_seed
-        try:
-            for life in range(seed, seed + LIVES_PER_ROUND):
-                power.run_life(life, power.SMALL, crashes)
-                power.run_life(life, power.UNSYNCED, crashes)
-                outcome.faults += 2 * crashes
-            outcome.faults += power.run_prefixes(seed, PREFIX_OPERATIONS, PREFIX_ORDERS)
-            for kind in ("ring", "threads"):
-                with tempfile.TemporaryDirectory() as directory:
-                    asyncio.run(kills.run_kills(f"{directory}/log", kind, KILLS, seed))
-                outcome.faults += KILLS
-        except Exception as error:  # noqa: BLE001 -- a finding, whatever it is
-            traceback.print_exc()
-            notes = "; ".join([*getattr(error, "__notes__", ()), f"round of seed {seed}"])
-            outcome.findings.append(f"{type(error).__name__} ({notes})")
-        outcome.next_seed = seed + LIVES_PER_ROUND
-        done = (time.monotonic() - started) / max(1e-9, deadline - started)
-        bar.update(min(1.0, done), f"{outcome.faults} faults, {len(outcome.findings)} findings")
 
 
 def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
@@ -159,7 +129,7 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.next_seed += campaign.CHAOS_PER_SHARE
 
 
-CAMPAIGNS = ("membership", "serf", "store", "simulation", "nemesis")
+CAMPAIGNS = ("membership", "serf", *sorted(ROUNDS), "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -198,7 +168,7 @@ def main() -> int:
     options = parse(sys.argv[1:])
     logging.disable(logging.ERROR)  # failing disks are what this is about
     root = pathlib.Path(environment.ROOT)
-    sys.path[:0] = [str(root), str(root / "tests" / "segment_store")]
+    sys.path[:0] = [str(root), str(root / "tests" / "segment_store"), str(root / "tests" / "agent")]
     what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
@@ -208,7 +178,8 @@ def main() -> int:
     if options.what == "nemesis":
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
-        works = {"membership": membership, "serf": serf, "store": store, "simulation": simulation}
+        works = {"membership": membership, "serf": serf, "simulation": simulation}
+        works |= {name: partial(search_store, work) for name, work in ROUNDS.items()}
         works[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600
     if not options.no_record:

@@ -1,0 +1,119 @@
+"""What one round of a campaign over the segment store does, from one seed.
+
+Law of this file: a round takes seconds to a minute, adds its faults as they are survived, and raises what it
+finds; time, record and the other campaigns are campaigns.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+import environment
+import terminal
+
+PREFIX_OPERATIONS = 200
+PREFIX_ORDERS = 5
+KILLS = 20
+LIVES_PER_ROUND = 50  # lives are cheap, kills take real time
+FUSE_LIVES, FUSE_FAILURES = 15, 6
+MUTATIONS = 5_000  # of each decoder
+HISTORIES, HISTORY_STEPS = 40, 40
+
+
+class Outcome(Protocol):
+    """What a campaign counts."""
+
+    next_seed: int
+    faults: int
+    findings: list[str]
+
+
+Round = Callable[[int, Outcome], int]
+"""From a seed; how many seeds it has used."""
+
+
+def store(seed: int, outcome: Outcome) -> int:
+    """Power failures in lives, at every operation of a trace, and on a real file system; SIGKILL."""
+    kills = importlib.import_module("kills")
+    power = importlib.import_module("power_loss")
+    crashes = 8
+    for life in range(seed, seed + LIVES_PER_ROUND):
+        power.run_life(life, power.SMALL, crashes)
+        power.run_life(life, power.UNSYNCED, crashes)
+        outcome.faults += 2 * crashes
+    outcome.faults += power.run_prefixes(seed, PREFIX_OPERATIONS, PREFIX_ORDERS)
+    if os.access("/dev/fuse", os.R_OK | os.W_OK):
+        outcome.faults += _on_a_real_file_system(seed)
+    for kind in ("ring", "threads"):
+        with tempfile.TemporaryDirectory() as directory:
+            asyncio.run(kills.run_kills(f"{directory}/log", kind, KILLS, seed))
+        outcome.faults += KILLS
+    return LIVES_PER_ROUND
+
+
+def _on_a_real_file_system(seed: int) -> int:
+    program = environment.ROOT / "tests" / "segment_store" / "fuse_scenarios.py"
+    numbers = [str(seed), str(FUSE_LIVES), str(FUSE_FAILURES)]
+    command = [sys.executable, str(program), *numbers, "--power-only"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    outcomes = [json.loads(line) for line in run.stdout.splitlines()]
+    problems = [problem for _, problem in outcomes if problem is not None]
+    if run.returncode or problems or len(outcomes) != 2:
+        raise AssertionError("\n".join([*problems, run.stderr]))
+    return len(outcomes) * FUSE_LIVES * FUSE_FAILURES
+
+
+def decoders(seed: int, outcome: Outcome) -> int:
+    """Hostile bytes for every decoder of what is stored."""
+    fuzz = importlib.import_module("tests.agent.decoder_fuzz")
+    for target in fuzz.targets():
+        fuzz.fuzz(target, seed, MUTATIONS)
+        outcome.faults += MUTATIONS
+    return 1
+
+
+def states(seed: int, outcome: Outcome) -> int:
+    """Histories of the whole log beside a list, chosen by Hypothesis."""
+    hypothesis = importlib.import_module("hypothesis")
+    stateful = importlib.import_module("hypothesis.stateful")
+    machine = importlib.import_module("test_log_states").LogMachine
+    chosen = hypothesis.settings(
+        max_examples=HISTORIES,
+        stateful_step_count=HISTORY_STEPS,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=True,
+    )
+    stateful.run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=chosen)
+    outcome.faults += HISTORIES
+    return 1
+
+
+ROUNDS: dict[str, Round] = {"store": store, "decoders": decoders, "states": states}
+
+
+def search_store(what: Round, outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
+    """Rounds from seeds upwards until the deadline, or the first finding."""
+    while time.monotonic() < deadline and not outcome.findings:
+        seed = outcome.next_seed
+        used = 1
+        try:
+            used = what(seed, outcome)
+        except Exception as error:  # noqa: BLE001 -- a finding, whatever it is
+            traceback.print_exc()
+            notes = "; ".join([*getattr(error, "__notes__", ()), f"round of seed {seed}"])
+            outcome.findings.append(f"{type(error).__name__} ({' '.join(notes.split())[:500]})")
+        outcome.next_seed = seed + used
+        done = (time.monotonic() - started) / max(1e-9, deadline - started)
+        bar.update(min(1.0, done), f"{outcome.faults} faults, {len(outcome.findings)} findings")
