@@ -57,3 +57,7 @@ class IndexCache:
         while len(self._loaded) > self._limit:
             oldest, _ = self._loaded.popitem(last=False)
             oldest.index.release()
+
+    def keep(self, segment: Segment) -> None:
+        """It is the newest again and will be appended to: its index stays in memory from now on."""
+        self._loaded.pop(segment, None)

@@ -381,9 +381,11 @@ class PartitionLog:
         kept = [segment for segment in self._segments if segment.first_index < from_index]
         removed = self._segments[len(kept) :]
         last = kept[-1] if kept else None
-        if last is not None and last.index.is_released and from_index <= last.last_index:
+        if last is not None and last.index.is_released:  # it would have to be appended to
             problem = f"{self._files.directory}: entry {from_index} lies too deep to be truncated"
             return _raise(StoreError(problem))
+        if last is not None:
+            self._indexes.keep(last)
         term = self.term_at(LogIndex(from_index - 1)) or Term(0)
         self._writer.submit(Truncate(from_index, last, removed, term, done))
         self._rewind(LogIndex(from_index - 1))

@@ -81,6 +81,30 @@ async def test_a_truncation_below_what_can_be_uncommitted_is_refused() -> None:
     await log.close()
 
 
+async def test_a_segment_that_is_the_newest_again_keeps_its_index() -> None:
+    """Truncated to its very end, or inside: refused while its index is not in memory, and once it is, appends
+    go on and no other index that is loaded takes its place."""
+    disk = MemoryDisk()
+    log, frames = await _fill(disk)
+    border = 2 * ENTRIES + 1
+    with pytest.raises(StoreError, match="too deep"):
+        await log.truncate_suffix(LogIndex(border))
+    await log.read(LogIndex(border - 2), LogIndex(border - 2), 1)  # this loads it
+    await log.truncate_suffix(LogIndex(border))
+    del frames[border - 1 :]
+    for number in range(3 * ENTRIES):
+        frame = next_frame(log, 2, fill=number, term=9)
+        await log.append([frame])
+        frames.append(frame)
+        for index in (1, 1 + ENTRIES):
+            assert (await log.read(LogIndex(index), LogIndex(index), 1))[0] == frames[index - 1]
+    await _check(log, frames)
+    await log.close()
+    log = await open_log(disk, config=FORGETFUL)
+    await _check(log, frames)
+    await log.close()
+
+
 async def test_an_index_that_went_bad_is_damage_until_the_next_opening() -> None:
     """Its range cannot be read, the rest can; opening reads the segment instead."""
     disk = MemoryDisk()

@@ -169,8 +169,8 @@ class LogMachine(RuleBasedStateMachine):
         """Down to any entry that may be uncommitted, alone or with appends of a new branch behind it."""
         lowest = self.first + (self.first > 1)
         from_index = lowest + int(where * (self.last + 1 - lowest))
-        segment = self.log.segment_of(LogIndex(from_index)) if from_index <= self.last else None
-        kept_released = segment is not None and segment.index.is_released and segment.first_index < from_index
+        kept = self.log.segment_of(LogIndex(from_index - 1)) if from_index > self.first else None
+        kept_released = kept is not None and kept.index.is_released
         if kept_released:
             with pytest.raises(StoreError, match="too deep"):
                 self.run(self.log.truncate_suffix, LogIndex(from_index))
