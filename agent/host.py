@@ -215,6 +215,7 @@ class Host:
             machine,
         )
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
+        replica.quarantined = plan.quarantined
         self.mender.found(group)
         if applier is not None:
             applier.start()
@@ -247,10 +248,10 @@ class Host:
             del self._reopening[group]
             over.set_result(None)
 
-    async def open_mended(self, damaged: DamagedReplica) -> None:
-        """Open a replica whose log was damaged, and is not any more."""
+    async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
+        """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
         if not self._stopping:
-            await self._open(damaged.plan, damaged.machine)
+            await self._open(replace(damaged.plan, quarantined=quarantined), damaged.machine)
 
     def damaged(self, group: GroupId) -> None:
         """A replica has met damage."""

@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
 from shoal.agent.identity import GroupId, IdentityError, ReplicaState
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
@@ -42,6 +43,8 @@ MAX_COPIES = 4
 """Logs copied to this agent at the same time; each writes as fast as the disk takes it."""
 PIECE_TIMEOUT_MS = 5_000
 RETRY_S = 0.5
+PAUSE_MS = 1_000
+"""After a copy that failed: a full disk, or a leader that changes, is not better at once."""
 MAX_RETRIES = 20
 """Of one piece: an election or a restart of the sender may come between, not more."""
 
@@ -54,6 +57,8 @@ class CopyFailed(Exception):
 
 class InstallHost(Protocol):
     """What an installer asks of the host."""
+
+    clock: Clock
 
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError when none is open here."""
@@ -80,6 +85,7 @@ class Installer:
         self._host = host
         self._jobs: dict[GroupId, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failed_ms: dict[GroupId, int] = {}
         links.handle_request(PeerMessage.SEGMENTS_OFFER, self.on_offer)
 
     async def on_offer(self, peer: str, payload: bytes) -> bytes:
@@ -101,6 +107,8 @@ class Installer:
         job = self._jobs.get(group)
         if job is not None:
             job.offer, job.source = offer, peer
+        elif self._host.clock.now_ms() - self._failed_ms.get(group, -PAUSE_MS) < PAUSE_MS:
+            raise ShoalError("overloaded", "a copy has just failed; another is begun in a moment")
         elif len(self._jobs) >= MAX_COPIES:
             raise ShoalError("overloaded", f"{MAX_COPIES} logs are being copied to this agent already")
         else:
@@ -118,10 +126,17 @@ class Installer:
             await self._copy_and_install(group, job)
         except (CopyFailed, ShoalError, StoreError, OSError, PeerMessageError, BatchError) as error:
             logger.warning("the copy of %s is given up, another will be begun: %s", group, error)
+            self._note_failure(group)
         except Exception:
             logger.exception("the copy of %s failed", group)
+            self._note_failure(group)
         finally:
             del self._jobs[group]
+
+    def _note_failure(self, group: GroupId) -> None:
+        now_ms = self._host.clock.now_ms()
+        self._failed_ms = {key: at for key, at in self._failed_ms.items() if now_ms - at < PAUSE_MS}
+        self._failed_ms[group] = now_ms
 
     async def stop(self) -> None:
         """Leave what is half copied: the next opening removes it."""

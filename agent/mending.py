@@ -6,7 +6,8 @@ its core knows that it is handicapped; a leader leads on, since what it cannot m
 whose log cannot be folded for damage is mended before it speaks.
 
 What no peer has is dropped when a majority of the voters hold intact logs without it, for then it was never
-committed; otherwise it waits. Nothing is ever cut because a checksum is wrong.
+committed. It is quarantined when all voters have answered and none has it intact: the replica goes on around
+it, loudly, and asks on. Otherwise it waits. Nothing is ever cut because a checksum is wrong.
 """
 
 import asyncio
@@ -72,8 +73,8 @@ class MendHost(Protocol):
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
 
-    async def open_mended(self, damaged: DamagedReplica) -> None:
-        """The log is whole: open the replica as it was asked for."""
+    async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
+        """The log is whole but for these entries: open the replica as it was asked for."""
 
 
 class Mender:
@@ -123,7 +124,11 @@ class Mender:
     def _tell_core(self, replica: Replica) -> None:
         if replica.failure is not None:
             return
-        damaged = [item.first_index for item in replica.damaged_ranges if item.costs_entries]
+        damaged = [
+            item.first_index
+            for item in replica.damaged_ranges
+            if item.costs_entries and item.first_index not in replica.quarantined
+        ]
         replica.core.damaged(min(damaged, default=None), self._host.clock.now_ms())
         self._host.schedule(replica)
 
@@ -177,17 +182,20 @@ class Mender:
     async def _mend_waiting(self, damaged: DamagedReplica) -> None:
         group, delay_s = damaged.plan.group, RETRY_MIN_S
         missing = list(damaged.damage)
+        quarantined: set[LogIndex] = set()
         while missing:
             async with self._slots:
-                missing = [item for item in missing if not await self._mend_stretch(damaged, item)]
+                missing = [
+                    item for item in missing if not await self._mend_stretch(damaged, item, quarantined)
+                ]
             if missing:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
         del self._waiting[group]
         await damaged.log.close()
-        await self._host.open_mended(damaged)
+        await self._host.open_mended(damaged, frozenset(quarantined))
 
-    async def _mend_stretch(self, damaged: DamagedReplica, item: Damaged) -> bool:
+    async def _mend_stretch(self, damaged: DamagedReplica, item: Damaged, quarantined: set[LogIndex]) -> bool:
         """True when it is over."""
         group, log = damaged.plan.group, damaged.log
         if item.first_index > log.last_index:
@@ -200,7 +208,9 @@ class Mender:
             logger.warning("%s: not mended: %s", group, error)
             return False
         if missing is not None:
-            return await self._drop(damaged, missing, answers)
+            return await self._drop(damaged, missing, answers) or self._quarantine(
+                damaged, item, answers, quarantined
+            )
         logger.warning("%s: mended: %s", group, item)
         return True
 
@@ -220,6 +230,28 @@ class Mender:
             *wanted,
         )
         await damaged.log.truncate_suffix(wanted.index)
+        return True
+
+    def _quarantine(
+        self, damaged: DamagedReplica, item: Damaged, answers: dict[str, Held], quarantined: set[LogIndex]
+    ) -> bool:
+        """Go on without batches of records that are damaged wherever they are. Not for what may hold a
+        configuration or a checkpoint, nor for a state machine that is fed by every entry."""
+        plan, log = damaged.plan, damaged.log
+        others = [
+            voter.agent_id
+            for voter in damaged.configuration.replicas
+            if not voter.learner and voter.agent_id != self._host.agent_id
+        ]
+        if plan.applies or plan.folds is not None or not damaged.configuration_is_certain:
+            return False
+        if any(answers.get(agent_id) not in (Held.DAMAGED, Held.LACKS) for agent_id in others):
+            return False
+        logger.error(
+            "%s: QUARANTINED, no voter has it intact and the partition goes on without: %s", plan.group, item
+        )
+        first, last = max(item.first_index, log.first_index), item.last_index
+        quarantined.update(LogIndex(index) for index in range(first, last + 1))
         return True
 
     # ---- asking ----------------------------------------------------------------------------------

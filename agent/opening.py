@@ -138,6 +138,8 @@ class Plan:
     folds: GroupState | None = None
     applies: bool = False
     retention: Retention = field(default_factory=Retention)
+    quarantined: frozenset[LogIndex] = frozenset()
+    """Batches of records of which no voter has an intact copy: the replica goes on without them."""
 
 
 async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
@@ -274,12 +276,16 @@ async def _fold_or_damage(
 ) -> PartitionState:
     """Raises DamagedReplica; StoreError, FoldError as such."""
     start = _fold_start(log, hard_state.commit_index)
-    damage = [item for item in log.damage if item.last_index >= start]
+    damage = [
+        item
+        for item in log.damage
+        if item.last_index >= start and not _is_quarantined(item, plan.quarantined)
+    ]
     if not damage:  # what lies before is mended while the replica runs
         try:
-            return await fold_log(log, plan.birth, plan.folds, hard_state.commit_index)
+            return await fold_log(log, plan.birth, plan.folds, hard_state.commit_index, plan.quarantined)
         except Damaged:
-            damage = await log.verify(start)
+            damage = [item for item in await log.verify(start) if not _is_quarantined(item, plan.quarantined)]
             if not damage:
                 raise
     damaged = DamagedReplica(plan, log, damage, hard_state, identity)
@@ -296,8 +302,16 @@ def _fold_start(log: PartitionLog, commit_hint: LogIndex) -> LogIndex:
     return log.first_index_of_segment(begin)
 
 
+def _is_quarantined(item: Damaged, quarantined: frozenset[LogIndex]) -> bool:
+    return all(index in quarantined for index in range(item.first_index, item.last_index + 1))
+
+
 async def fold_log(
-    log: PartitionLog, birth: Configuration, folds: GroupState | None, commit_hint: LogIndex
+    log: PartitionLog,
+    birth: Configuration,
+    folds: GroupState | None,
+    commit_hint: LogIndex,
+    quarantined: frozenset[LogIndex] = frozenset(),
 ) -> PartitionState:
     """The state at the log's end: the checkpoint of the segment that holds the commit hint, and all after it.
 
@@ -307,12 +321,25 @@ async def fold_log(
     if log.last_index == 0:
         return state
     first = _fold_start(log, commit_hint)
+    index = first
     try:
-        async for frame in log.scan(first):
-            if frame.stamp.index == first:
-                state.start_from(frame)
-            else:
-                state.append(frame)
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, LOOK_BYTES)
+            except Damaged:
+                if index not in quarantined:
+                    raise
+                await log.load_index(index)
+                entry = log.entry(index)
+                state.skip(index, entry.term, entry.end_offset, entry.append_time_us, entry.length)
+                index = LogIndex(index + 1)
+                continue
+            for frame in frames:
+                if frame.stamp.index == first:
+                    state.start_from(frame)
+                else:
+                    state.append(frame)
+            index = LogIndex(frames[-1].stamp.index + 1)
     except FoldError as error:
         raise StoreError(f"the log cannot be folded: {error}") from error
     state.commit(min(commit_hint, log.last_index))

@@ -248,6 +248,13 @@ class PartitionState:
         )
         self._uncommitted.append(self.tail)
 
+    def skip(self, index: LogIndex, term: Term, end_offset: Offset, append_time_us: int, length: int) -> None:
+        """Go on behind a batch of records that nobody can read any more (safety 10). What it said of
+        producers is lost with it."""
+        assert index == self.tail.last_index + 1
+        self.tail = Tail(index, term, end_offset, append_time_us, self.tail.log_bytes + length)
+        self._uncommitted.append(self.tail)
+
     def _fold_trim(self, frame: Frame) -> None:
         try:
             self._trims.append((frame.stamp.index, decode_trim(control_payload(frame.data))))

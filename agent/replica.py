@@ -132,6 +132,8 @@ class Replica:
         """Error code and reason once this replica has stopped for good."""
         self.damaged_ranges: tuple[DamagedRange, ...] = ()
         """What of the log is known not to verify now: found by the scrubber, taken out by repair."""
+        self.quarantined: frozenset[LogIndex] = frozenset()
+        """Entries that nobody can read any more: they are unreadable, and hold nothing up."""
         self.turn_hooks: list[Callable[[int], None]] = []
         """Called at the head of each turn with now_ms: small submissions become a batch there."""
         self.deadline_hooks: list[Callable[[], int | None]] = []

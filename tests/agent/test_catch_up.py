@@ -66,7 +66,7 @@ def equal_logs(cluster: Cluster) -> Callable[[], bool]:
     def equal() -> bool:
         if any(node.host.status(GROUP).state != "active" for node in cluster.nodes):
             return False
-        ends = {(log_of(node).last_index, log_of(node).synced_index) for node in cluster.nodes}
+        ends = {(log_of(node).synced_index, node.host.status(GROUP).commit_index) for node in cluster.nodes}
         return len(ends) == 1
 
     return equal
