@@ -13,9 +13,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
@@ -46,7 +46,6 @@ from shoal.membership.queries import INTERNAL_PREFIX
 from shoal.membership.ready import (
     Datagram,
     EventKind,
-    Exchange,
     Exchanged,
     Input,
     KeyringKept,
@@ -57,24 +56,16 @@ from shoal.membership.ready import (
     Ready,
     ReceivedQuery,
     ReplyKind,
-    StreamProbe,
-    StreamProbed,
 )
 from shoal.membership.serf import SerfCore
 from shoal.membership.snapshot import NO_CLOCKS, Clocks
-from shoal.membership.streams import (
-    Intake,
-    StreamFault,
-    exchange_state,
-    open_listener,
-    ping_over_stream,
-    serve_stream,
-)
+from shoal.membership.stream_tasks import StreamTasks
+from shoal.membership.streams import StreamFault, open_listener
 from shoal.membership.swim import SwimStatistics
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.key_messages import encode_key_request
 from shoal.membership.wire.keyring import Keyring
-from shoal.membership.wire.messages import Endpoint, PushPull, User, host_bytes, host_text
+from shoal.membership.wire.messages import Endpoint, host_bytes, host_text
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, decode_packet, encode_packet
 
 logger = logging.getLogger(__name__)
@@ -86,10 +77,6 @@ everything else of this process."""
 MAX_TURN_S = 0.02
 """Nor must a few packets that are dear to decode: compressed ones take milliseconds each. Processor time of
 this thread: that others hold the processor is no reason to leave acks unread."""
-
-MAX_STREAMS = 64
-"""Streams at a time, accepted and opened; memberlist allows 128 push/pulls. More are
-refused, to come again."""
 
 MAX_RESOLVED = 16
 """Addresses of one name that a join asks: any one of them tells the whole list."""
@@ -187,8 +174,14 @@ class Membership:
             random_bytes=os.urandom,
         )
         self._offenders = Offenders()
-        self._intake = Intake()
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams = StreamTasks(
+            config,
+            self._envelope,
+            local_state=lambda join: self._running().local_state(join=join),
+            local_node=lambda: self._running().swim.table.local,
+            deliver=self._input,
+            on_stranger=self._note_stranger,
+        )
         self._unix_offset_ms = 0
         self._left = asyncio.Event()
         self._last_conflict_log_s = float("-inf")
@@ -197,7 +190,6 @@ class Membership:
         self._received_packets = 0
         self._received_bytes = 0
         self._packet_faults = 0
-        self._refused_streams = 0
         self.port = config.bind_port
 
     # Life
@@ -208,7 +200,7 @@ class Membership:
         tcp, self._udp = open_listener(self._config.bind_address, self._config.bind_port)
         self.port = tcp.getsockname()[1]
         try:
-            self._server = await asyncio.start_server(self._accept, sock=tcp)
+            self._server = await asyncio.start_server(self._streams.accept, sock=tcp)
         except BaseException:
             tcp.close()
             self._udp.close()
@@ -254,11 +246,11 @@ class Membership:
             self._server = None
         for asked in self._asked.values():
             asked.over.set()
-        tasks = [*self._streams, *([self._watching] if self._watching is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._watching = None
+        await self._streams.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
 
     async def leave(self) -> None:
         """Leave gracefully: others show `left`, not `failed`. Bounded by the
@@ -296,7 +288,6 @@ class Membership:
                     reached += 1
                 except (OSError, StreamFault, WireError) as fault:
                     faults.append(f"{address}:{port}: {str(fault) or type(fault).__name__}")
-                    self._note_stranger(f"{address}:{port}, whom we called", fault)
         if reached:
             core.announce_join(self._now_ms())
             self._carry_out()
@@ -313,10 +304,7 @@ class Membership:
         return [address for address in addresses if address not in own][:MAX_RESOLVED]
 
     async def _join_one(self, address: str, port: int) -> None:
-        async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-            state = await exchange_state(
-                address, port, self._local_state(join=True), self._envelope, self._intake
-            )
+        state = await self._streams.pull(address, port, join=True)
         self._input(Exchanged(state, joined=True))
 
     # What is known
@@ -352,7 +340,7 @@ class Membership:
             self._received_packets,
             self._received_bytes,
             self._packet_faults,
-            self._refused_streams,
+            self._streams.refused,
             self._offenders.refused,
         )
 
@@ -462,15 +450,17 @@ class Membership:
         for packet in ready.packets:
             self._send(packet)
         for probe in ready.stream_probes:
-            self._spawn(self._probe_stream(probe), on_refused=StreamProbed(probe.sequence, False))
+            refused = self._streams.probe(probe)
+            if refused is not None:
+                self._running().step(refused, self._now_ms())
         for exchange in ready.exchanges:
-            self._spawn(self._exchange(exchange))
+            self._streams.exchange(exchange)
         for change in ready.events:
             self._tell(change)
         for reply in ready.replies:
             self._take_reply(reply)
         if ready.keyring is not None:
-            self._start(self._keep(ready.keyring))  # one at a time, so no flood of streams may refuse it
+            self._streams.start(self._keep(ready.keyring))  # no flood of streams may refuse it
         if self._on_user_event is not None:
             for event in ready.user_events:
                 self._on_user_event(PoolEvent(event.ltime, event.name, event.payload))
@@ -577,79 +567,6 @@ class Membership:
             line = self._offenders.note(who, fault.detail, self._now_ms())
             if line is not None:
                 logger.warning("%s", line)
-
-    # Streams
-
-    def _local_state(self, *, join: bool) -> PushPull:
-        return self._running().local_state(join=join)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], on_refused: Input | None = None) -> None:
-        if len(self._streams) >= MAX_STREAMS or self._server is None:
-            self._refused_streams += 1
-            work.close()
-            if on_refused is not None:
-                self._running().step(on_refused, self._now_ms())
-            return
-        self._start(work)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
-
-    async def _probe_stream(self, probe: StreamProbe) -> None:
-        reached = False
-        try:
-            async with asyncio.timeout(probe.timeout_ms / 1000):
-                reached = await ping_over_stream(
-                    probe, self._running().swim.table.local, self._envelope, self._intake
-                )
-        except (OSError, StreamFault, WireError) as fault:
-            logger.debug("stream probe of %s: %s", probe.node, fault)
-        self._input(StreamProbed(probe.sequence, reached))
-
-    async def _exchange(self, exchange: Exchange) -> None:
-        host, port = host_text(exchange.endpoint.address), exchange.endpoint.port
-        try:
-            async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-                state = await exchange_state(
-                    host, port, self._local_state(join=exchange.join), self._envelope, self._intake
-                )
-        except (OSError, StreamFault, WireError) as fault:
-            logger.debug("state exchange with %s:%d: %s", host, port, fault)
-            self._note_stranger(f"{host}:{port}, whom we called", fault)
-            return
-        self._input(Exchanged(state))
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._streams) >= MAX_STREAMS:
-            self._refused_streams += 1
-            writer.transport.abort()
-            return
-        self._spawn(self._serve(reader, writer))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-                request = await serve_stream(
-                    reader,
-                    writer,
-                    self._envelope,
-                    self._intake,
-                    self._config.name,
-                    lambda: self._local_state(join=False),
-                )
-        except (OSError, StreamFault, WireError) as fault:
-            peer = writer.get_extra_info("peername") or ("somebody",)
-            logger.debug("a stream from %s: %s", peer, fault)
-            self._note_stranger(f"a stream from {peer[0]}", fault)
-            return
-        finally:
-            writer.close()
-        if isinstance(request, PushPull):
-            self._input(Exchanged(request))
-        elif isinstance(request, User):
-            self._input(Datagram(self._running().swim.table.local.endpoint, (request,)))
 
 
 def outward_address() -> str:

@@ -393,3 +393,17 @@ async def test_wildcard_bind_advertises_an_address_that_can_be_dialled() -> None
 def test_endpoint_text() -> None:
     """For logs."""
     assert str(Endpoint(bytes((127, 0, 0, 1)), 80)) == "127.0.0.1:80"
+
+
+async def test_a_stream_that_comes_with_the_end_is_closed() -> None:
+    """Accepted in the very turn in which the member stops: its task never runs, and its socket must not stay
+    open (a warning that nobody closed it would fail this test)."""
+    for _ in range(5):
+        async with pool("a") as started:
+            reader, writer = await asyncio.open_connection("127.0.0.1", started.members[0].port)
+            while not len(started.members[0]._streams):
+                await asyncio.sleep(0)
+            await started.members[0].stop()
+            async with asyncio.timeout(3):
+                assert await reader.read() == b""
+            writer.close()

@@ -24,7 +24,7 @@ FAST = {
     "gossip_interval_ms": 20,
     "push_pull_interval_ms": 300,
     "reconnect_interval_ms": 300,
-    "stream_timeout_ms": 500,
+    "stream_timeout_ms": 3_000,
 }
 LOGGER = "shoal.membership.gossip"
 
