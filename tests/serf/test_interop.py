@@ -113,7 +113,7 @@ async def test_queries_both_ways(tmp_path: Path) -> None:
         await agent.shows(NAME, "alive")
         said = await agent.ask(
             "query",
-            "-timeout=2s",
+            "-timeout=1s",
             f"-node={NAME}",
             "-tag",
             "name=^ou[a-z]{2}$",

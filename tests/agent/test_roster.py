@@ -1,0 +1,90 @@
+"""Who belongs to us, who may be dialled, and where replicas may be placed (safety 6), over a made-up pool."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.agent.roster import Roster
+from shoal.agent.watch import Watch
+from shoal.membership.hosted import as_agents
+from shoal.membership.interface import Member
+
+OURS, THEIRS = b"o" * 16, b"t" * 16
+
+
+def agent(
+    name: str, status: str = "alive", *, cluster: str = "fish", cluster_id: bytes | None = OURS, **tags: str
+) -> Member:
+    """A Shoal agent as gossip shows it."""
+    said = {"cl": cluster, "url": f"http://{name}", "cid": "" if cluster_id is None else cluster_id.hex()}
+    return Member(name, "10.0.0.1", 7946, said | tags, status, 1, 0)
+
+
+POOL = [
+    agent("me"),
+    agent("b"),
+    agent("suspect", "suspect"),
+    agent("dead", "failed"),
+    agent("gone", "left"),
+    agent("new", cluster_id=None),
+    agent("foreign", cluster_id=THEIRS, nt="1"),
+    agent("foreign-dead", "failed", cluster_id=b"x" * 16),
+    agent("stranger", cluster="birds"),
+    agent("garbled", cid="no id"),
+    Member("serf", "10.0.0.1", 7946, {"role": "web"}, "alive", 1, 0),
+    Member("half", "10.0.0.1", 7946, {"cl": "fish"}, "alive", 1, 0),
+    Member("host", "10.0.0.1", 7946, dict(agent("hosted").tags) | {"id": "hosted", "at": "5"}, "alive", 0, 0),
+]
+
+
+@pytest.fixture
+async def roster() -> Any:
+    links: Any = SimpleNamespace(
+        set_addresses=lambda urls: made.dialled.update(urls), is_silent=lambda name: name == "b"
+    )
+    made: Any = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
+    made.dialled = {}
+    gossip: Any = SimpleNamespace(members=lambda: as_agents(POOL), set_tags=lambda tags: None)
+    made.attach(gossip, {})
+    made.set_cluster(OURS)
+    await asyncio.sleep(0)
+    yield made
+    made.stop()
+
+
+async def test_only_agents_of_this_very_cluster_are_ours(roster: Any) -> None:
+    """No other name or id, none without an id yet, no plain Serf agent; hosted ones under their names."""
+    assert [member.name for member in roster.ours()] == ["b", "dead", "gone", "hosted", "me", "suspect"]
+    assert set(roster.urls()) == set(roster.dialled) == {"b", "dead", "hosted", "me", "suspect"}
+    assert roster.live_peers() == ["b", "hosted", "suspect"]
+    assert len(roster.members()) == len(POOL)
+
+
+async def test_replicas_are_placed_on_living_agents_of_ours_only(roster: Any) -> None:
+    """Never on a neighbour, a stranger, a foreign cluster's agent, or one that is on its way."""
+    assert [member.name for member in roster.placeable()] == ["b", "hosted", "me"]
+    assert roster.newcomers()
+
+
+async def test_foreign_clusters_are_noticed_while_they_live(roster: Any) -> None:
+    """Of our name and another id, with their agents and whether they hold anything."""
+    (foreign,) = roster.foreign_clusters()
+    assert (foreign.cluster_id, foreign.has_topics, foreign.agents) == (THEIRS, True, ("foreign",))
+
+
+async def test_neighbours_are_all_but_other_clusters_agents(roster: Any) -> None:
+    """What the member list shows and a restart remembers: Serf agents too, and who is on the way."""
+    names = {member.name for member in roster.neighbours()}
+    assert names == {"b", "dead", "gone", "half", "hosted", "me", "new", "serf", "suspect"}
+
+
+async def test_a_silent_link_is_needed_to_call_an_agent_lost(roster: Any) -> None:
+    """Gossip alone or a link alone is not enough (safety 5)."""
+    assert not roster.is_lost("b")
+    assert not roster.is_live("b")
+    assert not roster.is_lost("dead")
+    assert roster.is_live("hosted")
