@@ -358,6 +358,10 @@ class Broker:
         """Who leads `_catalog`, None when nobody is known to."""
         return self._leader_of(documents.CATALOG_KEY)
 
+    def hears(self, agent_id: str) -> bool:
+        """Whether that agent is a live member, and its link is not silent."""
+        return self._roster.is_live(agent_id)
+
     def leader(self, topic: Topic, partition: int) -> Leader | None:
         """Who leads the partition. ShoalError unknown-partition."""
         return self._leader_of(GroupKey(*self._group(topic, partition)))

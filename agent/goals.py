@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shoal.agent.bootstrap import SMALL_CATALOG_VOTERS, catalog_voters
 from shoal.agent.catalog import Catalog
 from shoal.agent.identity import CATALOG_GROUP, GroupId
-from shoal.agent.topic_settings import ALL_REPLICAS_VOTERS
+from shoal.agent.topic_settings import voters_of_all
 from shoal.replication.interfaces import Configuration
 from shoal.replication.placement import Candidate, block_start, place
 from shoal.replication.steps import Goal, Members, kept_voters
@@ -108,7 +108,7 @@ class Goals:
             names = sorted(present) or [self._agent_id]
             wanted = len(catalog_voters(names[0], names))
         else:
-            wanted = max(1, min(ALL_REPLICAS_VOTERS, len(present)))
+            wanted = voters_of_all(len(present))
         if members.drained & set(voting):
             return max(wanted, min(SMALL_CATALOG_VOTERS, len(voting)))
         return steady_target(wanted, len(voting))

@@ -31,10 +31,13 @@ class Silence:
         self._tell(agent_id)
 
     def _tell(self, agent_id: str) -> None:
-        """Wake what is quiet under that agent, or leads it."""
+        """Wake what is quiet under that agent, or leads it; and whoever follows it need not wait for a timer
+        of its own."""
         now_ms = self._clock.now_ms()
         for replica in self._replicas():
-            if replica.failure is None and (replica.core.is_quiet or replica.core.role is Role.LEADER):
+            role = replica.core.role
+            follows = role is Role.FOLLOWER and replica.leader_agent_id == agent_id
+            if replica.failure is None and (follows or replica.core.is_quiet or role is Role.LEADER):
                 replica.core.peer_silent(agent_id, now_ms)
                 replica.host.schedule(replica)
 

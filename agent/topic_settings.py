@@ -17,7 +17,7 @@ from shoal.records import parse_duration_ms
 MAX_TOPIC_NAME_CHARACTERS = 249
 MAX_PARTITIONS = 1_024  # per topic: each is a directory, a file and a Raft group on every holder
 MAX_REPLICATION_FACTOR = 7
-ALL_REPLICAS_VOTERS = 5  # `all`: three to five voters (safety 5)
+ALL_REPLICAS_VOTERS = 5  # `all`: three to five voters, the others only follow (safety 5)
 DEFAULT_REPLICATION_TARGET = 3
 MIN_SEGMENT_BYTES = 1 << 20
 MAX_SEGMENT_BYTES = 1 << 30
@@ -61,8 +61,15 @@ class TopicSettings:
 
     def wanted_replicas(self, live_members: int) -> int:
         """How many voters each partition should have now, with that many members to place on."""
-        target = ALL_REPLICAS_VOTERS if self.replication_factor == "all" else self.replication_factor
-        return max(1, min(target, live_members))
+        if self.replication_factor == "all":
+            return voters_of_all(live_members)
+        return max(1, min(self.replication_factor, live_members))
+
+
+def voters_of_all(agents: int) -> int:
+    """How many of the replicas that every agent holds should vote: a fourth adds nothing to three."""
+    voters = max(1, min(agents, ALL_REPLICAS_VOTERS))
+    return voters - 1 if voters == 4 else voters
 
 
 def check_topic_name(name: str) -> None:

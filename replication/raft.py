@@ -358,7 +358,8 @@ class RaftCore:
                 case Leader() as leader:
                     leader.agent_silent(replica.id, now_ms)
                 case Follower() as follower if state.leader == replica.id and follower.heard_ms is not None:
-                    follower.doubt_leader(state.config.election_timeout_ms, now_ms)
+                    # Nothing at all came for an election timeout: half another spreads the candidates.
+                    follower.doubt_leader(state.config.election_timeout_ms // 2, now_ms)
 
     def wake_quiet(self, now_ms: int) -> None:
         """End the quiet: a leader heartbeats again, a follower arms its election timer."""

@@ -6,7 +6,9 @@ client, who alone knows whether a repetition is harmless.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -26,6 +28,9 @@ RETRY_PAUSE_SECONDS = 0.05
 MOVING_CODES = frozenset(("not-leader", "no-leader"))
 # What an agent says that is leaving, or has just come: its leadership is about to be elsewhere.
 PASSING_CODES = MOVING_CODES | {"stopping", "not-ready"}
+
+
+DEPOSED_LOOK_SECONDS = 0.05  # short against an election; a leader that works has answered by then
 
 
 class Options(NamedTuple):
@@ -131,7 +136,7 @@ async def _deliver_to(
         body = arrow_stream(topic, chunk)
     path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
     remaining_ms = deadline.remaining_ms()
-    reply = await call.context.forwarder.exchange(
+    exchange = call.context.forwarder.exchange(
         leader.url,
         "POST",
         forward_target(path, query, remaining_ms),
@@ -139,7 +144,29 @@ async def _deliver_to(
         body=body,
         timeout_ms=remaining_ms,
     )
-    return _outcome(reply, partition)
+    return _outcome(await _while_it_leads(call.context, leader, topic, partition, exchange), partition)
+
+
+async def _while_it_leads(
+    context: Context, leader: Leader, topic: Topic, partition: int, exchange: Coroutine[Any, Any, Reply]
+) -> Reply:
+    """The answer of the leader that was asked; ShoalError leadership-lost once another leads and the first is
+    not heard: stopped or cut off it may never answer, and whoever waits should ask again rather than wait for
+    it. One that has merely handed over does answer."""
+    asked = asyncio.ensure_future(exchange)
+    try:
+        while not (await asyncio.wait({asked}, timeout=DEPOSED_LOOK_SECONDS))[0]:
+            now = context.broker.leader(topic, partition)
+            if now is None or now.agent_id == leader.agent_id or context.broker.hears(leader.agent_id):
+                continue
+            raise ShoalError(
+                "leadership-lost",
+                f"{leader.agent_id[:8]} led, was asked and fell silent; it may have happened",
+            )
+        return asked.result()
+    finally:
+        asked.cancel()
+        await asyncio.wait({asked})
 
 
 def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:

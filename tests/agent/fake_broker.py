@@ -221,6 +221,7 @@ class FakeBroker:
         self.joined: list[str] = []
         self.left: list[str] = []
         self.draining = False
+        self.unheard: set[str] = set()
         self.recovered: list[tuple[str, int]] = []
         self.recovery_refusal: str | None = None
         self.last_timeout_ms = -1
@@ -286,6 +287,9 @@ class FakeBroker:
 
     def readiness(self) -> tuple[bool, Mapping[str, str]]:
         return self.ready, {"joined": "ok", "catalog": "ok" if self.ready else "not caught up"}
+
+    def hears(self, agent_id: str) -> bool:
+        return agent_id not in self.unheard
 
     def force_leave(self, member: str) -> None:
         self.left.append(member)

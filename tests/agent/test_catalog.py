@@ -303,10 +303,11 @@ def test_illegal_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "live", "wanted"), [(3, 1, 1), (3, 2, 2), (3, 9, 3), ("all", 4, 4), ("all", 9, 5)]
+    ("factor", "live", "wanted"),
+    [(3, 1, 1), (3, 2, 2), (3, 9, 3), ("all", 1, 1), ("all", 2, 2), ("all", 4, 3), ("all", 9, 5)],
 )
 def test_wanted_replicas(factor: object, live: int, wanted: int) -> None:
-    """A target, as far as there are members; `all` is at most five voters."""
+    """A target, as far as there are members; `all` is at most five voters, and never four."""
     assert settings_from_body({"replication_factor": factor})[0].wanted_replicas(live) == wanted
 
 

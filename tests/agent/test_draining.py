@@ -37,13 +37,25 @@ async def held(at: Running, topic: str, holder: str) -> tuple[int, int]:
     return len(roles), roles.count("leader")
 
 
+async def voters(at: Running, topic: str) -> set[str]:
+    """Of its first partition."""
+    document = (await at.call("GET", f"/v1/topics/{topic}"))[1]
+    replicas = document["partitions"][0]["replicas"]
+    return {replica["id"] for replica in replicas if replica["role"] != "learner"}
+
+
 async def test_a_drained_agent_ends_with_nothing_and_takes_its_share_back(agents: Agents) -> None:
     """Nobody who produces notices; what cannot leave is said, and leaves when somebody comes who can take it;
-    the wish outlives a restart; undone, the agent gets its share of replicas and leaderships again."""
+    the wish outlives a restart; undone, the agent gets its share of replicas and leaderships again. A topic
+    that wants a replica everywhere has three voters of four, of which none stays on the drained agent, and is
+    read from the copy of the one that does not vote."""
     cluster = await agents.cluster(3, replace_after="1s")
     first, second, third = cluster
     status, document = await first.call("PUT", "/v1/topics/t", {"partitions": PARTITIONS})
     assert status == 201, document
+    status, document = await first.call("PUT", "/v1/topics/all", {"replication_factor": "all"})
+    assert status == 201, document
+    assert (await first.call("POST", "/v1/topics/all/partitions/0/records", b"everywhere"))[0] == 200
     producer = Producer(first, "t", PARTITIONS)
     name, leaving = "a2", third.agent.agent_id
     stuck = await run("drain", name, "--timeout", "2", agent=first.agent.url)
@@ -53,10 +65,11 @@ async def test_a_drained_agent_ends_with_nothing_and_takes_its_share_back(agents
 
     address = await first.gossip_address()
     spare = await agents.start("a3", expect=None, join=[address], replace_after="1s").until_ready()
-    ran = await run("drain", name, "--timeout", "40", agent=first.agent.url)
+    ran = await run("drain", name, "--timeout", "90", agent=first.agent.url)
     assert (ran.code, ran.stdout) == (0, "")
     assert "safe to stop" in ran.stderr
     assert await held(first, "t", leaving) == (0, 0)
+    assert await voters(first, "all") == {first.agent.agent_id, second.agent.agent_id, spare.agent.agent_id}
     acknowledged = await producer.stop()
     assert producer.faults == []
 
@@ -74,7 +87,15 @@ async def test_a_drained_agent_ends_with_nothing_and_takes_its_share_back(agents
         ]
         return shares == [(3, 1)] * 4
 
-    await eventually(balanced, 40.0)
+    await eventually(balanced, 90.0)
+
+    async def readable() -> bool:
+        path = "/v1/topics/all/partitions/0/records"
+        local = await third.call("GET", path, offset=0, consistency="local", forward="false")
+        return local[0] == 200 and [record["value"] for record in local[1]["records"]] == ["everywhere"]
+
+    await eventually(readable)
+    assert leaving not in await voters(first, "all")
     for partition, expected in acknowledged.items():
         assert await values(third, "t", partition) == expected
 

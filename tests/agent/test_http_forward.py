@@ -362,6 +362,35 @@ async def test_a_leader_that_does_not_answer(pair: Pair) -> None:
     await runner.cleanup()
 
 
+async def test_a_leader_that_fell_silent_is_not_waited_for_once_another_leads(pair: Pair) -> None:
+    """It may have happened, and whoever asks again is served at once. A leader that handed over and is still
+    heard answers for what it took."""
+    first, second = pair
+    asked = asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.Response:
+        asked.set()
+        await asyncio.sleep(0.4)
+        return web.json_response({"count": 1, "appended": [{"partition": 0, "base_offset": 7}]})
+
+    runner = web.ServerRunner(web.Server(slow), shutdown_timeout=0.01)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    second.broker.url = f"http://127.0.0.1:{site.port}"
+    for unheard, expected in ((set(), 200), ({second.broker.agent_id}, 504)):
+        first.broker.cluster.leaders["t", 0] = second.broker.agent_id
+        asked.clear()
+        asking = asyncio.create_task(first.post(PARTITION + "?timeout=10s", b"v"))
+        await asked.wait()
+        first.broker.unheard = unheard
+        first.broker.cluster.leaders["t", 0] = first.broker.agent_id
+        answer = await asking
+        assert answer.status == expected
+    assert answer.problem("leadership-lost")["definite"] is False
+    await runner.cleanup()
+
+
 @pytest.mark.parametrize(
     "body",
     [
