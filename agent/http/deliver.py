@@ -161,7 +161,7 @@ async def _while_it_leads(
                 continue
             raise ShoalError(
                 "leadership-lost",
-                f"{leader.agent_id[:8]} led, was asked and fell silent; it may have happened",
+                f"{leader.agent_id[:8]} led, was asked, fell silent; it may have happened",
             )
         return asked.result()
     finally:
