@@ -572,6 +572,10 @@ class Broker:
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
 
+    def hurry(self) -> None:
+        """What was begun need not wait for company."""
+        self._parts().host.take_turns()
+
     async def read(
         self, topic: Topic, partition: int, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
     ) -> Fetch:

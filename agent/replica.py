@@ -387,9 +387,12 @@ class Replica:
         self._clear_staged()
         for message in ready.messages:
             self._send(message)
-        self.disk.submit(ready, frames)
+        if frames:  # the disk works while whoever waited for earlier entries is answered
+            self.disk.submit(ready, frames)
         if ready.commit_index is not None:
             self._commit(ready.commit_index)
+        if not frames:
+            self.disk.submit(ready, frames)
         if ready.read_states:
             self.on_read_states(ready.read_states)
         if ready.role_changed:

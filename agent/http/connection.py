@@ -182,6 +182,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         if behind:
             self._held += behind
         self._begin(append)
+        if self._append is not None and self._quick.is_alone():
+            self._quick.context.broker.hurry()
         return True
 
     def _receive_on(self, size: int) -> None:
@@ -274,10 +276,10 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         """Send the answer, and go on with what has come since."""
         append, self._append = self._append, None
         assert append is not None
-        self._leave_gate(append)
         if self.transport is not None:
             self.transport.write(answer)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        self._leave_gate(append)
         self._go_on()
 
     def append_was_moved(self, append: _Append) -> None:

@@ -483,6 +483,9 @@ class FakeBroker:
         else:
             asyncio.get_running_loop().call_soon(answer.set_result, done)
 
+    def hurry(self) -> None:
+        """Nothing waits for company here."""
+
     async def append_records(
         self,
         topic: FakeTopic,
