@@ -98,7 +98,7 @@ REPEATS = ["", "", "", "*", "+", "?", "{2}", "{1,2}", "{0,}", "*?"]
 
 
 def test_random_expressions_agree_with_the_library() -> None:
-    """Ten thousand of them, over the syntax that both share (`$` differs: Go's is the very end)."""
+    """Four thousand of them, over the syntax that both share (`$` differs: Go's is the very end)."""
     rng = random.Random(4)
 
     def expression() -> str:
@@ -109,7 +109,7 @@ def test_random_expressions_agree_with_the_library() -> None:
             parts.append(atom + ("" if assertion else rng.choice(REPEATS)))
         return ("|" if rng.random() < 0.2 else "").join(parts) + (r"\z" if rng.random() < 0.2 else "")
 
-    for _ in range(10_000):
+    for _ in range(4_000):
         pattern = expression()
         text = "".join(rng.choices("ab-1", k=rng.randrange(6)))
         expected = re.search(pattern.replace(r"\z", r"\Z"), text, re.ASCII) is not None
