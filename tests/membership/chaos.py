@@ -3,8 +3,8 @@
 Law of this file: it chooses faults and says what must hold; the network is pool.py, the numbers bounds.py.
 
 A run: members meet; a nemesis cuts, slows, stops, kills and restarts for a while; then everything heals,
-and within the bound every living member must show every living member as alive, and nobody who is dead as
-alive. The cores' own invariants are checked on the way.
+and within the bound every living member must show every living member as alive, and all must say the same of
+those who are gone. The cores' own invariants are checked on the way.
 """
 
 import random
@@ -209,13 +209,18 @@ class Chaos:
     # What must hold
 
     def _agreed(self) -> bool:
-        """Every living member shows every living one as alive, and nobody else as alive."""
+        """Every living member shows every living one as alive and nobody else, and of those who are gone
+        all say the same, whoever knows them: one that came later hears nothing of long past deaths, as in
+        Serf."""
         living = {process.name for process in self.pool.alive() if process.name not in self._gone}
+        said: dict[str, set[str]] = {}
         for name in living:
             view = self.pool.view(name)
             if {other for other, status in view.items() if status == "alive"} != living:
                 return False
-        return True
+            for other, status in view.items():
+                said.setdefault(other, set()).add(status)
+        return all(len(statuses) == 1 for statuses in said.values())
 
 
 if __name__ == "__main__":
