@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raft_sim.network import SHAPES, cut
@@ -38,6 +39,7 @@ class Nemesis:
         self.rotten: str | None = None
         """The address of the host whose disk rots."""
         self.exchanged: str | None = None
+        self.drained: set[str] = set()
         self._active = True
         knobs = simulation.knobs
         faults: list[Callable[[], str]] = [self.reset_streams]
@@ -52,6 +54,7 @@ class Nemesis:
             (knobs.clocks, [self.jump_clock]),
             (knobs.leaving, [self.leave]),
             (knobs.joining, [self.join]),
+            (knobs.draining, [self.drain]),
             (knobs.rot, [self.rot, self.rot]),
             (knobs.lost_disk, [self.lose_disk]),
         ):
@@ -155,6 +158,15 @@ class Nemesis:
         node = self._simulation.add_node()
         self._simulation.start(node)
         return node.name
+
+    def drain(self) -> str:
+        """A host is told to hold nothing any more, and some time later to hold replicas again."""
+        nodes = self._some(1)
+        for node in nodes:
+            self.drained.add(node.address)
+            self._simulation.tell_drain(node, undo=False)
+            self._after(self._rng.uniform(2, 8), partial(self._simulation.tell_drain, node, undo=True))
+        return " ".join(node.name for node in nodes)
 
     def lose_disk(self) -> str:
         """A host gets a new, empty disk. Its peers have the rest: no second one is lost in this run."""

@@ -41,6 +41,7 @@ class Knobs:
     clocks: bool
     leaving: bool
     joining: bool
+    draining: bool
     topics: bool
     rot: bool
     lost_disk: bool
@@ -81,6 +82,7 @@ class Knobs:
             topics=rng.random() < 0.5,
             rot=permanent == "rot",
             lost_disk=permanent == "lost_disk",
+            draining=rng.random() < 0.3,
         )
 
     @classmethod

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from log_clients import Producer, Reader, Workload
+from log_clients import Connections, NoAnswer, Producer, Reader, Workload
 from log_history import History
 
 from cluster_sim.disk import SimDisk
@@ -47,6 +47,7 @@ CLIENTS_END_S = 30.0
 HEALTHY_DELAY_MS = 20
 HEALTHY_SYNC_MS = 30
 """When the faults have ended: both far below an election timeout, or nobody could promise a leader."""
+DRAIN_ATTEMPTS_MAX = 40
 LOOK_S = 0.1
 CLIENT_ADDRESS = "127.0.1.1"
 TOPIC = "events"
@@ -268,6 +269,23 @@ class ClusterSimulation:
         """Its seeds are everybody."""
         node.start([other.address for other in self.nodes])
 
+    def tell_drain(self, node: Node, *, undo: bool) -> None:
+        """An operator asks the agent there, as often as it takes."""
+        self.loop.spawn(self.clients, self._ask_drain(node, undo))
+
+    async def _ask_drain(self, node: Node, undo: bool) -> None:
+        connections = Connections()
+        for _ in range(DRAIN_ATTEMPTS_MAX):
+            try:
+                answer = await connections.request(node.http, "DELETE" if undo else "POST", "/v1/agent/drain")
+            except NoAnswer:
+                answer = None
+            if answer is not None and answer.status == 200:
+                self.trace(node.name, f"DRAIN {'undone' if undo else 'begun'}")
+                break
+            await asyncio.sleep(0.5)
+        connections.close()
+
     def calm_weather(self) -> None:
         """The network as the seed has it."""
         knobs = self.knobs
@@ -296,6 +314,8 @@ class ClusterSimulation:
                 node.kill()
             if not node.is_running:
                 self.start(node)
+            if node.address in self.nemesis.drained:
+                self.tell_drain(node, undo=True)
         self.network.look_at_held()
 
 
