@@ -33,7 +33,7 @@ from shoal.segment_store.disk import SyncFailed
 from shoal.segment_store.memory_disk import MemoryDisk, MemoryFile
 
 Patch = tuple[Any, str, Any]
-SEEDS_MAX = 8
+SEEDS_MAX = 16
 
 
 def ack_before_sync() -> list[Patch]:
@@ -202,7 +202,7 @@ ELECTIONS = {
     "fault_interval_ms": 200,
     "loss": 0,
 }
-ELECTIONS |= {"producer_pause_ms": 300, "safety_ms": 20_000, "joining": False, "topics": False}
+ELECTIONS |= {"producer_pause_ms": 300, "safety_ms": 10_000, "joining": False, "topics": False}
 POWER = {"power": True, "fault_interval_ms": 500, "sync_ms_max": 30}
 MUTANTS = (
     Mutant(ack_before_sync, LOSS, knobs=POWER),

@@ -121,7 +121,7 @@ class ClusterSimulation:
         return (
             f"{self.loop.elapsed_ms} ms, {self.loop.handles_run} steps, {len(self.nodes)} agents, "
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
-            f"{len(self.history.polls)} reads, {self.verdict.exceptions()}"
+            f"{len(self.history.polls)} reads, "
             f"{self.invariants.checks} checks, trace {self.trace_hash}"
         )
 

@@ -1,7 +1,7 @@
 """What must be true once the faults have ended: everything is served, caught up and equal.
 
-Law of this file: it looks at the agents from outside and inside, and changes nothing. Replicas that bit rot
-has damaged, and those whose disk was exchanged, are the two that may be missing: one copy of three.
+Law of this file: it looks at the agents from outside and inside, and changes nothing. What rot has damaged
+must have been mended. Only a replica whose disk was exchanged may be missing: one copy of three.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from log_clients import NoAnswer, read_all
-from log_history import Checker
+from log_history import Checker, FinalLog, Partition
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
@@ -20,12 +20,15 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import Configuration
+from shoal.segment_store.errors import Damaged
 
 if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation
 
 LOOK_S = 0.1
 READ_BYTES = 2**20
+MEND_LIMIT_S = 60.0
+"""The scrubber passes every half minute."""
 
 
 class Verdict:
@@ -34,19 +37,10 @@ class Verdict:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation
         self._since_s = 0.0
-        self.unrepaired = 0
-        """Reads that were refused because of bit rot."""
-        self.stranded: set[str] = set()
-        """Replicas that retention has overtaken: their leader no longer has what they need next."""
 
     def begin(self) -> None:
         """The faults have just ended."""
         self._since_s = self._simulation.loop.time()
-
-    def exceptions(self) -> str:
-        """What was let pass, for the summary."""
-        passed = (("unrepaired reads", self.unrepaired), ("stranded replicas", len(self.stranded)))
-        return "".join(f"{count} {name}, " for name, count in passed if count)
 
     # ---- liveness --------------------------------------------------------------------------------
 
@@ -77,13 +71,9 @@ class Verdict:
 
     def _behind(self) -> str | None:
         for node in self._simulation.nodes:
-            ready = node.is_ready or (self._is_rotten(node) and hasattr(node.agent, "broker"))
-            if not node.is_running or node.agent is None or not ready:
+            if not node.is_running or node.agent is None or not node.is_ready:
                 return f"{node.name} is not ready ({node.ended}, {self._why(node)})"
         return self._members_differ() or self._catalogs_differ() or self._groups_behind()
-
-    def _is_rotten(self, node: Node) -> bool:
-        return node.address == self._simulation.nemesis.rotten
 
     @staticmethod
     def _why(node: Node) -> str:
@@ -146,7 +136,7 @@ class Verdict:
             return f"{group}: {leader.core!r} has not committed everything"
         for member in configuration.replicas:
             node = agents.get(member.agent_id)
-            if node is None or self._is_rotten(node):
+            if node is None:
                 continue
             mine = [replica for other, replica in held if other is node and replica.replica_id == member.id]
             if not mine:
@@ -154,9 +144,6 @@ class Verdict:
             core = mine[0].core
             if mine[0].failure is not None:
                 return f"{group}: {node.name} has failed: {mine[0].failure}"
-            if core.last_index + 1 < leader.log.first_index:
-                self.stranded.add(f"{group} {member.id}")
-                continue
             if (core.term, core.commit_index) != (leader.core.term, leader.core.commit_index):
                 return f"{group}: {node.name} {core!r} is behind {leader.core!r}"
         return None
@@ -175,14 +162,7 @@ class Verdict:
     async def _same_bytes(self) -> None:
         """SameCommittedPrefix: replicas of one log are equal, frame by frame (safety 12)."""
         for group, held in self._replicas().items():
-            rotten = self._simulation.nemesis.rotten  # damage nobody has read yet is not known
-            healthy = [
-                replica
-                for node, replica in held
-                if replica.failure is None
-                and node.address != rotten
-                and f"{group} {replica.replica_id}" not in self.stranded
-            ]
+            healthy = [replica for _, replica in held if replica.failure is None]
             if len(healthy) < 2:
                 continue
             first = max(replica.log.first_index for replica in healthy)
@@ -209,14 +189,19 @@ class Verdict:
             for node in simulation.nodes:
                 holds = self._holds(node, number)
                 for local in (False, True) if holds else (False,):
-                    try:
-                        final = await read_all(node.http, partition, local=local)
-                    except (NoAnswer, AssertionError) as error:
-                        if simulation.nemesis.rotten is not None and "'damaged'" in str(error):
-                            self.unrepaired += 1
-                            continue
-                        raise InvariantViolation("Liveness", f"final read at {node.name}: {error}") from None
+                    final = await self._read_one(node, partition, local=local)
                     simulation.history.finals.append(final)
+
+    async def _read_one(self, node: Node, partition: Partition, *, local: bool) -> FinalLog:
+        """Damage that nobody has read before is found now, and gets its time to be mended."""
+        end_s = self._simulation.loop.time() + MEND_LIMIT_S
+        while True:
+            try:
+                return await read_all(node.http, partition, local=local)
+            except (NoAnswer, AssertionError) as error:
+                if "'damaged'" not in str(error) or self._simulation.loop.time() > end_s:
+                    raise InvariantViolation("Liveness", f"final read at {node.name}: {error}") from None
+                await asyncio.sleep(LOOK_S)
 
     def _holds(self, node: Node, number: int) -> bool:
         """A voter without a fault; a learner may be anywhere on its way."""
@@ -226,8 +211,6 @@ class Verdict:
         entry = None if host is None else host._groups.get(group)
         if entry is None or entry.replica.failure is not None:
             return False
-        if f"{group} {entry.replica.replica_id}" in self.stranded:
-            return False
         mine = entry.replica.core.configuration.find(entry.replica.replica_id)
         return mine is not None and not mine.learner
 
@@ -235,8 +218,15 @@ class Verdict:
 async def _digest(replica: Replica, first: LogIndex, last: LogIndex) -> str:
     digest = hashlib.sha256()
     index = first
+    end_s = asyncio.get_running_loop().time() + MEND_LIMIT_S
     while index <= last:
-        frames = await replica.log.read(index, last, READ_BYTES)
+        try:
+            frames = await replica.log.read(index, last, READ_BYTES)
+        except Damaged as error:
+            if asyncio.get_running_loop().time() > end_s:
+                raise InvariantViolation("Liveness", f"not mended in time: {error}") from None
+            await asyncio.sleep(LOOK_S)
+            continue
         for frame in frames:
             digest.update(frame.data)
         index = LogIndex(frames[-1].stamp.index + 1)
