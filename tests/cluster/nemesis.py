@@ -245,8 +245,8 @@ class Run:
             if time.monotonic() - started < self._options.seconds / 2 or self._options.wait_ready:
                 await asyncio.to_thread(self._hosts.wait_ready, READY_LIMIT_S)
         self.report.seconds = round(time.monotonic() - started, 1)
-        self.report.served_after_s = round(await self._until_served(), 2)
         await asyncio.to_thread(self._hosts.wait_ready, READY_LIMIT_S)
+        self.report.served_after_s = round(await self._until_served(), 2)
         self._work.stopping = True
         await asyncio.wait_for(asyncio.gather(*clients), CLIENTS_END_S)
         await self._read_everything()
@@ -293,7 +293,7 @@ class Run:
         return clients
 
     async def _until_served(self) -> float:
-        """Seconds from the end of the faults until every partition has taken an append begun after it."""
+        """Seconds from when all agents are ready until each partition has taken an append begun after that."""
         since_s = now_s()
         while True:
             served = {
