@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from agents import Agents, agents_in, eventually
-from command_line import assert_one_line, run
 
 from shoal.agent.cli.main import main
 from shoal.agent.config import AgentConfig, ConfigError
 from shoal.agent.data_directory import StartError, wipe
 from shoal.agent.keyring_file import KeyringFile, settle_keyring
-from shoal.membership.wire.keyring import Keyring, fingerprint, key_text
+from shoal.membership.wire.keyring import Keyring, fingerprint, key_text, parse_key
 
 KEY, OTHER = bytes(32), bytes(range(16))
 
@@ -166,9 +165,11 @@ async def _refused_thrice(running: object) -> bool:
     return running.agent.membership.traffic().strangers >= 3  # type: ignore[attr-defined, no-any-return]
 
 
-async def test_keygen(tmp_path: Path) -> None:
-    """A new key each time, of the length asked for."""
-    first, second = await run("keygen"), await run("keygen", "--bytes", "16")
-    assert (first.code, len(first.stdout.strip())) == (0, 44)
-    assert len(second.stdout.strip()) == 24
-    assert_one_line(await run("keygen", "--bytes", "20"), "16, 24 or 32")
+def test_keygen(capsys: pytest.CaptureFixture[str]) -> None:
+    """A new key each time, of the length asked for, and nothing else."""
+    assert [main(["keygen"]), main(["keygen"]), main(["keygen", "--bytes", "16"])] == [0, 0, 0]
+    first, second, short = (parse_key(line) for line in capsys.readouterr().out.splitlines())
+    assert (len(first), len(second), len(short)) == (32, 32, 16)
+    assert first != second
+    assert main(["keygen", "--bytes", "20"]) == 2
+    assert "16, 24 or 32" in capsys.readouterr().err
