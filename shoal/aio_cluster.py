@@ -69,6 +69,10 @@ class Answer(NamedTuple):
         return document
 
 
+LOOK_AGAIN_MS = 100
+"""Between two looks for the successor of a silent leader: an election is over within a few of them."""
+
+
 class Call(NamedTuple):
     """One request, wherever it will go."""
 
@@ -109,6 +113,8 @@ class Cluster:
             raise ValueError("at least one agent's URL is needed, for example http://127.0.0.1:7070")
         self.routes = RouteTable()
         self.retries = 0
+        self._looks: dict[str, asyncio.Future[None]] = {}
+        """The newest look at a topic's routes for requests whose leader is silent: they share it."""
         self._answered = False
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
@@ -119,6 +125,9 @@ class Cluster:
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def close(self) -> None:
+        for look in self._looks.values():
+            look.cancel()
+        await asyncio.gather(*self._looks.values(), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -289,7 +298,6 @@ class Cluster:
             return await attempt
         asked = self.routes.leader_url(topic, partition)
         task = asyncio.ensure_future(attempt)
-        look: asyncio.Future[None] | None = None
         try:
             await asyncio.wait((task,), timeout=grace_ms / 1_000)
             while not task.done():
@@ -298,15 +306,14 @@ class Cluster:
                     self.agents.failed(asked)
                     detail = f"{asked} does not answer, {led_by} leads now"
                     raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False))
-                look = asyncio.ensure_future(self._look_elsewhere(topic, asked))
+                look = self._looks.get(topic)
+                if look is None or look.done():
+                    look = self._looks[topic] = asyncio.ensure_future(self._look_elsewhere(topic, asked))
                 await asyncio.wait((task, look), return_when=asyncio.FIRST_COMPLETED)
-                look.cancel()
-                await asyncio.wait((task,), timeout=grace_ms / 1_000)
+                await asyncio.wait((task,), timeout=min(grace_ms, LOOK_AGAIN_MS) / 1_000)
             return task.result()
         finally:
             task.cancel()
-            if look is not None:
-                look.cancel()
 
     async def _look_elsewhere(self, topic: str, avoided: str | None) -> None:
         """Refresh the routes from agents other than the one that may be out of order."""
