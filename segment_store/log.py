@@ -99,6 +99,8 @@ class PartitionLog:
         self._chain = self._chain_at_end()
         self._cache = TailCache(files.config.tail_cache_bytes)
         self._frames_appended = 0
+        for segment in self._segments:
+            segment.count_unused(max(0, segment.allocated - segment.planned_end))
         active = self._segments[-1] if self._segments else None
         self._writer = Writer(files, active, self.last_index, self._roll_back, spares)
 
@@ -386,6 +388,7 @@ class PartitionLog:
             return _raise(StoreError(problem))
         if last is not None:
             self._indexes.keep(last)
+        self._count_nothing(removed)
         term = self.term_at(LogIndex(from_index - 1)) or Term(0)
         self._writer.submit(Truncate(from_index, last, removed, term, done))
         self._rewind(LogIndex(from_index - 1))
@@ -419,6 +422,7 @@ class PartitionLog:
             return _raise(error)
         keep_from = max(0, bisect_right(self._segments, before_index, key=_segment_index) - 1)
         removed, self._segments = self._segments[:keep_from], self._segments[keep_from:]
+        self._count_nothing(removed)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if removed:
             first = self.first_index
@@ -552,11 +556,18 @@ class PartitionLog:
     async def close(self) -> None:
         """Finish what is queued, leave the index complete, let go of the files. Idempotent."""
         await self._writer.close(flush=True)
+        self._count_nothing(self._segments)
 
     async def remove(self) -> None:
         """Close, and remove the directory with everything in it; durable when this returns."""
         await self._writer.close(flush=False)
+        self._count_nothing(self._segments)
         await self._files.disk.remove_tree(self._files.directory)
+
+    def _count_nothing(self, segments: Sequence[Segment]) -> None:
+        """They leave this log: what they have reserved no longer counts."""
+        for segment in segments:
+            segment.count_unused(0)
 
 
 async def _take_over(files: SegmentFiles, spares: Spares, recovered: Recovered) -> None:

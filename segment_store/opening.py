@@ -365,6 +365,7 @@ class _Opening:
         if dirty_end > end + TRAILER_BYTES or not clean:
             self.notes.append(f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}")
         await segment.reserve(file, end + TRAILER_BYTES)
+        segment.count_unused(0)  # counted with the rest once the whole log has opened
         await write_zeros(file, end, dirty_end)
         trailer = segment.trailer(last, segment.index.entry(last).term, end, LogIndex(synced))
         await file.write_and_sync(end, trailer)

@@ -84,6 +84,7 @@ class Spares:
         path = f"{self._directory}/{segment.name.stem}{SPARE_SUFFIX}"
         if not await self._keep(path, size):
             return False
+        segment.count_unused(0)  # as a spare it counts whole
         await self._open_files.forget(segment.path)
         if await self._disk.exists(segment.index_path):
             await self._disk.unlink(segment.index_path)  # first: a segment without an index is only slow

@@ -71,6 +71,7 @@ class Segment:
         self.written_end = len(self.header)  # behind the last frame in the file
         self.soiled_end = 0  # a refused write may have left bytes up to here; 0: none
         self.allocated = 0
+        self.unused_bytes = 0  # of what is allocated, as counted when the file grew
         self.prewritten_end = 0
         self.recycled_bytes = 0  # of the file, if it had an earlier life and this one is not full
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
@@ -131,11 +132,19 @@ class Segment:
         """Blocks for `needed` bytes, in growing steps."""
         if needed <= self.allocated:
             return
-        config = self.files.config
-        first, step = config.first_allocation_bytes, config.max_allocation_step_bytes
+        config, reserved = self.files.config, self.files.shared.reserved
+        _, disk_bytes = await self.files.disk.free_bytes(self.files.directory)
+        first, most = config.first_allocation_bytes, config.max_allocation_step_bytes
+        step = reserved.step_bytes(self.unused_bytes, first, most, disk_bytes)
         length = next_allocation(self.allocated, needed, first, step, config.segment_bytes)
         await file.allocate(length)
         self.allocated = max(self.allocated, length)
+        self.count_unused(self.allocated - needed)
+
+    def count_unused(self, size: int) -> None:
+        """So many bytes of the file's blocks hold nothing, as far as the agent's bound on them goes."""
+        self.files.shared.reserved.change(size - self.unused_bytes)
+        self.unused_bytes = size
 
     def zeros_after(self, end: int, written: int) -> list[Buffer]:
         """Zeros to take along with a write of `written` bytes that ends at `end` (see
@@ -198,6 +207,7 @@ class Segment:
         """Both files gone from the directory; the caller syncs it. The index goes first: an index without a
         segment is an orphan, a segment without an index is only slow."""
         disk = self.files.disk
+        self.count_unused(0)
         await self.files.open_files.forget(self.path)
         for path in (self.index_path, self.path):
             if await disk.exists(path):

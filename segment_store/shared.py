@@ -15,6 +15,11 @@ SPARE_SHARE_OF_DISK = 100
 the disk (safety 16)."""
 
 
+MAX_RESERVED_BYTES = 2**30
+RESERVED_SHARE_OF_DISK = 100
+"""Blocks that segment files have and do not fill yet: bounded alike (safety 16)."""
+
+
 def open_files_limit() -> int:
     """How many idle segment files this process should keep open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -42,11 +47,37 @@ class SpareBudget:
         self.used_bytes -= size
 
 
+class ReservedSpace:
+    """How many bytes of segment files have blocks and hold nothing yet, as of each file's last growth: a
+    thousand partitions that each reserve ahead for a busy one would take gigabytes."""
+
+    def __init__(self, limit_bytes: int = MAX_RESERVED_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self.unused_bytes = 0
+
+    def change(self, difference: int) -> None:
+        """One file's share of it is another."""
+        self.unused_bytes += difference
+        assert self.unused_bytes >= 0
+
+    def step_bytes(self, own_bytes: int, least: int, most: int, disk_bytes: int) -> int:
+        """By how much a file that now counts `own_bytes` may grow at a time: with no room left for more, by
+        the least, so that the bound is passed by that much a file at most."""
+        limit = min(self._limit_bytes, disk_bytes // RESERVED_SHARE_OF_DISK)
+        return max(least, min(most, limit - (self.unused_bytes - own_bytes)))
+
+
 class SharedFiles:
     """One per agent and disk; a log that is given none has one to itself."""
 
     def __init__(
-        self, disk: Disk, *, max_open_files: int | None = None, max_spare_bytes: int = MAX_SPARE_BYTES
+        self,
+        disk: Disk,
+        *,
+        max_open_files: int | None = None,
+        max_spare_bytes: int = MAX_SPARE_BYTES,
+        max_reserved_bytes: int = MAX_RESERVED_BYTES,
     ) -> None:
         self.open_files = OpenFiles(disk, max_open_files or open_files_limit())
         self.spare_budget = SpareBudget(max_spare_bytes)
+        self.reserved = ReservedSpace(max_reserved_bytes)

@@ -11,10 +11,12 @@ import psutil
 import pytest
 from disk_suite import open_descriptors
 from sparse_log import make_sparse_log
-from store_frames import next_frame, open_log
+from store_frames import IDENTITY, next_frame, open_log
 
-from shoal.batch import LogIndex, Offset
-from shoal.segment_store import Damaged, LogConfig, open_disk
+from shoal.batch import DEFAULT_SCHEMA, LogIndex, Offset
+from shoal.segment_store import Damaged, LogConfig, PartitionLog, open_disk
+from shoal.segment_store.memory_disk import MemoryDisk
+from shoal.segment_store.shared import SharedFiles
 
 SEGMENTS = 300
 SEGMENT_BYTES = 68 * 2**20  # 20 GB in all, of which the disk has a few megabytes
@@ -93,3 +95,35 @@ async def test_many_logs_cost_little_each(tmp_path: Path) -> None:
     for log in logs:
         await log.close()
     await disk.close()
+
+
+async def test_what_is_reserved_is_bounded_over_all_logs() -> None:
+    """Thirty busy logs would each reserve megabytes ahead: together they hold the bound and the least step
+    each, and whoever closes, trims or truncates gives its share back."""
+    bound, least = 2 * 2**20, 64 * 2**10
+    disk = MemoryDisk(capacity_bytes=10 * 2**30)
+    shared = SharedFiles(disk, max_reserved_bytes=bound)
+    logs = [
+        await PartitionLog.open(disk, f"log{number}", IDENTITY, DEFAULT_SCHEMA, LogConfig(), shared=shared)
+        for number in range(30)
+    ]
+    for round_ in range(12):
+        for log in logs:
+            await log.append([next_frame(log, value_bytes=150_000, first_of_segment=round_ == 9)])
+        unused = disk.used_bytes() - sum(log.size_bytes for log in logs)
+        index_bytes = 30 * 2 * 2**10
+        assert unused <= bound + 2 * 30 * least + index_bytes
+        assert shared.reserved.unused_bytes <= bound + 2 * 30 * least
+    assert shared.reserved.unused_bytes > bound / 2
+    for log in logs[:10]:
+        await log.trim(log.last_index)
+    for log in logs[10:20]:
+        await log.truncate_suffix(LogIndex(5))
+    before = shared.reserved.unused_bytes
+    for log in logs:
+        await log.close()
+    assert shared.reserved.unused_bytes == 0 < before
+    log = await PartitionLog.open(disk, "log25", IDENTITY, DEFAULT_SCHEMA, LogConfig(), shared=shared)
+    assert 0 < shared.reserved.unused_bytes <= disk.used_bytes()
+    await log.remove()
+    assert shared.reserved.unused_bytes == 0
