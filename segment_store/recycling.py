@@ -138,8 +138,9 @@ class Spares:
 
 
 def _fits(segment: Segment, size: int, used: int | None = None) -> bool:
-    """A file of `size` bytes holds a segment of this log without waste: not much longer than a segment may
-    be, and at least three quarters of it written or to be written."""
+    """A file of `size` bytes holds a segment of this log without waste: about as long as a segment may be,
+    and at least three quarters of it written or to be written."""
     config = segment.files.config
     used = segment.planned_end if used is None else used
-    return size <= config.segment_bytes + config.max_allocation_step_bytes and used * 4 >= size * 3
+    longest = config.segment_bytes + config.max_allocation_step_bytes
+    return config.segment_bytes // 2 <= size <= longest and used * 4 >= size * 3

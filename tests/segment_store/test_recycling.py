@@ -193,7 +193,7 @@ async def test_a_full_disk_gets_the_spares() -> None:
     await _trim(log, 1)
     assert len(_names(disk, SPARE_SUFFIX)) == 1
     kept = await contents(log)
-    disk.faults.append(Fault("write", errno.ENOSPC))
+    disk.faults.append(Fault("write", errno.ENOSPC, ".arrows"))
     frame = next_frame(log)
     with pytest.raises(DiskFull):
         await log.append([frame])
