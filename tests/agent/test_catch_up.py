@@ -92,8 +92,11 @@ async def test_a_follower_behind_the_head_gets_a_copy_and_then_appends(empty: bo
         await cluster.start(third)
         replica_id = third.host.replica(GROUP).replica_id
         await until(lambda: third.host.status(GROUP).log_start_offset > 3)
+        for node in cluster.nodes:
+            node.host.set_retention(GROUP, Retention())
         await fill(cluster, 63, 5)
         await until(equal_logs(cluster))
+        await until(lambda: len({log_of(node).first_index for node in cluster.nodes}) == 1)
         assert third.host.replica(GROUP).replica_id == replica_id
         values = numbers(await read_values(third, local=True))
         assert values == list(range(values[0], 68))
@@ -195,31 +198,31 @@ async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: st
             )
 
 
-class _Promised:
+class Promised:
     """What open_replica asks of a host."""
 
     agent_id = "1" * 32
     clock = SystemClock()
 
 
-async def _stores(disk: MemoryDisk) -> Stores:
+async def stores_on(disk: MemoryDisk) -> Stores:
     await disk.make_directory("data")
     registry = await ReplicaRegistry.open(disk, "data")
     return Stores(disk, "data", CLUSTER, registry, await HardStateFile.open(disk, "data"))
 
 
-def _plan() -> Plan:
+def make_plan() -> Plan:
     return Plan(GROUP, Configuration.birth(("1" * 32, "2" * 32)), DEFAULT_SCHEMA, SMALL, RAFT)
 
 
-async def _write_logs(stores: Stores) -> None:
+async def write_logs(stores: Stores) -> None:
     """An old log of one entry and a complete copy of two, made by one leader."""
-    replica = await open_replica(stores, _Promised(), _plan(), random.Random(1))  # type: ignore[arg-type]
+    replica = await open_replica(stores, Promised(), make_plan(), random.Random(1))  # type: ignore[arg-type]
     for index, directory in ((1, None), (2, stores.side_directory(GROUP))):
         log = replica.log
         if directory is not None:
             log = await PartitionLog.open(stores.disk, directory, replica.identity, DEFAULT_SCHEMA, SMALL)
-        state = PartitionState(_plan().birth)
+        state = PartitionState(make_plan().birth)
         for number in range(1, index + 1):
             frame = control_frame(
                 DEFAULT_SCHEMA,
@@ -266,8 +269,8 @@ async def test_a_crash_during_the_installation_leaves_the_old_log_or_the_copy(cr
     for seed in range(6):
         rng = random.Random(seed)
         disk = MemoryDisk(rng, pause_max=1)
-        stores = await _stores(disk)
-        await _write_logs(stores)
+        stores = await stores_on(disk)
+        await write_logs(stores)
         record = stores.registry.get(GROUP)
         assert record is not None
         recorded = False
@@ -277,8 +280,8 @@ async def test_a_crash_during_the_installation_leaves_the_old_log_or_the_copy(cr
             recorded = True
             await finish_install(stores, record)
         cut.end()
-        stores = await _stores(disk)
-        replica = await open_replica(stores, _Promised(), _plan(), rng)  # type: ignore[arg-type]
+        stores = await stores_on(disk)
+        replica = await open_replica(stores, Promised(), make_plan(), rng)  # type: ignore[arg-type]
         assert replica.log.last_index in ((2,) if recorded else (1, 2))
         assert not await disk.exists(stores.side_directory(GROUP))
         assert await replica.log.verify() == []

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.clock import SystemClock
 from shoal.agent.doubled import DoubledError
-from shoal.agent.identity import HardStateFile, ReplicaRegistry
-from shoal.agent.opening import Plan, Stores, open_replica
+from shoal.agent.opening import open_replica
 from shoal.agent.recovering import EPOCH_BITS, Recovery
-from shoal.batch import DEFAULT_SCHEMA, LogIndex
+from shoal.batch import LogIndex
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import ReplicaId
 from shoal.replication.transitions import Role
 from shoal.segment_store.errors import StoreError
-from tests.agent.harness import CLUSTER, GROUP, RAFT, Cluster, message, read_values, until
-from tests.agent.test_catch_up import PowerCut
-from tests.agent.test_host_faults import SMALL, memory_cluster
+from shoal.segment_store.memory_disk import MemoryDisk
+from tests.agent.harness import GROUP, Cluster, message, read_values, until
+from tests.agent.test_catch_up import PowerCut, Promised, make_plan, stores_on, write_logs
 
 
 async def test_it_is_refused_while_a_leader_or_a_majority_is_there(tmp_path: Path) -> None:
@@ -99,13 +96,6 @@ async def test_the_survivor_with_more_is_named(tmp_path: Path) -> None:
         assert await read_values(ahead) == ["a", "b"]
 
 
-class _Alone:
-    """What recovery and opening ask of a host that has one closed replica."""
-
-    agent_id = "1" * 32
-    clock = SystemClock()
-
-
 class _NoLinks:
     def handle_request(self, *_: object) -> None:
         """Nobody asks."""
@@ -114,39 +104,28 @@ class _NoLinks:
 @pytest.mark.parametrize("crash_at", range(40))
 async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> None:
     """Never a lost one: what the log holds is there, and either the command can be repeated or it is done."""
-    cluster, disks = memory_cluster(3)
-    async with cluster:
-        await cluster.append("a")
-        survivor = cluster.nodes[0]
-        await until(lambda: survivor.host.status(GROUP).log_end_offset == 1)
-    disk = disks[survivor.agent_id]
-    root = survivor.directory
-    plan = Plan(GROUP, cluster.birth, DEFAULT_SCHEMA, SMALL, RAFT)
-
-    async def stores() -> Stores:
-        registry = await ReplicaRegistry.open(disk, root)
-        return Stores(disk, root, CLUSTER, registry, await HardStateFile.open(disk, root))
-
-    kept = await stores()
-    replica = await open_replica(kept, _Alone(), plan, random.Random(1))  # type: ignore[arg-type]
+    rng = random.Random(crash_at)
+    disk, plan, host = MemoryDisk(rng, pause_max=1), make_plan(), Promised()
+    stores = await stores_on(disk)
+    await write_logs(stores)
+    replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
     old_id, last_index = replica.replica_id, replica.log.last_index
     await replica.close()
-    recovery = Recovery(_NoLinks(), kept, _Alone())  # type: ignore[arg-type]
-    cut = PowerCut(disk, crash_at, random.Random(crash_at))
+    cut = PowerCut(disk, crash_at, rng)
     done = False
     with contextlib.suppress(OSError, DoubledError, StoreError):
-        await recovery._begin_epoch(replica, plan)
+        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica, plan)  # type: ignore[arg-type]
         done = True
     cut.end()
-    kept = await stores()
-    replica = await open_replica(kept, _Alone(), plan, random.Random(1))  # type: ignore[arg-type]
+    stores = await stores_on(disk)
+    replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
     assert replica.log.last_index in (last_index, last_index + 1)
     if replica.replica_id == old_id:
         assert not done
         await replica.close()
-        await Recovery(_NoLinks(), kept, _Alone())._begin_epoch(replica, plan)  # type: ignore[arg-type]
-        replica = await open_replica(kept, _Alone(), plan, random.Random(1))  # type: ignore[arg-type]
-    assert replica.replica_id == ReplicaId(*replica.core.configuration.voters[0])
+        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica, plan)  # type: ignore[arg-type]
+        replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
+    assert (replica.replica_id,) == replica.core.configuration.voters
     assert replica.core.term >> EPOCH_BITS in (1, 2)
-    assert replica.log.term_at(LogIndex(last_index)) is not None
+    assert replica.log.term_at(LogIndex(last_index)) == 1
     await replica.close()
