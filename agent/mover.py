@@ -147,6 +147,9 @@ class Mover:
         self._told = {key: value for key, value in self._told.items() if key in learners}
         self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
         self._progress = {key: value for key, value in self._progress.items() if key in learners}
+        if len(self._settled) > 2 * len(led) + MAX_MOVES:
+            ours = {replica.group for replica in led}
+            self._settled = {group: known for group, known in self._settled.items() if group in ours}
 
     # ---- who is there ----------------------------------------------------------------------------
 

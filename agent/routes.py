@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 MAX_CLAIMS_PER_DELTA = 2_000  # about half a megabyte; a longer difference comes in several answers
 MAX_DELTA_BYTES = 4 << 20
-MAX_REPLICAS = 64
+MAX_REPLICAS = 255  # as many as a configuration may have: a topic that wants a replica everywhere
 ROLES = ("leader", "follower", "learner")
 
 

@@ -72,6 +72,10 @@ def agent(
         str | None,
         typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
     ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Its share of the replicas beside others; default 100."),
+    ] = None,
     replace_after: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
