@@ -27,6 +27,9 @@ LOOK_BYTES = 256 * 2**10
 """Read at once: about 50 us of checksums, and short beside what appends wait for."""
 PASS_INTERVAL_MS = 30_000
 """Passes begin at most so often: little data is looked at every half minute, much of it all the time."""
+FEW_REPLICAS = 100
+REPLICA_INTERVAL_MS = 300
+"""For each replica beyond a few a pass begins so much later."""
 SAVE_INTERVAL_MS = 60_000
 """What a restart may repeat."""
 CURSOR_FILE = "scrub"
@@ -132,7 +135,13 @@ class Scrubber:
             self.statistics.passes += 1
             self.statistics.last_pass_ms = self._clock.now_ms() - started_ms
             await self._save(None)
-            await asyncio.sleep(max(0, self._pass_interval_ms - self.statistics.last_pass_ms) / 1000)
+            await asyncio.sleep(max(0, self._interval_ms() - self.statistics.last_pass_ms) / 1000)
+
+    def _interval_ms(self) -> int:
+        """From the begin of one pass to that of the next: a thousand idle partitions cost a look each,
+        however little there is to read."""
+        many = len(list(self._host.open_replicas())) - FEW_REPLICAS
+        return max(self._pass_interval_ms, many * REPLICA_INTERVAL_MS)
 
     async def _pass(self, cursor: Cursor | None, pace: Pace) -> None:
         """Once over everything that is open, from the cursor on."""
