@@ -17,6 +17,7 @@ from real_agents import leaders, run_shoal, wait_until
 pytestmark = pytest.mark.slow
 SEGMENT_BYTES = 2**20
 VALUE = "x" * 20_000
+TOPIC = "worn"
 
 
 def ask(method: str, url: str, body: object) -> Any:
@@ -55,39 +56,6 @@ def numbers_at(url: str, topic: str, start: int) -> list[int]:
         found += [int(record["value"].partition(" ")[0]) for record in records]
 
 
-def test_a_dead_agent_is_replaced_though_the_head_of_the_log_is_trimmed(
-    start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Topic, trim, kill -9 and the disk gone: a new agent gets a copy and votes; the topic is whole again."""
-    monkeypatch.setenv("SHOAL_REPLACE_AFTER", "1s")
-    agents = start_cluster()
-    victim, survivor = agents.agents[0], agents.agents[1]
-    url = survivor.url
-    settings = {"partitions": 1, "replication_factor": 3, "segment": {"bytes": SEGMENT_BYTES}}
-    ask("PUT", f"{url}/v1/topics/worn", settings)
-    wait_until(lambda: len(leaders(url, "worn")) == 1, "the partition is led")
-    fill(url, "worn", 0, 200)
-    trimmed = wait_until(
-        lambda: ask("POST", f"{url}/v1/topics/worn/partitions/0/trim", {"before": 120})["log_start_offset"],
-        "every replica holds what is trimmed",
-    )
-    assert 0 < trimmed <= 120
-    victim_id = agent_id(victim.url)
-    victim.signal(signal.SIGKILL)
-    wait_until(lambda: not victim.is_alive(), "the victim is gone")
-    shutil.rmtree(pathlib.Path(agents.directory) / "data" / victim.name)
-    newcomer = agents.add("turbot")
-    wait_until(
-        lambda: agent_id(newcomer.url) in voters(url, "worn") and victim_id not in voters(url, "worn"),
-        "the new agent votes in the dead one's place",
-    )
-    fill(url, "worn", 200, 10)
-    wait_until(
-        lambda: numbers_at(newcomer.url, "worn", trimmed) == list(range(trimmed, 210)),
-        "the new replica serves everything from the trimmed head on",
-    )
-
-
 def flip(data: pathlib.Path, topic_id: str, number: int) -> None:
     """One bit in the middle of the batch that holds a record, in the files of an agent."""
     mark = f"{number} {VALUE[:50]}".encode()
@@ -107,48 +75,88 @@ def damaged(url: str) -> list[Any]:
     return list(local.get(url, "/v1/agent")["damage"])
 
 
-def test_flipped_bits_are_mended_and_a_lost_majority_is_recovered_by_force(
-    start_cluster: Callable[..., Any],
-) -> None:
-    """Bits flip in what an agent needs at its start and in what it reads later: it has the exact records
-    again soon. Then two of three agents are destroyed: the third refuses to go on until it is told twice,
-    and then has everything, takes more, and gives it to a new agent."""
-    agents = start_cluster()
-    survivor, second, third = agents.agents
-    url = survivor.url
-    settings = {"partitions": 1, "replication_factor": 3, "segment": {"bytes": SEGMENT_BYTES}}
-    topic_id = ask("PUT", f"{url}/v1/topics/hurt", settings)["id"]
-    wait_until(lambda: len(leaders(url, "hurt")) == 1, "the partition is led")
-    fill(url, "hurt", 0, 80)
-    data = pathlib.Path(agents.directory) / "data"
-    everything = list(range(80))
-    wait_until(lambda: numbers_at(survivor.url, "hurt", 0) == everything, "the survivor has caught up")
-    second.signal(signal.SIGKILL)
-    wait_until(lambda: not second.is_alive(), "the second agent is gone")
-    for number in (5, 40, 68):  # a sealed segment, and the one that is folded at the start
-        flip(data / second.name, topic_id, number)
-    agents.restart(second)
-    second = agents.agents[1]
-    wait_until(lambda: numbers_at(second.url, "hurt", 70) == everything[70:], "its end is mended")
-    wait_until(lambda: numbers_at(second.url, "hurt", 0) == everything, "what a read meets is mended")
-    assert damaged(second.url) == []
-    assert "mended" in pathlib.Path(second.log).read_text()
-    for agent in (second, third):
-        agent.signal(signal.SIGKILL)
-    wait_until(lambda: not (second.is_alive() or third.is_alive()), "two of three are gone")
-    for agent in (second, third):
-        shutil.rmtree(data / agent.name)
+def mend(agents: Any, victim: Any, topic_id: str, everything: list[int]) -> None:
+    """Bits flip in the files of an agent that is down: in what it needs at its start, and in a sealed segment
+    that nobody reads before it is asked to. It has the exact records again soon, and serves nothing wrong."""
+    victim.signal(signal.SIGKILL)
+    wait_until(lambda: not victim.is_alive(), "the agent is gone")
+    for number in (5, 40, everything[-12]):
+        flip(pathlib.Path(agents.directory) / "data" / victim.name, topic_id, number)
+    place = agents.agents.index(victim)
+    agents.restart(victim)
+    victim = agents.agents[place]
+    end = everything[-10:]
+    wait_until(lambda: numbers_at(victim.url, TOPIC, end[0]) == end, "its end is mended")
+    wait_until(lambda: numbers_at(victim.url, TOPIC, 0) == everything, "what a read meets is mended")
+    assert damaged(victim.url) == []
+    assert "mended" in pathlib.Path(victim.log).read_text()
+
+
+def destroy(agents: Any, *victims: Any) -> None:
+    """kill -9, and the disks are gone."""
+    for victim in victims:
+        victim.signal(signal.SIGKILL)
+    wait_until(lambda: not any(victim.is_alive() for victim in victims), "they are gone")
+    for victim in victims:
+        shutil.rmtree(pathlib.Path(agents.directory) / "data" / victim.name)
+
+
+def recover(url: str) -> None:
+    """Catalog and topic go on at the survivor, once that is said twice."""
     command = ("partition", "recover", "_catalog", "0", "--agent", url, "--unsafe")
     assert run_shoal(*command).returncode != 0
     wait_until(
         lambda: run_shoal(*command, "--yes-i-accept-data-loss").returncode == 0,
         "the catalog is recovered once nobody else leads it",
     )
-    accepted = {"topic": "hurt", "partition": 0, "accept_data_loss": True}
+    accepted = {"topic": TOPIC, "partition": 0, "accept_data_loss": True}
     wait_until(lambda: ask("POST", f"{url}/v1/agent/recover", accepted)["lost"], "and so is the topic")
-    wait_until(lambda: leaders(url, "hurt").get(0) == url, "the survivor leads")
-    fill(url, "hurt", 80, 10)
-    assert numbers_at(url, "hurt", 0) == list(range(90))
+    wait_until(lambda: leaders(url, TOPIC).get(0) == url, "the survivor leads")
+
+
+def test_bits_heads_disks_and_majorities_are_lost(
+    start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One topic through all of it. Flipped bits are mended from peers. The head of the log is trimmed, an
+    agent destroyed: a new one gets a copy and votes in its place. Two of three are destroyed: the third
+    refuses to go on until it is told twice, and then has everything, takes more, and gives it to a new
+    agent."""
+    monkeypatch.setenv("SHOAL_REPLACE_AFTER", "1s")
+    agents = start_cluster()
+    survivor, second, third = agents.agents
+    url = survivor.url
+    settings = {"partitions": 1, "replication_factor": 3, "segment": {"bytes": SEGMENT_BYTES}}
+    topic_id = ask("PUT", f"{url}/v1/topics/{TOPIC}", settings)["id"]
+    wait_until(lambda: len(leaders(url, TOPIC)) == 1, "the partition is led")
+    fill(url, TOPIC, 0, 120)
+    wait_until(lambda: numbers_at(second.url, TOPIC, 0) == list(range(120)), "the second has caught up")
+    mend(agents, second, topic_id, list(range(120)))
+
+    trimmed = wait_until(
+        lambda: ask("POST", f"{url}/v1/topics/{TOPIC}/partitions/0/trim", {"before": 70})["log_start_offset"],
+        "every replica holds what is trimmed",
+    )
+    assert 0 < trimmed <= 70
+    third_id = agent_id(third.url)
+    destroy(agents, third)
     newcomer = agents.add("turbot")
-    wait_until(lambda: agent_id(newcomer.url) in voters(url, "hurt"), "a new agent votes")
-    wait_until(lambda: numbers_at(newcomer.url, "hurt", 0) == list(range(90)), "and has everything")
+    wait_until(
+        lambda: agent_id(newcomer.url) in voters(url, TOPIC) and third_id not in voters(url, TOPIC),
+        "the new agent votes in the dead one's place",
+    )
+    fill(url, TOPIC, 120, 10)
+    wait_until(
+        lambda: numbers_at(newcomer.url, TOPIC, trimmed) == list(range(trimmed, 130)),
+        "the new replica serves everything from the trimmed head on",
+    )
+
+    wait_until(
+        lambda: numbers_at(url, TOPIC, trimmed) == list(range(trimmed, 130)), "and so does the old one"
+    )
+    destroy(agents, agents.agents[1], newcomer)
+    recover(url)
+    fill(url, TOPIC, 130, 10)
+    assert numbers_at(url, TOPIC, trimmed) == list(range(trimmed, 140))
+    last = agents.add("brill")
+    wait_until(lambda: agent_id(last.url) in voters(url, TOPIC), "a new agent votes")
+    wait_until(lambda: numbers_at(last.url, TOPIC, trimmed) == list(range(trimmed, 140)), "and has it all")
