@@ -29,18 +29,26 @@ OURS = tuple(f"ours-{number}" for number in range(SIZE))
 SERFS = tuple(f"serf-{number}" for number in range(SIZE))
 TURN_S = 0.05
 QUERY_TIMEOUT_MS = 1_000
+STALL_MS = 700  # a whole probe of ours, from the ping to the suspicion: nobody here answers meanwhile
 LIMIT_S = 30.0  # whoever missed a piece of gossip hears it by the next push/pull, after 15 s
 ACCUSATION = re.compile(r"memberlist: (?:Suspect|Marking) (\S+) (?:has|as) failed")
 
 
 @dataclass
 class Report:
-    """What happened: done counts kinds of load, heard the kinds of our members' events, accused who was
-    suspected, by whom."""
+    """What happened: done counts kinds of load, heard the kinds of our members' events, accused says by whom
+    and who was suspected. `longest_stall_ms`: this process, in which all of ours live, did not get to run for
+    so long; whoever pings it meanwhile gets no answer, and that is no false suspicion.
+    """
 
     done: Counter[str] = field(default_factory=Counter)
     heard: Counter[str] = field(default_factory=Counter)
     accused: list[tuple[str, str]] = field(default_factory=list)
+    longest_stall_ms: int = 0
+
+    def falsely_accused(self) -> list[tuple[str, str]]:
+        """Accusations of members that could have answered."""
+        return [] if self.longest_stall_ms >= STALL_MS else sorted(set(self.accused))
 
 
 class MixedPool:
@@ -134,7 +142,19 @@ class MixedPool:
                 self.report.done[task.__name__.strip("_")] += 1
                 await asyncio.sleep(TURN_S * self._rng.uniform(0.5, 1.5))
 
-        await asyncio.gather(*(repeat(task) for task in work))
+        meter = asyncio.create_task(self._measure_stalls())
+        try:
+            await asyncio.gather(*(repeat(task) for task in work))
+        finally:
+            meter.cancel()
+
+    async def _measure_stalls(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(0.02)
+            stall_ms = int(1_000 * (loop.time() - before_s - 0.02))
+            self.report.longest_stall_ms = max(self.report.longest_stall_ms, stall_ms)
 
     def _any_ours(self) -> Membership:
         return self._rng.choice(list(self.ours.values()))

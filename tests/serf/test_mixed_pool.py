@@ -23,14 +23,14 @@ async def test_three_and_three_under_load(tmp_path: Path) -> None:
     async with mixed_pool(tmp_path, 1) as pool:
         await pool.load(LOAD_SECONDS)
         pool.look_at_logs()
-        assert pool.report.accused == []
+        assert pool.report.falsely_accused() == []
         assert all(
             seen == dict.fromkeys((*OURS, *SERFS), "alive") for seen in (await pool.statuses()).values()
         )
         assert len(pool.report.done) >= 10, pool.report.done  # every kind of load, and answers either way
         await lose_and_find(pool)
         pool.look_at_logs()
-        assert {accused for _, accused in pool.report.accused} <= {OURS[2], SERFS[2]}
+        assert {accused for _, accused in pool.report.falsely_accused()} <= {OURS[2], SERFS[2]}
 
 
 VERSIONS = [
