@@ -27,6 +27,7 @@ from shoal.agent.links import Links
 from shoal.agent.mending import Mender
 from shoal.agent.opening import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition import GroupState
+from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.peer_wire import (
     FrameType,
     PeerWireError,
@@ -39,7 +40,7 @@ from shoal.agent.reading import Fetch, Offsets, Reader
 from shoal.agent.recovering import Recovery
 from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
-from shoal.agent.retention import ClockWatch, Retention
+from shoal.agent.retention import Retention
 from shoal.agent.shipping import Shipper
 from shoal.agent.silence import Silence
 from shoal.agent.trimming import Trimmer
@@ -111,7 +112,7 @@ class Host:
         self._log_config = log_config
         self._on_change = on_change
         self._retention_interval_ms = retention_interval_ms
-        self._clock_watch = ClockWatch(clock.now_us(), clock.now_ms())
+        self._clocks = PeerClocks(links, clock, agent_id, self.led_replicas, retention_interval_ms)
         self._groups: dict[GroupId, _Group] = {}
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
@@ -210,7 +211,7 @@ class Host:
             Appender(replica),
             Reader(replica, lambda: self.schedule(replica)),
             applier,
-            Trimmer(replica, plan.retention, self._clock_watch),
+            Trimmer(replica, plan.retention, self._clocks),
             plan,
             machine,
         )
@@ -510,6 +511,7 @@ class Host:
         self._side(self._silence.run())
         self._side(self._watch_free_space())
         self._side(self._watch_retention())
+        self._side(self._clocks.run())
         self._side(self._shipper.run())
         try:
             await self._turns.run()

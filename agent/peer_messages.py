@@ -39,6 +39,7 @@ class PeerMessage(IntEnum):
     ENTRY = 74  # request: an entry, damaged at the asker's, by index and term -> its frame, or why not
     GROUP_POSITION = 76  # request: group -> where the log of a working replica ends
     GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
+    CLOCK = 77  # request -> the receiver's wall clock, microseconds since the epoch
 
 
 def encode_version(version: int) -> bytes:

@@ -10,7 +10,7 @@ without it, and it needs whole segments then.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from shoal.batch import LogIndex
 
 LAGGARD_PATIENCE = 2  # times what retention allows, held for a replica that lags
 MAX_CLOCK_JUMP_US = 60_000_000  # safety 17: over a minute, and no age is believed
+MAX_OPINION_AGE_MS = 60_000  # what a peer's clock said counts so long; it is asked again at half of that
 
 _TRIM = struct.Struct("<4sHHq")
 _MAGIC = b"SHTR"
@@ -109,6 +110,34 @@ class ClockWatch:
 
     def agrees(self, wall_us: int, monotonic_ms: int) -> bool:
         return abs(wall_us - monotonic_ms * 1000 - self._difference_us) <= MAX_CLOCK_JUMP_US
+
+
+class PeerDifferences:
+    """How far the wall clocks of other agents are from this one's, as each was asked last."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def note(self, agent_id: str, difference_us: int, now_ms: int) -> None:
+        """The agent's clock was so far ahead of ours at `now_ms` of the monotonic clock."""
+        self._found[agent_id] = difference_us, now_ms
+
+    def is_fresh(self, agent_id: str, now_ms: int) -> bool:
+        found = self._found.get(agent_id)
+        return found is not None and now_ms - found[1] <= MAX_OPINION_AGE_MS
+
+    def majority_agrees(self, own_id: str, voters: Sequence[str], now_ms: int) -> bool:
+        """Whether this agent and those voters that were heard lately, and are at most a minute off, are a
+        majority of the voters. Who was not heard agrees with nobody."""
+        agreeing = sum(voter == own_id or self._agrees(voter, now_ms) for voter in voters)
+        return 2 * agreeing > len(voters)
+
+    def _agrees(self, agent_id: str, now_ms: int) -> bool:
+        return self.is_fresh(agent_id, now_ms) and abs(self._found[agent_id][0]) <= MAX_CLOCK_JUMP_US
+
+    def keep_only(self, agent_ids: Collection[str]) -> None:
+        """Forget everybody else."""
+        self._found = {name: found for name, found in self._found.items() if name in agent_ids}
 
 
 def encode_trim(before_index: LogIndex) -> bytes:

@@ -8,8 +8,9 @@ dropped. Files go behind the log's own writes.
 import asyncio
 import logging
 
+from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.replica import Replica
-from shoal.agent.retention import ClockWatch, Retention, droppable, encode_trim
+from shoal.agent.retention import Retention, droppable, encode_trim
 from shoal.batch import Kind, LogIndex, Offset
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import LogClosed, StoreError
@@ -20,10 +21,10 @@ logger = logging.getLogger(__name__)
 class Trimmer:
     """One per replica. `check` is called from time to time; commits are heard of by themselves."""
 
-    def __init__(self, replica: Replica, retention: Retention, watch: ClockWatch) -> None:
+    def __init__(self, replica: Replica, retention: Retention, clocks: PeerClocks) -> None:
         self._replica = replica
         self.retention = retention
-        self._watch = watch
+        self._clocks = clocks
         self._removals: set[asyncio.Task[None]] = set()
         self._stopped = False
         replica.on_commit.append(self._apply)
@@ -75,7 +76,7 @@ class Trimmer:
         spans = replica.log.spans()
         if not spans:
             return
-        now_us = self._believed_now_us()
+        now_us = self._clocks.believed_now_us(replica)
         if retention.should_roll(spans[-1], now_us):
             replica.roll()
         if retention.is_unlimited:
@@ -88,11 +89,6 @@ class Trimmer:
         )
         if before is not None and before > replica.state.trim_asked:
             replica.propose_control(Kind.TRIM, encode_trim(before))
-
-    def _believed_now_us(self) -> int | None:
-        clock = self._replica.host.clock
-        now_us = clock.now_us()
-        return now_us if self._watch.agrees(now_us, clock.now_ms()) else None
 
     def _held_index(self) -> LogIndex:
         """The last entry that every replica is known to hold."""

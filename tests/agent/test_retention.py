@@ -1,6 +1,7 @@
 """Retention: what may go, as a pure question; and logs that lose their head while they are used."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.retention import ClockWatch, Retention, RetentionError, decode_trim, droppable, encode_trim
+from shoal.agent.retention import (
+    ClockWatch,
+    PeerDifferences,
+    Retention,
+    RetentionError,
+    decode_trim,
+    droppable,
+    encode_trim,
+)
 from shoal.agent.waiting import Appended
 from shoal.batch import LogIndex, Offset, ProducerStamp, producer_id_from_text
 from shoal.errors import ShoalError
@@ -101,6 +110,22 @@ class TestPure:
         assert not watch.agrees(NOW_US, 5_000 + 61_000)
         assert watch.agrees(NOW_US + 3600 * SECOND_US, 5_000 + 3_600_000)
 
+    def test_who_was_not_heard_lately_agrees_with_nobody(self) -> None:
+        """A majority of the voters, counting oneself: at most a minute off, heard within the minute."""
+        clocks = PeerDifferences()
+        assert clocks.majority_agrees("a", ["a"], 0)
+        assert not clocks.majority_agrees("a", ["a", "b"], 0)
+        assert not clocks.majority_agrees("a", ["a", "b", "c"], 0)
+        clocks.note("b", -60_000_000, 1_000)
+        clocks.note("c", 60_000_001, 1_000)
+        assert clocks.majority_agrees("a", ["a", "b", "c"], 61_000)
+        assert not clocks.majority_agrees("a", ["a", "b", "c"], 61_001)
+        assert not clocks.majority_agrees("a", ["a", "c"], 2_000)
+        assert not clocks.majority_agrees("a", ["a", "b", "c", "d"], 2_000)
+        assert not clocks.majority_agrees("x", ["a", "b", "c"], 2_000)
+        clocks.keep_only({"c"})
+        assert not clocks.is_fresh("b", 2_000)
+
     def test_trim_entries(self) -> None:
         """There and back; anything else is the one error."""
         assert decode_trim(encode_trim(LogIndex(7))) == 7
@@ -183,6 +208,53 @@ async def test_ages_count_from_append_times_and_idle_logs_empty(tmp_path: Path) 
         await until(lambda: _start(node) == 5)
         assert (await cluster.append("x")).base_offset == 5
         assert await read_values(node) == ["x"]
+
+
+def _shift(node: Node, seconds: int) -> None:
+    """The node's wall clock is off by so much, and has been since it started."""
+    clock = node.host.clock
+    clock.now_us = lambda: time.time_ns() // 1_000 + seconds * 1_000_000  # type: ignore[method-assign]
+    node.host._clocks._watch = ClockWatch(clock.now_us(), clock.now_ms())
+
+
+async def test_ages_count_across_restarts(tmp_path: Path) -> None:
+    """Batches appended two hours ago by the log's own account are too old for one hour in a process that has
+    just begun, whatever the files' times say; younger ones stay."""
+    async with Cluster(str(tmp_path), 1, log_config=TINY) as cluster:
+        node = cluster.nodes[0]
+        _shift(node, -7200)
+        await _fill(cluster, 5)
+        _shift(node, -60)
+        node.host.replica(GROUP).roll()
+        await _fill(cluster, 2, 5)
+        await _open(cluster, Retention(age_ms=3_600_000))
+        await until(lambda: _start(node) == 5)
+        assert len(await read_values(node)) == 2
+        assert (
+            node.host.replica(GROUP).log.spans()[0].first_append_time_us
+            < time.time_ns() // 1_000 - 59_000_000
+        )
+
+
+async def test_a_leader_whose_clock_a_majority_does_not_share_trims_nothing_by_age(tmp_path: Path) -> None:
+    """Two days ahead, nothing goes that is an hour young; once a majority has the same time, it does."""
+    async with Cluster(str(tmp_path), 3, log_config=TINY) as cluster:
+        await _open(cluster, Retention(age_ms=3_600_000))
+        await _fill(cluster, 3)
+        leader = await cluster.leader()
+        others = [node for node in cluster.nodes if node is not leader]
+        replica = leader.host.replica(GROUP)
+        await until(lambda: leader.host._clocks.believed_now_us(replica) is not None)
+        _shift(leader, 2 * 86_400)
+        leader.host._clocks._asked.clear()
+        await until(lambda: leader.host._clocks.believed_now_us(replica) is None)
+        await asyncio.sleep(0.3)
+        assert leader.leads
+        assert [_start(node) for node in cluster.nodes] == [0, 0, 0]
+        _shift(others[0], 2 * 86_400)
+        leader.host._clocks._asked.clear()
+        for node in cluster.nodes:
+            await until(lambda node=node: _start(node) == 3)
 
 
 async def test_a_follower_that_lags_still_gets_what_it_lacks(tmp_path: Path) -> None:
