@@ -29,6 +29,11 @@ COLLECTED_OBJECTS = 10_000
 would have tens of them a second look at the same requests in flight."""
 
 
+WeightOption = Annotated[
+    int | None, typer.Option("--weight", metavar="N", help="Its share of the replicas; default 100.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `shoal`."""
     app.command(
@@ -72,10 +77,7 @@ def agent(
         str | None,
         typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
     ] = None,
-    weight: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Its share of the replicas beside others; default 100."),
-    ] = None,
+    weight: WeightOption = None,
     replace_after: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
