@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from shoal.batch import Frame, LogIndex, Term
 from shoal.segment_store.damage import DamagedRange
-from shoal.segment_store.errors import ChainBroken, Damaged, disk_fault
+from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, disk_fault
 from shoal.segment_store.index import Entry, SegmentIndex, entry_of
 from shoal.segment_store.log import PartitionLog
 from shoal.segment_store.recovery import Chain, chain_problem, follow_chain
@@ -39,6 +39,8 @@ async def mend_entries(log: PartitionLog, frames: Sequence[Frame]) -> None:
         async with segment.files.open_files.pin(segment.path) as file:
             await file.write_and_sync(start, b"".join([frame.data for frame in frames]))
         await _correct_index(segment, known, frames)
+    except FileNotFoundError as error:  # trimmed meanwhile: a fault of nobody's disk
+        raise OffsetOutOfRange(first, log.first_index, log.last_index + 1) from error
     except OSError as error:
         raise disk_fault(error, segment.path) from error
 
@@ -98,6 +100,8 @@ async def mend_frame(log: PartitionLog, item: DamagedRange) -> None:
                 last, term = segment.last_index, segment.index.entry(segment.last_index).term
                 end = segment.planned_end
                 await file.write_and_sync(end, segment.trailer(last, term, end, last))
+    except FileNotFoundError as error:
+        raise OffsetOutOfRange(item.first_index, log.first_index, log.last_index + 1) from error
     except OSError as error:
         raise disk_fault(error, segment.path) from error
 

@@ -10,7 +10,7 @@ from store_frames import IDENTITY, SMALL, next_frame
 
 from shoal.batch import DEFAULT_SCHEMA, Frame, LogIndex
 from shoal.segment_store import PartitionLog
-from shoal.segment_store.errors import ChainBroken
+from shoal.segment_store.errors import ChainBroken, OffsetOutOfRange
 from shoal.segment_store.index import decode_index_file
 from shoal.segment_store.memory_disk import MemoryDisk
 from shoal.segment_store.mending import mend_entries, mend_frame
@@ -79,6 +79,19 @@ async def test_what_is_not_missing_there_is_refused() -> None:
     assert await log.verify() == []
     await log.close()
     await theirs.close()
+
+
+async def test_a_segment_that_goes_meanwhile_is_no_fault_of_the_disk() -> None:
+    """A trim may take the file between the question and the answer; the log goes on."""
+    disk = MemoryDisk(random.Random(5))
+    log, frames = await filled(disk)
+    segment = log.segment_of(LogIndex(2))
+    await segment.files.open_files.forget(segment.path)
+    await disk.unlink(segment.path)
+    with pytest.raises(OffsetOutOfRange):
+        await mend_entries(log, frames[1:2])
+    await log.append([next_frame(log, 1)])
+    await log.close()
 
 
 @pytest.mark.parametrize("damaged", [(18,), (18, 19), (18, 19, 20), (17, 18)])
