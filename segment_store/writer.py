@@ -170,6 +170,11 @@ class Writer:
             self._reserving = None
             self._rest()
 
+    async def _wait_for_reserve(self) -> None:
+        """A file that is about to be sealed, cut or removed must not grow behind our back."""
+        if self._reserving is not None:
+            await asyncio.wait([self._reserving])
+
     def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
         self._is_writing = False
         if error is not None:
@@ -218,6 +223,7 @@ class Writer:
                 self._queue.extendleft(reversed(group))  # the fault is answered to them first
                 raise
             return
+        await self._wait_for_reserve()
         if isinstance(work, Roll):
             await self._roll(work)
         elif isinstance(work, Trim):
@@ -417,6 +423,7 @@ class Writer:
         logger.warning("appends refused: %s", refusal)
         refused: list[Append] = []
         try:
+            await self._wait_for_reserve()
             await self._spares.drop()
             await self._refuse_queued(refused)
             await self._drop_empty_active()

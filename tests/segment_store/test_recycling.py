@@ -296,3 +296,43 @@ async def test_a_sealed_recycled_segment_opens_as_it_lies(tmp_path: Path) -> Non
     table = pa.ipc.open_stream(path).read_all()
     assert table.num_rows == FRAMES_PER_SEGMENT - 3
     assert set(table["value"].to_pylist()) == {bytes([77]) * 5000}
+
+
+class _SlowToGrow(MemoryDisk):
+    """Takes much longer to allocate blocks than for anything else."""
+
+    async def begin(self, operation: str, path: str) -> None:
+        for _ in range(60 if operation == "allocate" else 0):
+            await asyncio.sleep(0)
+        await super().begin(operation, path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_files_do_not_grow_behind_a_seal(seed: int) -> None:
+    """Blocks are reserved while a write runs; whatever comes next, roll, truncation, trim or a full disk,
+    they are counted once, and with the log's end not at all."""
+    disk = _SlowToGrow(random.Random(seed))
+    shared = SharedFiles(disk)
+    config = dataclasses.replace(SMALL, segment_bytes=2**20, max_allocation_step_bytes=128 * 1024)
+    log = await open_log(disk, config=config, shared=shared)
+    reserved = 0
+    for number in range(24):
+        frame = next_frame(log, value_bytes=40_000, first_of_segment=number % 5 == 4)
+        await log.append([frame])
+        reserved += log._writer._reserving is not None
+        if number % 7 == 6:
+            await log.truncate_suffix(log.last_index)
+        if log._writer._reserving is not None and number % 5 < 3:  # all of a segment
+            await log.truncate_suffix(log.spans()[-1].first_index)
+        if number == 15:
+            disk.faults.append(Fault("write", errno.ENOSPC, ".arrows"))
+            with pytest.raises(DiskFull):
+                await log.append([next_frame(log, value_bytes=40_000)])
+        if number == 20:
+            await _trim(log, 2)
+    assert reserved >= 4
+    held = [segment for segment in log._segments if segment.unused_bytes]
+    assert sum(segment.unused_bytes for segment in held) == shared.reserved.unused_bytes
+    await log.close()
+    assert shared.reserved.unused_bytes == 0
+    assert shared.spare_budget.used_bytes == 0
