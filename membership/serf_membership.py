@@ -119,6 +119,8 @@ class SerfMembership:
         self._tags: dict[str, str] = {}
         self._since = ""
         self._news = asyncio.Event()
+        self._tags_changed = asyncio.Event()
+        self._fetching = asyncio.Lock()
         self._sends: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._last_conflict_s = float("-inf")
@@ -158,7 +160,13 @@ class SerfMembership:
         except BaseException:
             await self._client.stop()
             raise
-        work = (self._listen(), self._keep_list(), self._keep_sending(), self._watch.run())
+        work = (
+            self._listen(),
+            self._keep_list(),
+            self._keep_tags(),
+            self._keep_sending(),
+            self._watch.run(),
+        )
         self._tasks = [asyncio.create_task(each, name="serf membership") for each in work]
         for task in self._tasks:
             task.add_done_callback(_look_at_end)
@@ -230,6 +238,10 @@ class SerfMembership:
 
     async def _fetch(self) -> None:
         """The list as the Serf agent has it now; differences become events."""
+        async with self._fetching:  # an older answer must not come after a newer one
+            await self._fetch_once()
+
+    async def _fetch_once(self) -> None:
         found = await self._client.members()
         now_ms = int(time.time() * 1_000)
         nodes = {}
@@ -276,16 +288,23 @@ class SerfMembership:
                 self._call(self._on_event, MemberEvent("conflict", as_agent(node)))
 
     async def _keep_list(self) -> None:
-        last = ""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.refresh_interval_ms / 1_000):
-                    await self._news.wait()
-            self._news.clear()
+            await _wait(self._news, self._settings.refresh_interval_ms)
             try:
                 await self._fetch()
+            except RpcError as error:
+                logger.debug("the Serf agent's list cannot be had: %s", error)
+                await asyncio.sleep(RETRY_INTERVAL_MS / 1_000)
+
+    async def _keep_tags(self) -> None:
+        """Beside the list: the Serf agent answers only when its news was told, which may take seconds."""
+        last = ""
+        while True:
+            await _wait(self._tags_changed, self._settings.refresh_interval_ms)
+            try:
                 if not self._is_taken_over() and self._told_tags() != self._tags:
                     await self._tell_tags()
+                    await self._fetch()
             except RpcError as error:
                 level = logging.WARNING if error.reason == "refused" and str(error) != last else logging.DEBUG
                 logger.log(level, "the Serf agent does not do as it is asked: %s", error.detail)
@@ -354,7 +373,7 @@ class SerfMembership:
         if TAG_LEFT in self._tags:
             complete[TAG_LEFT] = self._tags[TAG_LEFT]
         self._tags = complete
-        self._news.set()
+        self._tags_changed.set()
 
     def _complete(self, tags: Mapping[str, str]) -> dict[str, str]:
         return {**tags, TAG_AGENT: self.local_name, TAG_SINCE: self._since}
@@ -457,6 +476,14 @@ class SerfMembership:
 
     def _living_agents(self) -> frozenset[str]:
         return living_agents(self._nodes.values()) - {self.local_name}
+
+
+async def _wait(event: asyncio.Event, longest_ms: int) -> None:
+    """Until it is set, or for so long; then it is clear again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_ms / 1_000):
+            await event.wait()
+    event.clear()
 
 
 def _look_at_end(task: asyncio.Task[None]) -> None:
