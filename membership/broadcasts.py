@@ -76,8 +76,13 @@ class BroadcastQueue:
             self._subjects[subject] = broadcast
         return broadcast
 
-    def take(self, budget_bytes: int, limit: int, max_parts: int) -> tuple[list[bytes], int]:
-        """Messages that fit into the budget, each counted as told once, and the bytes they use of it."""
+    def take(
+        self, budget_bytes: int, limit: int, max_parts: int, *, counted: bool = True
+    ) -> tuple[list[bytes], int]:
+        """Messages that fit into the budget, each counted as told once, and the bytes they use of it.
+
+        Not `counted`: the receiver probably hears nothing, and has no share in how often news is told.
+        """
         taken: list[Broadcast] = []
         used_bytes = 0
         for _, broadcast in self._sorted[:MAX_LOOKED_AT]:
@@ -87,7 +92,7 @@ class BroadcastQueue:
             if used_bytes + cost_bytes <= budget_bytes:
                 taken.append(broadcast)
                 used_bytes += cost_bytes
-        for broadcast in taken:
+        for broadcast in taken if counted else ():
             self._remove(broadcast)
             broadcast.told += 1
             if broadcast.told >= limit:

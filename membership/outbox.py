@@ -35,27 +35,27 @@ class Outbox:
         """Messages still to be told."""
         return len(self.own) + len(self.intents) + len(self.queries) + len(self.events)
 
-    def send(self, receiver: Endpoint, *messages: Message) -> None:
-        """A packet of these messages, filled up with news."""
+    def send(self, receiver: Endpoint, *messages: Message, counted: bool = True) -> None:
+        """A packet of these messages, filled up with news; `counted` as BroadcastQueue has it."""
         parts = [encode_message(message) for message in messages]
         used_bytes = sum(len(part) + PART_OVERHEAD_BYTES for part in parts) + COMPOUND_OVERHEAD_BYTES
-        self._put(
-            receiver, parts + self._news(self._packet_bytes - used_bytes, MAX_PARTS - len(parts)), False
-        )
+        news = self._news(self._packet_bytes - used_bytes, MAX_PARTS - len(parts), counted)
+        self._put(receiver, parts + news, False)
 
-    def gossip(self, receiver: Endpoint, *, checksum: bool) -> bool:
+    def gossip(self, receiver: Endpoint, *, checksum: bool, counted: bool = True) -> bool:
         """A packet of news alone; False when there is none left to tell."""
-        parts = self._news(self._packet_bytes - COMPOUND_OVERHEAD_BYTES, MAX_PARTS)
+        parts = self._news(self._packet_bytes - COMPOUND_OVERHEAD_BYTES, MAX_PARTS, counted)
         if parts:
             self._put(receiver, parts, checksum)
         return bool(parts)
 
-    def _news(self, budget_bytes: int, max_parts: int) -> list[bytes]:
+    def _news(self, budget_bytes: int, max_parts: int, counted: bool) -> list[bytes]:
         news: list[bytes] = []
         for queue in (self.own, self.intents, self.queries, self.events):
             if not len(queue):
                 continue
-            parts, used_bytes = queue.take(budget_bytes, self._limit(), max_parts - len(news))
+            room = max_parts - len(news)
+            parts, used_bytes = queue.take(budget_bytes, self._limit(), room, counted=counted)
             news += parts
             budget_bytes -= used_bytes
         return news

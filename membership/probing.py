@@ -121,7 +121,8 @@ class Prober:
         local = self._table.local
         ping = Ping(sequence, node.name, local.endpoint, local.name)
         if node.state == State.SUSPECT:  # tell it, so that it can refute at once
-            self._outbox.send(node.endpoint, ping, Suspect(node.incarnation, node.name, local.name))
+            suspicion = Suspect(node.incarnation, node.name, local.name)
+            self._outbox.send(node.endpoint, ping, suspicion, counted=False)
         else:
             self._outbox.send(node.endpoint, ping)
 

@@ -215,9 +215,18 @@ class SwimCore:
                 node.state == State.DEAD and node.changed_ms > horizon_ms
             )
 
-        for node in self.table.sample(self._rng, self._config.gossip_nodes, listens):
-            if not self.outbox.gossip(node.endpoint, checksum=node.protocol_max >= 5):
+        chosen = self.table.sample(self._rng, self._config.gossip_nodes, listens)
+        # In a small pool with some dead most of what is told would be told to the dead, and a confirmation
+        # that the others miss makes the next suspicion three times as long.
+        lonely = not any(node.state == State.ALIVE for node in chosen) and not self._others_are_alive()
+        for node in chosen:
+            counted = lonely or node.state == State.ALIVE
+            if not self.outbox.gossip(node.endpoint, checksum=node.protocol_max >= 5, counted=counted):
                 return
+
+    def _others_are_alive(self) -> bool:
+        local = self.table.local
+        return any(node.state == State.ALIVE for node in self.table if node is not local)
 
     # Claims
 

@@ -83,3 +83,12 @@ def test_a_subject_may_return_after_it_was_finished() -> None:
     assert not second.finished
     assert queue.take(100, 1, 255)[0] == [b"two"]
     assert len(queue) == 0
+
+
+def test_what_is_told_to_nobody_does_not_count() -> None:
+    """A packet to a node that is probably dead carries the news, and uses nothing of it up."""
+    queue = BroadcastQueue(1_000, 2)
+    queue.queue(b"news", "n1")
+    for _ in range(5):
+        assert queue.take(1_000, 2, 255, counted=False)[0] == [b"news"]
+    assert [queue.take(1_000, 2, 255)[0] for _ in range(3)] == [[b"news"], [b"news"], []]

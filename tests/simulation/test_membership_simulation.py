@@ -60,6 +60,24 @@ def test_a_death_is_seen_by_all_within_the_bound(
     assert shortest <= mean_ms <= shortest + 3 * expected_first_probe_ms(config)
 
 
+def test_the_few_who_are_left_see_the_next_death_as_soon() -> None:
+    """Five of eight die one after the other: what the rest say is not used up on the dead, who still get
+    gossip for a while, so that suspicions are confirmed and short."""
+    for seed in range(6):
+        pool = Pool(8, seed, profile=GossipConfig.lan, check_every=500, acquainted=True)
+        pool.run_for(1_000)
+        for victim in ("n3", "n4", "n5", "n6", "n7"):
+            pool.kill(victim)
+            survivors = len(pool.alive())
+
+            def is_seen(pool: Pool = pool, victim: str = victim, survivors: int = survivors) -> bool:
+                seen = [heard for heard in pool.heard if heard.kind is EventKind.FAILED]
+                return sum(heard.member == victim for heard in seen) >= survivors
+
+            pool.run_until(is_seen, 11_000)
+            pool.run_for(2_000 + pool.rng.randrange(2_000))
+
+
 def test_a_thousand_members_see_a_death_within_the_bound() -> None:
     """The time grows with the logarithm: 12 s of suspicion, then everybody within a quarter of a second."""
     run = run_death(1, 1_000, GossipConfig.lan)
@@ -142,7 +160,9 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "believes old claims": lambda patch: patch.setattr(
         swim, "judge_dead", lambda node, *_, **__: members.Verdict.ACCEPT if node else members.Verdict.IGNORE
     ),
-    "tells nothing on": lambda patch: patch.setattr(broadcasts.BroadcastQueue, "take", lambda *_: ([], 0)),
+    "tells nothing on": lambda patch: patch.setattr(
+        broadcasts.BroadcastQueue, "take", lambda *_, **__: ([], 0)
+    ),
     "takes silence for life": lambda patch: patch.setattr(
         probing.Prober, "_continue_probe", lambda self, _: setattr(self, "_probe", None)
     ),
