@@ -293,7 +293,7 @@ class Run:
         return clients
 
     async def _until_served(self) -> float:
-        """Seconds from when all agents are ready until each partition has taken an append begun after that."""
+        """Seconds from when all agents are ready until each partition took an append begun after that."""
         since_s = now_s()
         while True:
             served = {
