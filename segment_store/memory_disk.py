@@ -2,9 +2,10 @@
 rng.
 
 What a crash may do is what POSIX allows: every 512-byte sector written since its file's last completed sync
-is lost, kept, or kept in an older version, independently of every other; the file's length may be the old
-one; a name made, removed or changed since its directory's last sync may or may not be. A sync that fails
-forgets which sectors were dirty, as Linux does: what they held stays readable and is gone after a crash.
+is lost, kept, or kept in an older version, independently of every other; the file's length may be any it
+had since; a name made, removed or changed since its directory's last sync may or may not be. A sync that
+fails forgets which sectors were dirty, as Linux does: what they held stays readable and is gone after a
+crash.
 """
 
 import asyncio
@@ -34,12 +35,13 @@ DEFAULT_CAPACITY_BYTES = 2**30
 class _Inode:
     """A file's bytes: as programs see them, and as the disk would give them back."""
 
-    __slots__ = ("content", "dirty", "durable", "durable_size", "synced_write", "writes")
+    __slots__ = ("content", "dirty", "durable", "durable_size", "lengths", "synced_write", "writes")
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.durable: dict[int, bytes] = {}  # sector number -> what a power failure leaves; missing: zeros
         self.durable_size = 0
+        self.lengths: list[int] = []  # the file has had since it was made: a crash leaves one not yet synced
         # Sector number -> (number of the write, content) since the last sync, oldest first.
         self.dirty: dict[int, list[tuple[int, bytes]]] = {}
         self.writes = 0
@@ -48,8 +50,7 @@ class _Inode:
     def write(self, offset: int, data: bytes) -> None:
         self.writes += 1
         end = offset + len(data)
-        if end > len(self.content):
-            self.content.extend(bytes(end - len(self.content)))
+        self.grow(end)
         self.content[offset:end] = data
         for sector in range(offset // SECTOR_BYTES, -(-end // SECTOR_BYTES)):
             start = sector * SECTOR_BYTES
@@ -58,8 +59,16 @@ class _Inode:
             versions.append((self.writes, version))
             del versions[:-MAX_SECTOR_VERSIONS]
 
+    def grow(self, length: int) -> None:
+        """At least so long, with zeros."""
+        if length > len(self.content):
+            self.content.extend(bytes(length - len(self.content)))
+            self.lengths.append(length)
+
     def crash(self, rng: random.Random) -> None:
-        size = rng.choice((self.durable_size, len(self.content)))
+        unsynced = [length for length in self.lengths if length > self.durable_size]
+        size = rng.choice((self.durable_size, *unsynced))
+        self.lengths.clear()
         for sector, versions in sorted(self.dirty.items()):
             choice = rng.randrange(len(versions) + 1)
             if choice < len(versions):
@@ -384,6 +393,7 @@ class MemoryFile:
             else:
                 inode.dirty.pop(sector, None)
         inode.durable_size = max(inode.durable_size, size)
+        inode.lengths = [length for length in inode.lengths if length > inode.durable_size]
 
     async def write_and_sync(self, offset: int, data: Data) -> None:
         await self.write(offset, data)
@@ -403,8 +413,7 @@ class MemoryFile:
         self._check()
         self._disk.check_room(self._inode, length)
         await self._begin("allocate")
-        if length > len(self._inode.content):
-            self._inode.content.extend(bytes(length - len(self._inode.content)))
+        self._inode.grow(length)
 
     async def close(self) -> None:
         self._closed = True

@@ -282,6 +282,7 @@ class Server:
             content, dirty = node.inode.content, node.inode.dirty
             assert size == len(content) or size % SECTOR_BYTES == 0 or not dirty.get(size // SECTOR_BYTES)
             content[size:] = bytes(max(0, size - len(content)))
+            node.inode.lengths = [*(length for length in node.inode.lengths if length < size), size]
             for sector in [sector for sector in dirty if sector * SECTOR_BYTES >= size]:
                 del dirty[sector]
         return self.on_getattr(node, body)
@@ -312,8 +313,7 @@ class Server:
         _, offset, length, mode = struct.unpack_from("<QQQI", body)
         assert not mode
         self._check_room(node, offset + length)
-        content = node.inode.content
-        content.extend(bytes(max(0, offset + length - len(content))))
+        node.inode.grow(offset + length)
         return b""
 
     def on_sync(self, node: Node, body: bytes) -> bytes:
@@ -321,6 +321,7 @@ class Server:
             node.inode.durable[sector] = versions[-1][1]
         node.inode.dirty.clear()
         node.inode.durable_size = len(node.inode.content)
+        node.inode.lengths.clear()
         return b""
 
     def on_syncdir(self, node: Node, body: bytes) -> bytes:

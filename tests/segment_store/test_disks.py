@@ -398,6 +398,21 @@ class TestMemoryDisk(DiskSuite):
             assert len(set(content[:SECTOR_BYTES])) == 1
         assert outcomes == {(a, b) for a in (0, ord("n")) for b in (0, ord("n"))}
 
+    async def test_a_crash_leaves_any_length_since_the_last_sync(self, disk: MemoryDisk, root: str) -> None:
+        """The one that was synced, and each that writes and reservations made after it."""
+        lengths = set()
+        for seed in range(60):
+            file = await disk.open(f"{root}/l{seed}", create=True)
+            await file.write_and_sync(0, b"s" * 700)
+            await disk.sync_directory(root)
+            await file.write(700, b"u" * 900)
+            await file.allocate(4096)
+            disk.crash(random.Random(seed))
+            content = disk.content(f"{root}/l{seed}")
+            lengths.add(len(content))
+            assert content[:700] == b"s" * 700
+        assert lengths == {700, 1600, 4096}
+
     async def test_names_without_a_directory_sync_may_go(self, disk: MemoryDisk, root: str) -> None:
         """A file whose directory was not synced is there after some crashes and gone after others."""
         there = set()
