@@ -124,7 +124,7 @@ class Recovery:
             answer = await self._links.request(
                 agent_id, PeerMessage.GROUP_POSITION, group.to_bytes(), ASK_TIMEOUT_MS
             )
-            return _decode_position(answer)
+            return decode_position(answer)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
             logger.info("%s has no working replica of %s: %s", agent_id[:8], group, error)
             return None
@@ -200,7 +200,8 @@ def _position(replica: Replica) -> Position:
     )
 
 
-def _decode_position(payload: bytes) -> Position:
+def decode_position(payload: bytes) -> Position:
+    """Raises PeerMessageError."""
     if len(payload) != _POSITION.size:
         raise PeerMessageError(f"a position of {len(payload)} bytes")
     last_term, last_index, commit_index, end_offset = _POSITION.unpack(payload)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.agent.peer_messages import PeerMessage
-from shoal.batch import LogIndex
+from shoal.agent.segment_wire import EntryId, Held, decode_entry, encode_entry_wanted
+from shoal.batch import LogIndex, Term
 from shoal.errors import ShoalError
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.memory_disk import MemoryDisk
@@ -241,6 +242,32 @@ async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
         assert (await cluster.append("committed")).base_offset == COUNT
         await whole(cluster)
         assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
+
+
+async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() -> None:
+    """An entry of the present term may still come from its leader, who may count the asker's copy: not known.
+    One of an older term can only come with a newer one's: lacked. What is held is given, what is trimmed or
+    damaged is named so."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        node = next(n for n in cluster.nodes if n is not leader)
+        term, last = log_of(node).last_term, log_of(node).last_index
+        place = Place(disks[node.agent_id], node, index_of(node, 7))
+
+        async def ask(index: int, of_term: int) -> Held:
+            payload = encode_entry_wanted(GROUP, EntryId(LogIndex(index), Term(of_term)))
+            return decode_entry(await node.host.mender.on_entry("2" * 32, payload))[0]
+
+        assert await ask(last, term) is Held.HERE
+        assert await ask(last + 1, term) is Held.UNKNOWN
+        await leader.host.transfer_all(2_000)
+        await until(lambda: node.host.stored_term(GROUP) > term and same_ends(cluster))
+        assert await ask(log_of(node).last_index + 1, term) is Held.LACKS
+        assert await ask(last, term + 5) is Held.UNKNOWN
+        place.hit()
+        assert await ask(place.entry.index, term) is Held.DAMAGED
+        await whole(cluster)
 
 
 async def test_a_peers_wrong_bytes_are_not_taken() -> None:
