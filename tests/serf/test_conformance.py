@@ -164,6 +164,24 @@ async def test_an_older_process_gives_way_on_its_node(
         await older.stop()
 
 
+async def test_a_copy_behind_another_serf_agent_is_told(pool: HostedPool) -> None:
+    """Two nodes that speak for one agent: both hear of the conflict, and lists show the newer one under the
+    name, the other as the Serf agent it is."""
+    one, copy = await pool.pool_of("one", "two")
+    await copy.gossip.stop()
+    copy.name = "one"
+    await copy.attach()
+    for node in (one, copy):
+        events = node.events
+        await eventually(lambda events=events: ("conflict", "one") in events, "both hear of it")  # type: ignore[misc]
+        await eventually(
+            lambda node=node: node.statuses() == {"one": "alive", "host-of-one": "alive"},  # type: ignore[misc]
+            "the newer one has the name",
+        )
+    ports = {member.name: member.port for member in one.gossip.members()}
+    assert ports["one"] == copy.agent.port
+
+
 async def test_keys_are_changed_through_the_serf_agent(tmp_path: Path) -> None:
     """Listed, installed, used, removed in a sealed pool; refusals name the agent; one without says so."""
     first, second = bytes([1]) * 16, bytes([2]) * 16
