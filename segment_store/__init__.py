@@ -19,6 +19,7 @@ from shoal.segment_store.errors import (
     OffsetOutOfRange,
     Overloaded,
     StoreError,
+    WrongSchema,
 )
 from shoal.segment_store.lock import DirectoryLock
 from shoal.segment_store.log import LogStatistics, PartitionLog, SegmentSpan
@@ -44,5 +45,6 @@ __all__ = [
     "StoreError",
     "SyncFailed",
     "ThreadDisk",
+    "WrongSchema",
     "open_disk",
 ]

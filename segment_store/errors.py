@@ -85,6 +85,10 @@ class ForeignIdentity(StoreError):
     """The files belong to another cluster, topic or partition. Nothing was changed."""
 
 
+class WrongSchema(StoreError):
+    """The log on the disk has other columns than the ones it was opened with. Nothing was changed."""
+
+
 class ChainBroken(StoreError):
     """Frames offered to append do not continue the log (index, offset or previous term). Nothing was
     written."""

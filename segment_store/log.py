@@ -125,7 +125,8 @@ class PartitionLog:
         `start`'s: a copy of a log whose head was trimmed does not begin with entry 1. `shared`: with which
         other logs it shares its bounds on open files and spare ones; None: with none.
 
-        Raises Damaged when the log's numbers cannot be established, ForeignIdentity, DiskFull, DiskFailed.
+        Raises Damaged when the log's numbers cannot be established, ForeignIdentity, WrongSchema, DiskFull,
+        DiskFailed.
         Damage inside the log does not prevent opening: see `damage`, and reads around it work.
         """
         files = SegmentFiles(disk, directory, identity, schema, config, shared)

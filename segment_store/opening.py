@@ -20,7 +20,7 @@ from shoal.batch import (
     parse_frame,
 )
 from shoal.segment_store.disk import File
-from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, is_no_space
+from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, WrongSchema, is_no_space
 from shoal.segment_store.index import Entry, decode_index_file
 from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.layout import SegmentName, sort_directory
@@ -186,8 +186,9 @@ class _Scan:
 async def recover(files: SegmentFiles) -> Recovered:
     """Every segment of the directory (created when missing), ready to append to and to read.
 
-    Damaged when the log's numbers cannot be established; ForeignIdentity when the files are another log's.
-    Neither changes anything on the disk.
+    Damaged when the log's numbers cannot be established; ForeignIdentity when the files are another log's,
+    WrongSchema when they have other columns.
+    None of them changes anything on the disk.
     """
     await files.disk.make_directory(files.directory)
     names, orphans, spares = sort_directory(await files.disk.list(files.directory))
@@ -402,7 +403,7 @@ async def ends_cleanly(segment: Segment, file: File, chain: Chain, end: int) -> 
 async def _header_problem(segment: Segment, file: File) -> str | None:
     """None when the file opens with this log's header, which may be longer or shorter than the one we would
     write (another version of Arrow). Whether one that does not verify is damaged or foreign, the frames
-    decide."""
+    decide. Raises WrongSchema."""
     if await file.read(0, len(segment.header)) == segment.header:
         return None
     data = await file.read(0, MAX_HEADER_BYTES)
@@ -414,6 +415,10 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
     stamp = frame.stamp
     if (stamp.kind, stamp.index, stamp.base_offset) != (Kind.SCHEMA, *segment.name):
         return "the header is another segment's"
+    stored = decode_stream(bytes(frame.data))[0]
+    if not stored.equals(segment.files.schema, check_metadata=False):
+        problem = f"it holds the columns {stored.names}, not {segment.files.schema.names}"
+        raise WrongSchema(f"{segment.path}: {problem}, or they are of other types")
     segment.header = bytes(frame.data)
     segment.planned_end = len(frame.data)
     return None

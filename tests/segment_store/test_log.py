@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
-from shoal.batch import LogIdentity
+from shoal.batch import DEFAULT_SCHEMA, LogIdentity
 from shoal.segment_store import (
     ChainBroken,
     DiskFailed,
@@ -18,6 +18,8 @@ from shoal.segment_store import (
     LogClosed,
     LogConfig,
     OffsetOutOfRange,
+    PartitionLog,
+    WrongSchema,
     open_disk,
 )
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
@@ -465,6 +467,28 @@ async def test_another_logs_files_are_refused() -> None:
         with pytest.raises(ForeignIdentity):
             await open_log(disk, identity=other)
         assert {name: disk.content(f"log/{name}") for name in await disk.list("log")} == files
+
+
+async def test_another_schema_is_refused() -> None:
+    """Other columns, or the same of another type: an error that names them, and not a byte changed; other
+    metadata are no difference."""
+    disk = MemoryDisk()
+    log = await open_log(disk)
+    await log.append([next_frame(log, 3)])
+    await log.close()
+    files = {name: disk.content(f"log/{name}") for name in await disk.list("log")}
+    others = (
+        pa.schema([*DEFAULT_SCHEMA, pa.field("extra", pa.int64())]),
+        DEFAULT_SCHEMA.set(1, pa.field("key", pa.utf8())),
+    )
+    for other in others:
+        with pytest.raises(WrongSchema, match="'timestamp', 'key'"):
+            await PartitionLog.open(disk, "log", IDENTITY, other, SMALL)
+        assert {name: disk.content(f"log/{name}") for name in await disk.list("log")} == files
+    described = DEFAULT_SCHEMA.with_metadata({"by": "somebody"})
+    log = await PartitionLog.open(disk, "log", IDENTITY, described, SMALL)
+    assert log.last_index == 1
+    await log.close()
 
 
 async def test_the_index_file_follows_within_its_interval() -> None:
