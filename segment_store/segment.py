@@ -133,7 +133,7 @@ class Segment:
         if needed <= self.allocated:
             return
         config, reserved = self.files.config, self.files.shared.reserved
-        _, disk_bytes = await self.files.disk.free_bytes(self.files.directory)
+        disk_bytes = await self.files.shared.disk_bytes(self.files.directory)
         first, most = config.first_allocation_bytes, config.max_allocation_step_bytes
         step = reserved.step_bytes(self.unused_bytes, first, most, disk_bytes)
         length = next_allocation(self.allocated, needed, first, step, config.segment_bytes)

@@ -78,6 +78,14 @@ class SharedFiles:
         max_spare_bytes: int = MAX_SPARE_BYTES,
         max_reserved_bytes: int = MAX_RESERVED_BYTES,
     ) -> None:
+        self._disk = disk
+        self._disk_bytes = 0
         self.open_files = OpenFiles(disk, max_open_files or open_files_limit())
         self.spare_budget = SpareBudget(max_spare_bytes)
         self.reserved = ReservedSpace(max_reserved_bytes)
+
+    async def disk_bytes(self, directory: str) -> int:
+        """The size of the disk, asked once: growing a file should not wait for it each time."""
+        if not self._disk_bytes:
+            _, self._disk_bytes = await self._disk.free_bytes(directory)
+        return self._disk_bytes
