@@ -45,7 +45,7 @@ class Nemesis:
         faults: list[Callable[[], str]] = [self.reset_streams]
         for wanted, makers in (
             (knobs.kills, [self.kill_one, self.kill_leader, self.kill_majority, self.kill_all]),
-            (knobs.power, [self.power_one, self.power_majority, self.power_all]),
+            (knobs.power, [self.power_one, self.power_leader, self.power_majority, self.power_all]),
             (knobs.cuts, [self.cut_some, self.cut_some, self.cut_leader, self.flap, self.mute_leader]),
             (knobs.weather, [self.worsen_weather]),
             (knobs.pauses, [self.pause_one, self.pause_leader]),
@@ -124,6 +124,9 @@ class Nemesis:
 
     def power_one(self) -> str:
         return self._stop(self._some(1), Node.lose_power)
+
+    def power_leader(self) -> str:
+        return self._stop(self._leaders()[:1], Node.lose_power)
 
     def power_majority(self) -> str:
         return self._stop(self._majority(), Node.lose_power)

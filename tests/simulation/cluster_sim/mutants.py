@@ -195,78 +195,79 @@ LOSS = (
     "NoInternalError",
     "Liveness",
 )
-ELECTIONS = {
-    "partitions": 6,
-    "quick_restarts": True,
-    "delay_ms_max": 200,
-    "fault_interval_ms": 200,
+SHORT = {
+    "safety_ms": 10_000,
+    "fault_interval_ms": 500,
     "loss": 0,
+    "straggler": 0,
+    "partitions": 1,
+    "padding": 0,
 }
-ELECTIONS |= {"producer_pause_ms": 300, "safety_ms": 10_000, "joining": False, "topics": False}
-POWER = {"power": True, "fault_interval_ms": 500, "sync_ms_max": 30}
+SHORT |= {"rot": False, "draining": False, "topics": False, "joining": False, "retention_bytes": None}
+SHORT |= {"replace_after_ms": 300_000, "producer_pause_ms": 20, "segment_bytes": 1 << 20, "delay_ms_max": 20}
+ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
+ELECTIONS |= {"producer_pause_ms": 300}
+CALM = {"rot": False, "draining": False}
+BUSY = CALM | {"fault_interval_ms": 500}
+REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
+
+
+def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
+    """A short run with these faults, and no others."""
+    return SHORT | {"only": faults} | knobs
+
+
 MUTANTS = (
-    Mutant(ack_before_sync, LOSS, knobs=POWER),
+    Mutant(ack_before_sync, LOSS, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
-        knobs=ELECTIONS | {"power": True, "sync_ms_max": 600},
+        first_seed=8,
+        knobs=ELECTIONS
+        | BUSY
+        | {"fault_interval_ms": 200, "power": True, "sync_ms_max": 600, "safety_ms": 20_000, "loss": 0}
+        | {"joining": False, "topics": False},
     ),
-    Mutant(forget_the_vote, ("OneVotePerTerm", "ElectionSafety"), knobs=ELECTIONS | {"kills": True}),
+    Mutant(
+        forget_the_vote,
+        ("OneVotePerTerm", "ElectionSafety"),
+        first_seed=2,
+        knobs=_only("kill_one", "kill_leader", **ELECTIONS),
+    ),
     Mutant(
         no_dedupe_after_a_checkpoint,
         ("History",),
-        first_seed=5,
-        knobs={"kills": True, "segment_bytes": 16_384, "fault_interval_ms": 500, "padding": 100},
+        first_seed=7,
+        knobs=BUSY | {"kills": True, "segment_bytes": 16_384, "padding": 100},
     ),
-    Mutant(no_dedupe, ("History",), first_seed=1, knobs={"kills": True, "fault_interval_ms": 500}),
-    Mutant(
-        serve_uncommitted,
-        ("History",),
-        first_seed=1,
-        knobs={"cuts": True, "power": True, "fault_interval_ms": 500},
-    ),
-    Mutant(
-        read_without_asking,
-        ("History",),
-        first_seed=3,
-        knobs={"pauses": True, "cuts": True, "fault_interval_ms": 500},
-    ),
-    Mutant(answer_at_the_own_sync, LOSS, knobs={"cuts": True, "kills": True, "fault_interval_ms": 500}),
-    Mutant(
-        call_everything_definite,
-        ("History",),
-        first_seed=6,
-        knobs={"cuts": True, "kills": True, "fault_interval_ms": 500},
-    ),
-    Mutant(
-        forget_removed_replicas,
-        ("BornOnce", "RemovedStaysRemoved"),
-        first_seed=1,
-        knobs={"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000},
-    ),
-    Mutant(
-        remove_before_adding,
-        ("NeverFewerVoters",),
-        first_seed=1,
-        knobs={"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000},
-    ),
+    Mutant(no_dedupe, ("History",), knobs=_only("kill_leader", "cut_leader", "mute_leader")),
+    Mutant(serve_uncommitted, ("History",), knobs=_only("cut_leader", "mute_leader", "power_leader")),
+    Mutant(read_without_asking, ("History",), first_seed=6, knobs=BUSY | {"pauses": True, "cuts": True}),
+    Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
+    Mutant(call_everything_definite, ("History",), first_seed=7, knobs=BUSY | {"cuts": True, "kills": True}),
+    Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=3, knobs=REPLACED),
+    Mutant(remove_before_adding, ("NeverFewerVoters",), first_seed=1, knobs=REPLACED),
     Mutant(
         believe_failed_syncs,
         LOSS,
         first_seed=1,
-        knobs={"only": ("fail_sync", "fail_sync", "fail_sync", "power_all"), "fault_interval_ms": 500},
+        knobs=BUSY | {"only": ("fail_sync", "fail_sync", "fail_sync", "power_all")},
     ),
-    Mutant(never_sync_names, ("BornOnce", "OneVotePerTerm", *LOSS), knobs=POWER),
-    Mutant(never_dial_again, ("Liveness",), knobs={"kills": True}),
+    Mutant(
+        never_sync_names,
+        ("BornOnce", "OneVotePerTerm", *LOSS),
+        knobs=BUSY | {"power": True, "sync_ms_max": 30},
+    ),
+    Mutant(never_dial_again, ("Liveness",), knobs=CALM | {"kills": True}),
 )
 
 
 def caught(mutant: Mutant, seed: int, *, control: bool = False) -> str | None:
     """The invariant that noticed, None if none did. In this process. `control`: without the fault."""
-    knobs = replace(Knobs.of_seed(seed), rot=False, draining=False)
     simulation = ClusterSimulation(
-        seed, knobs=replace(knobs, **mutant.knobs), patches=[] if control else mutant.mutate()
+        seed, knobs=replace(Knobs.of_seed(seed), **mutant.knobs), patches=[] if control else mutant.mutate()
     )
+    simulation.keep()
     try:
         simulation.run()
     except InvariantViolation as error:

@@ -34,6 +34,7 @@ class Outcome:
 def run_seed(seed: int, *, trace: bool) -> str:
     """The line that ends the run: `seed N ok: ...` or `seed N FAILED: ...`."""
     simulation = ClusterSimulation(seed, print_line=print if trace else None)
+    simulation.keep()
     try:
         simulation.run()
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is a finding

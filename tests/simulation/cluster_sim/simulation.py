@@ -58,6 +58,9 @@ EXPECTED_ERRORS = (OSError, StoreError, DoubledError, ShoalError)
 LOGGERS = ("shoal", "asyncio", "aiohttp")
 
 
+_KEPT: list[object] = []
+
+
 class ClusterSimulation:
     """`run()` raises InvariantViolation, or whatever the product failed with. `print_line` gets the trace."""
 
@@ -126,6 +129,10 @@ class ClusterSimulation:
         )
 
     # ---- life ------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Until this process ends: the coroutines of killed agents are then never closed, nor collected."""
+        _KEPT.append(self)
 
     def run(self) -> None:
         """All phases. Raises what was found."""
