@@ -43,6 +43,14 @@ class _Behind:
         return max(self._time_us, now_us)
 
 
+async def _end_tasks() -> None:
+    """What a failed step has left under way."""
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+
+
 class LogMachine(RuleBasedStateMachine):
     """`frames` is the log from entry 1 on; what a trim removed stays in the list, below `first`."""
 
@@ -61,6 +69,7 @@ class LogMachine(RuleBasedStateMachine):
         try:
             self.run(self._end)
         finally:
+            self.loop.run_until_complete(_end_tasks())
             self.loop.close()
 
     def run(self, call: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
