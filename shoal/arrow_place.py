@@ -58,7 +58,7 @@ class PlaceReader:
         self._room = bytes(room_bytes)
         self._remembered: dict[bytes, _Opening] = {}
 
-    def read(self, memory: bytearray, start: int) -> Placed | None:
+    def read(self, memory: memoryview, start: int) -> Placed | None:
         """The batch of the stream in `memory[start:]`, with its `place`; None when the stream is not one
         plain batch, and nothing has changed then. Raises BatchError as StreamDecoder.
 
@@ -67,19 +67,19 @@ class PlaceReader:
         body_at = _first_body(memory, start)
         if body_at is None:
             return None
-        opening_bytes = bytes(memoryview(memory)[start:body_at])
+        opening_bytes = bytes(memory[start:body_at])
         opening = self._opening(opening_bytes)
         if opening is None:
             return None
         end = body_at + opening.body_length
         place_at = body_at - len(opening.head)
-        if place_at < 0 or end > len(memory) or memory[end:] not in (b"", END_OF_STREAM):
+        if place_at < 0 or end > len(memory) or bytes(memory[end : end + 9]) not in (b"", END_OF_STREAM):
             return None
         stored_end = body_at + opening.stored_length
         if len(memory) - (stored_end - place_at) > _OTHER_BYTES_MAX:
             return None
         memory[place_at:body_at] = opening.head
-        place = memoryview(memory)[place_at:stored_end]
+        place = memory[place_at:stored_end]
         body = place[len(opening.head) :]
         max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
         records = opening.fields.record_count
@@ -110,7 +110,7 @@ class PlaceReader:
         return _Opening(fields, header.body_length, stored_length, canonical, head)
 
 
-def _first_body(memory: bytearray, start: int) -> int | None:
+def _first_body(memory: memoryview, start: int) -> int | None:
     """Where the body of the second message begins; None when there is no second message."""
     position = start
     for _ in range(2):

@@ -91,13 +91,13 @@ def message_from_batch(batch: pa.RecordBatch) -> Message:
     return Message(metadata, body, batch.num_rows, _max_timestamp_us(batch))
 
 
-def _timestamps(batch: pa.RecordBatch) -> pa.Array | None:
-    position = batch.schema.get_field_index(TIMESTAMP_COLUMN)
+def _timestamps(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Array | None:
+    position = schema.get_field_index(TIMESTAMP_COLUMN)
     return None if position < 0 else batch.column(position)
 
 
 def _max_timestamp_us(batch: pa.RecordBatch) -> int:
-    timestamps = _timestamps(batch)
+    timestamps = _timestamps(batch, batch.schema)
     return 0 if timestamps is None else _greatest(timestamps)
 
 
@@ -295,7 +295,7 @@ def check_batch(framed: memoryview, body: memoryview, fields: RecordBatchHeader,
     batch = _read_validated(framed, schema)
     if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
         _check_record_sizes(batch)
-    timestamps = _timestamps(batch)
+    timestamps = _timestamps(batch, schema)
     if timestamps is None:
         return 0
     if timestamps.null_count:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -33,12 +33,21 @@ HELD_BYTES_MAX: Final = 64 * 1024
 _UNKNOWN: Final = -1
 
 
+class _Repeated(NamedTuple):
+    """What a client does again and again."""
+
+    head: bytes
+    request: QuickRequest
+
+
 class _Append:
     """An append on its way: the connection's request, and the answer that the broker is given."""
 
     __slots__ = ("_connection", "_over", "head", "memory", "request")
 
-    def __init__(self, connection: Connection, head: bytes, request: QuickRequest, memory: bytearray) -> None:
+    def __init__(
+        self, connection: Connection, head: bytes, request: QuickRequest, memory: memoryview
+    ) -> None:
         self._connection = connection
         self._over = False
         self.head = head
@@ -60,9 +69,16 @@ class _Append:
         assert isinstance(exception, ShoalError), exception
         self._connection.append_ended(problem_bytes(exception))
 
+    def like_the_next(self) -> _Repeated | None:
+        """This request, if it is a large one whose like may follow: its bytes are then received in place."""
+        request = self.request
+        if request.options.producer is not None or len(self.head) > request.lead_bytes:
+            return None
+        return _Repeated(self.head, request)
+
     def whole(self) -> bytes:
         """The request as it came."""
-        return self.head + bytes(memoryview(self.memory)[self.request.lead_bytes :])
+        return self.head + bytes(self.memory[self.request.lead_bytes :])
 
 
 class Connection(web.RequestHandler, asyncio.BufferedProtocol):
@@ -71,8 +87,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_append", "_connections_max", "_filled", "_foreign_bytes", "_held", "_held_back", "_idle",
-        "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle",
+        "_append", "_connections_max", "_filled", "_foreign_bytes", "_guess", "_held", "_held_back",
+        "_idle", "_last", "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +107,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._receiving: _Append | None = None  # its body is incomplete
         self._rest: memoryview | None = None  # where that goes on
         self._append: _Append | None = None  # is being answered
+        self._last: _Repeated | None = None  # what the next request is probably like
+        self._guess: memoryview | None = None  # where that is received, between two calls of the transport
         self._foreign_bytes = 0  # left of the request that aiohttp is reading
         self._held = bytearray()
         self._held_back = False  # the transport was told to wait
@@ -110,17 +128,42 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     # Reading
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        """Where the next bytes go: into the body that is being received, else into the scratch memory."""
-        return self._scratch if self._rest is None else self._rest
+        """Where the next bytes go: into the body that is being received; where the next one's head and body
+        belong if it is like the last; else into the scratch memory."""
+        if self._rest is not None:
+            return self._rest
+        last = self._last
+        if last is None or self._append is not None or self._held:
+            return self._scratch
+        self._guess = last.request.allocate()
+        return self._guess[last.request.lead_bytes - len(last.head) :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
         if self._rest is not None:
             self._receive_on(nbytes)
+        elif self._guess is not None:
+            self._take_guess(nbytes)
         elif self._append is not None or self._held:
             self._hold(memoryview(self._scratch)[:nbytes])
         else:
             self._take(self._scratch, nbytes)
+
+    def _take_guess(self, size: int) -> None:
+        """What was received where a repetition of the last request would stand: that, or anything else."""
+        memory, self._guess = self._guess, None
+        last = self._last
+        assert memory is not None
+        assert last is not None
+        request, head = last.request, last.head
+        start = request.lead_bytes - len(head)
+        same = size >= len(head) and memory[start : request.lead_bytes] == head
+        takes = not (self._force_close or self._close or self._paused) and self._is_between_requests()
+        if same and takes and self._enter_gate(request):
+            self._go_on_with(_Append(self, head, request, memory), size - len(head))
+        else:
+            self._last = None
+            self._take(bytearray(memory[start : start + size]), size)
 
     def _take(self, data: bytearray, size: int) -> None:
         """Bytes that follow everything taken before."""
@@ -161,30 +204,41 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     def _receive(self, head: bytes, request: QuickRequest, data: bytearray, size: int) -> bool:
         """Begin with a body; False when the agent has no room for it."""
+        if not self._enter_gate(request):
+            return False
+        lead = request.lead_bytes
+        memory = request.allocate()
+        here = min(size - len(head), request.body_bytes)
+        view = memoryview(data)
+        memory[lead : lead + here] = view[len(head) : len(head) + here]
+        behind = view[len(head) + here : size]
+        if behind:
+            self._held += behind
+        append = _Append(self, head, request, memory)
+        self._last = append.like_the_next()
+        self._go_on_with(append, here)
+        return True
+
+    def _enter_gate(self, request: QuickRequest) -> bool:
         gate = self._quick.context.gate
         if not gate.has_room(request.body_bytes):
             return False
         gate.enter()
         gate.hold(request.body_bytes)
-        lead = request.lead_bytes
-        memory = bytearray(lead + request.body_bytes)
-        append = _Append(self, head, request, memory)
-        here = min(size - len(head), request.body_bytes)
-        view = memoryview(data)
-        memory[lead : lead + here] = view[len(head) : len(head) + here]
+        return True
+
+    def _go_on_with(self, append: _Append, here: int) -> None:
+        """A request of whose body so many bytes are here."""
+        request = append.request
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if here < request.body_bytes:
             self._receiving = append
-            self._rest = memoryview(memory)[lead + here :]
+            self._rest = append.memory[request.lead_bytes + here :]
             self._watch_progress()
-            return True
-        behind = view[len(head) + here : size]
-        if behind:
-            self._held += behind
+            return
         self._begin(append)
         if self._append is not None and self._quick.is_alone():
             self._quick.context.broker.hurry()
-        return True
 
     def _receive_on(self, size: int) -> None:
         append, rest = self._receiving, self._rest

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sized
 from typing import Final, NamedTuple
 
+import pyarrow as pa
 from multidict import CIMultiDict
 
 from shoal.agent.http.body import media_type
@@ -56,6 +57,13 @@ class QuickRequest(NamedTuple):
     content_type: str | None
     query: Query
     options: Options
+
+    def allocate(self) -> memoryview:
+        """Memory for the body behind `lead_bytes`. What it holds is whatever was there: it is written whole
+        before it is read, and zeroing it first would cost as much as receiving it."""
+        if not self.lead_bytes:
+            return memoryview(bytearray(self.body_bytes))
+        return memoryview(pa.allocate_buffer(self.lead_bytes + self.body_bytes)).cast("B")
 
     @property
     def lead_bytes(self) -> int:
@@ -132,7 +140,7 @@ class QuickAppends:
         )
         return Options(acks, timeout_ms, producer, to_partition)
 
-    def begin(self, request: QuickRequest, memory: bytearray, answer: Answer) -> bool:
+    def begin(self, request: QuickRequest, memory: memoryview, answer: Answer) -> bool:
         """Begin the append; `answer` hears of its end, perhaps before this returns.
 
         `memory`: the body behind `lead_bytes`. False: this request is one for the ordinary way, nothing has
@@ -157,7 +165,7 @@ class QuickAppends:
         return self._append(request, topic, partition, chunk, answer)
 
     def _begin_arrow(
-        self, request: QuickRequest, topic: Topic, partition: int, memory: bytearray, answer: Answer
+        self, request: QuickRequest, topic: Topic, partition: int, memory: memoryview, answer: Answer
     ) -> bool:
         if "key" in request.query or "key_field" in request.query:
             return False
@@ -169,7 +177,7 @@ class QuickAppends:
         except BatchError as error:
             raise batch_problem(error) from None
         if placed is None:
-            chunk = decode_arrow_body(topic.schema, bytes(memoryview(memory)[LEAD_BYTES:]))
+            chunk = decode_arrow_body(topic.schema, bytes(memory[LEAD_BYTES:]))
             return chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
         chunk = arrow_chunk([placed.message])
         begun = chunk.records > 0 and self._append(request, topic, partition, chunk, answer)

@@ -266,3 +266,23 @@ def test_where_a_request_ends() -> None:
         assert request_bytes(request(BODY, line)) is None
     assert request_bytes(get[:-2]) is None
     assert request_bytes(b"GET / HTTP/1.1\r\nContent-Length: -3\r\n\r\n") is None
+
+
+async def test_unlike_the_last() -> None:
+    """After a large request the next one is awaited to be like it; whatever comes instead is what it is."""
+    large = request(arrow_stream(arrow_batch([b"v" * 3000])), media=ARROW)
+    other = request(arrow_stream(arrow_batch([b"w" * 4000])), media=ARROW)
+    get = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    expected = 0
+    async with wired() as (_, wire):
+        for sent in (large, large, other, large, get, large, request(), large, large[:-9] + b"x" * 9, large):
+            status, _, body = await wire.ask(sent)
+            if sent[-9:] == b"x" * 9:
+                assert status == 400
+                continue
+            assert status == 200
+            if sent is not get:
+                assert b'"base_offset":%d,' % expected in body
+                expected += 1
+        wire.writer.write(large + large + get + large)
+        assert [(await wire.answer())[0] for _ in range(4)] == [200] * 4
