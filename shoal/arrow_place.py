@@ -57,6 +57,7 @@ class PlaceReader:
         self.schema = schema
         self._room = bytes(room_bytes)
         self._remembered: dict[bytes, _Opening] = {}
+        self._last: tuple[bytes, _Opening | None] = (b"", None)
 
     def read(self, memory: memoryview, start: int) -> Placed | None:
         """The batch of the stream in `memory[start:]`, with its `place`; None when the stream is not one
@@ -64,13 +65,18 @@ class PlaceReader:
 
         The message owns `memory` from now on: what stood before the body is overwritten.
         """
-        body_at = _first_body(memory, start)
-        if body_at is None:
-            return None
-        opening_bytes = bytes(memory[start:body_at])
-        opening = self._opening(opening_bytes)
-        if opening is None:
-            return None
+        opening_bytes, opening = self._last
+        body_at = start + len(opening_bytes)
+        if opening is None or memory[start:body_at] != opening_bytes:
+            first_body = _first_body(memory, start)
+            if first_body is None:
+                return None
+            body_at = first_body
+            opening_bytes = bytes(memory[start:body_at])
+            opening = self._opening(opening_bytes)
+            if opening is None:
+                return None
+            self._last = (opening_bytes, opening)
         end = body_at + opening.body_length
         place_at = body_at - len(opening.head)
         if place_at < 0 or end > len(memory) or bytes(memory[end : end + 9]) not in (b"", END_OF_STREAM):
