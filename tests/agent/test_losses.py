@@ -86,7 +86,7 @@ async def test_an_agent_whose_logs_are_gone_holds_new_replicas_soon(agents: Agen
             for group, record in records.items()
         )
 
-    await eventually(replaced, 20)
+    await eventually(replaced, 60)  # its old address has to be given up first, by everybody
 
     async def votes() -> bool:
         voters = await _voters(cluster[0], "t")
