@@ -123,6 +123,10 @@ class Bench:
         """Three agents: produce, one record in flight, fail-over by every fault, a thousand partitions."""
         return benchmarks_replication.rows(self)
 
+    def replicated(self) -> list[Row]:
+        """The first two of them, which take a minute."""
+        return [*benchmarks_replication.produce(self), *benchmarks_replication.latency(self)]
+
     def read(self) -> list[Row]:
         """Arrow reads of 8 MiB, beside a bare socket copy of as many bytes."""
         body = bench_topics.arrow_body()
@@ -204,7 +208,8 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    names = ["produce", "single", "latency", "failover", "replication", "read", "store", "gossip"]
+    everything = ["produce", "single", "latency", "failover", "replication", "read", "store", "gossip"]
+    names = [*everything, "replicated"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
@@ -216,7 +221,7 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="shoal-bench-") as directory:
         bench = Bench(pathlib.Path(directory), options.rounds)
-        for name in options.which or names:
+        for name in options.which or everything:
             terminal.step(name)
             rows += getattr(bench, name)()
     print_table(rows)
