@@ -499,19 +499,19 @@ class Broker:
         self,
         topic: Topic,
         partition: int,
-        messages: Sequence[Message],
+        records: RecordColumns | Sequence[Message],
         *,
         producer: ProducerStamp | None,
         consecutive: bool = True,
         acks: str,
         timeout_ms: int,
     ) -> Appended:
-        """Batches into one partition led here."""
+        """Batches, or records to be gathered, into one partition led here."""
         host, group = self._led_here(topic, partition)
         try:
             return await host.append(
                 group,
-                messages,
+                records,
                 producer=producer,
                 consecutive=consecutive,
                 acks=cast("Acks", acks),
@@ -532,18 +532,15 @@ class Broker:
         timeout_ms: int,
     ) -> Appended:
         """Records into one partition led here, gathered with whatever arrives at the same time."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.append(
-                group,
-                columns,
-                producer=producer,
-                consecutive=consecutive,
-                acks=cast("Acks", acks),
-                timeout_ms=timeout_ms,
-            )
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
+        return await self.append(
+            topic,
+            partition,
+            columns,
+            producer=producer,
+            consecutive=consecutive,
+            acks=acks,
+            timeout_ms=timeout_ms,
+        )
 
     def begin_append(
         self,
