@@ -591,6 +591,14 @@ class Broker:
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
 
+    async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
+        """Whether something beyond the offset was committed in time, while this agent leads."""
+        host, group = self._led_here(topic, partition)
+        try:
+            return await host.wait_past(group, offset, wait_ms)
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
+
     async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
         """Drop the segments wholly before the offset, on all replicas; where the log then starts."""
         host, group = self._led_here(topic, partition)

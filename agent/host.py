@@ -494,6 +494,10 @@ class Host:
         """Start, high watermark and end, confirmed by a majority unless `local`."""
         return await self._entry(group).reader.offsets(local=local)
 
+    async def wait_past(self, group: GroupId, offset: Offset, wait_ms: int) -> bool:
+        """See Reader."""
+        return await self._entry(group).reader.wait_past(offset, wait_ms)
+
     async def transfer_all(self, timeout_ms: int) -> int:
         """Hand over every leadership that another voter can take (SIGTERM); how many moved in time."""
         return await hand_over_all(self.led_replicas(), timeout_ms)

@@ -164,6 +164,22 @@ class Reader:
             await self.confirm()
         return self.known_offsets()
 
+    async def wait_past(self, offset: Offset, wait_ms: int) -> bool:
+        """Whether the high watermark has passed the offset (it lies beyond it): at once if it has, else when
+        it does. False when the time is up, or this replica leads no longer. Raises ShoalError.
+
+        What is committed stays so: yes needs no read index, and no is no statement about the end.
+        """
+        replica = self._replica
+        replica.require_leader()
+        deadline_ms = replica.host.clock.now_ms() + wait_ms
+        while replica.state.high_watermark <= offset:
+            remaining_ms = deadline_ms - replica.host.clock.now_ms()
+            if remaining_ms <= 0 or not replica.is_leader:
+                return False
+            await self._next_commit(remaining_ms)
+        return True
+
     async def read(self, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool) -> Fetch:
         """Whole batches from the one that holds `offset`. Raises ShoalError trimmed, beyond-end, not-leader,
         damaged."""

@@ -374,6 +374,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         if self._stall_handle is not None:
             self._stall_handle.cancel()
         self._held.clear()
+        self._quick.context.waits.gone(self)
         super().connection_lost(exc)
 
     def handle_error(

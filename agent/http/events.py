@@ -46,7 +46,9 @@ class EventHandlers:
         except TooManyListenersError:
             raise ShoalError("overloaded", "this agent has all the event streams it takes") from None
         try:
-            return await self._context.waits.run(self._stream(call, feed, listener, asked, resumes))
+            return await self._context.waits.run(
+                call.request, self._stream(call, feed, listener, asked, resumes)
+            )
         finally:
             listener.close()
 

@@ -124,11 +124,12 @@ class Forwarder:
         headers: Mapping[str, str],
         body: bytes | None,
         timeout_ms: int,
+        waits: bool = False,
     ) -> Reply:
         """One request whose answer is small. ShoalError: the other agent's problem, or that of the way
-        there.
+        there. `waits`: a long poll, which must not take a connection from those that do not wait.
         """
-        session = self._session("exchange")
+        session = self._session("relay" if waits else "exchange")
         try:
             async with session.request(
                 method,

@@ -89,7 +89,7 @@ class MemberHandlers:
         if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
             raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
         wait_ms = call.wait_ms()
-        return await self._context.waits.run(ask(after_version, wait_ms))
+        return await self._context.waits.run(call.request, ask(after_version, wait_ms))
 
     async def agent(self, call: Call) -> web.Response:
         """This agent."""

@@ -67,13 +67,14 @@ class ReadHandlers:
         path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
         remaining_ms = deadline.remaining_ms()
         return await self._context.waits.run(
+            call.request,
             self._context.forwarder.relay(
                 call.request,
                 url,
                 forward_target(path, call.query, remaining_ms),
                 headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
                 timeout_ms=remaining_ms + call.wait_ms(),
-            )
+            ),
         )
 
 
@@ -144,6 +145,7 @@ class ReadRequest:
     async def _fetch_once(self, offset: int) -> Fetch:
         context = self._call.context
         return await context.waits.run(
+            self._call.request,
             context.broker.read(
                 self._topic,
                 self._partition,
@@ -151,7 +153,7 @@ class ReadRequest:
                 max_bytes=self._max_bytes,
                 wait_ms=self._wait_ms,
                 local=self._local,
-            )
+            ),
         )
 
     async def _offset(self) -> int:

@@ -1,15 +1,13 @@
-"""Topics: list, create, describe, delete, and the offsets of all partitions.
+"""Topics: list, create, describe, delete.
 
-Creation, change and deletion are the catalog leader's; the offsets of a partition are its leader's. This
-agent asks them.
+Creation, change and deletion are the catalog leader's; this agent asks it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from aiohttp import web
@@ -18,12 +16,11 @@ from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
-from shoal.agent.http.forward import FORWARDED_BY, Reply, forward_target
-from shoal.agent.http.interface import Json, Topic
-from shoal.agent.http.parameters import integer, invalid
+from shoal.agent.http.forward import Reply, forward_target
+from shoal.agent.http.interface import Json
+from shoal.agent.http.parameters import integer
 from shoal.agent.http.problems import JSON_TYPE, json_response
 from shoal.errors import ShoalError
-from shoal.records import parse_time
 
 T = TypeVar("T")
 PAGE_TOPICS_MAX = 10_000
@@ -44,7 +41,6 @@ class TopicHandlers:
             Route("GET", "/v1/topics/*", self.describe),
             Route("PATCH", "/v1/topics/*", self.change, CHANGE_PARAMETERS),
             Route("DELETE", "/v1/topics/*", self.delete, CHANGE_PARAMETERS),
-            Route("GET", "/v1/topics/*/offsets", self.offsets, frozenset(("at", "timeout", "forward"))),
         ]
 
     async def list_topics(self, call: Call) -> web.Response:
@@ -97,30 +93,9 @@ class TopicHandlers:
         await at_catalog(call, delete_here, delete_there, Deadline(call.timeout_ms()))
         return web.Response(status=204)
 
-    async def offsets(self, call: Call) -> web.Response:
-        """The ends of every partition's log, asked from its leader; with ?at=TIME also the first offset
-        of then.
-        """
-        topic = self._context.broker.topic(call.arguments[0])
-        at_us = time_parameter(call, "at")
-        gatherer = OffsetsGatherer(call, topic, at_us)
-        found = await gatherer.gather(Deadline(call.timeout_ms()))
-        return json_response({"partitions": [found[partition] for partition in sorted(found)]})
-
 
 def _name(topic: Json) -> str:
     return str(topic["name"])
-
-
-def time_parameter(call: Call, name: str) -> int | None:
-    """A time in microseconds since the epoch."""
-    text = call.query.get(name)
-    if text is None:
-        return None
-    try:
-        return parse_time(text)
-    except ShoalError as error:
-        raise invalid(name, text, error.detail) from None
 
 
 async def optional_object(call: Call) -> Json | None:
@@ -193,97 +168,3 @@ async def at_catalog(
                 refusal = error
         if not await deadline.pause(RETRY_PAUSE_SECONDS):
             raise ShoalError("no-leader", f"no leader of the catalog was found in time: {refusal.detail}")
-
-
-class OffsetsGatherer:
-    """Collects the offsets of a topic's partitions from their leaders, one request to each leading agent."""
-
-    def __init__(self, call: Call, topic: Topic, at_us: int | None) -> None:
-        self._call = call
-        self._topic = topic
-        self._at_us = at_us
-        self._found: dict[int, Json] = {}
-
-    async def gather(self, deadline: Deadline) -> dict[int, Json]:
-        """Per partition its entry. On the second hop only those led here: the first one asks everybody."""
-        count = len(self._topic.ranges)
-        while True:
-            refusal = await self._ask_here()
-            if refusal is None or FORWARDED_BY in self._call.headers:
-                return self._found
-            if not self._call.may_forward():
-                raise refusal
-            await self._ask_others(deadline)
-            missing = [partition for partition in range(count) if partition not in self._found]
-            if not missing:
-                return self._found
-            if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                raise ShoalError("no-leader", f"no leader answered in time for partitions {missing[:32]}")
-
-    async def _ask_here(self) -> ShoalError | None:
-        refusal: ShoalError | None = None
-        for partition in range(len(self._topic.ranges)):
-            if partition in self._found:
-                continue
-            try:
-                self._found[partition] = await self._entry(partition)
-            except ShoalError as error:
-                if error.code not in MOVING_CODES:
-                    raise
-                refusal = error
-        return refusal
-
-    async def _entry(self, partition: int) -> Json:
-        broker = self._call.context.broker
-        offsets = await broker.offsets(self._topic, partition)
-        entry: Json = {
-            "partition": partition,
-            "log_start_offset": offsets.log_start_offset,
-            "high_watermark": offsets.high_watermark,
-            "log_end_offset": offsets.log_end_offset,
-        }
-        if self._at_us is not None:
-            entry["offset"] = await broker.offset_at_time(self._topic, partition, self._at_us)
-        return entry
-
-    async def _ask_others(self, deadline: Deadline) -> None:
-        broker = self._call.context.broker
-        urls: set[str] = set()
-        for partition in range(len(self._topic.ranges)):
-            leader = None if partition in self._found else broker.leader(self._topic, partition)
-            if leader is not None and not leader.local:
-                urls.add(leader.url)
-        answers = await asyncio.gather(*(self._ask(url, deadline.remaining_ms()) for url in sorted(urls)))
-        for entries in answers:
-            for entry in entries:
-                self._found.setdefault(entry["partition"], entry)
-
-    async def _ask(self, url: str, timeout_ms: int) -> list[Json]:
-        path = f"/v1/topics/{quote(self._topic.name, safe='')}/offsets"
-        query = {"at": self._call.query["at"]} if self._at_us is not None else {}
-        try:
-            reply = await self._call.context.forwarder.exchange(
-                url,
-                "GET",
-                forward_target(path, query, timeout_ms),
-                headers={},
-                body=None,
-                timeout_ms=timeout_ms,
-            )
-        except ShoalError as error:
-            if error.code in ("timeout", "leadership-lost", *PASSING_CODES):
-                return []  # asked again until the deadline
-            raise
-        return _entries(reply.document(), len(self._topic.ranges))
-
-
-def _entries(document: Json, count: int) -> list[Json]:
-    """The other agent's entries that are about partitions of this topic."""
-    listed: Any = document.get("partitions")
-    if not isinstance(listed, list):
-        return []
-    return [
-        entry
-        for entry in listed
-        if isinstance(entry, dict) and type(entry.get("partition")) is int and 0 <= entry["partition"] < count
-    ]

@@ -408,6 +408,13 @@ class FakeBroker:
             return None
         return FakeLeader(agent_id, self.cluster.brokers[agent_id].url, 1, agent_id == self.agent_id)
 
+    def move(self, name: str, partition: int, agent_id: str | None) -> None:
+        """Another agent leads from now on; whoever waits at the log is woken, as a change of role does."""
+        self.cluster.leaders[name, partition] = agent_id
+        log = self.cluster.logs[name, partition]
+        log.grown.set()
+        log.grown = asyncio.Event()
+
     def leader(self, topic: FakeTopic, partition: int) -> FakeLeader | None:
         return self._leader_named(self.cluster.leaders[topic.name, partition])
 
@@ -546,6 +553,22 @@ class FakeBroker:
     async def offsets(self, topic: FakeTopic, partition: int) -> FakeOffsets:
         log = self._log(topic, partition)
         return FakeOffsets(log.start, log.end, log.end)
+
+    async def wait_past(self, topic: FakeTopic, partition: int, offset: int, wait_ms: int) -> bool:
+        self._raise_injected()
+        log = self._log(topic, partition)
+        deadline = time.monotonic() + wait_ms / 1000
+        while log.end <= offset:
+            leader = self.leader(topic, partition)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or leader is None or not leader.local:
+                return False
+            try:
+                async with asyncio.timeout(remaining):
+                    await log.grown.wait()
+            except TimeoutError:
+                return False
+        return True
 
     async def trim(self, topic: FakeTopic, partition: int, before: int, timeout_ms: int) -> int:
         """One batch is one segment here."""

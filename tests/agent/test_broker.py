@@ -21,6 +21,7 @@ from shoal.agent.metrics import render_metrics
 from shoal.agent.routes import Claim, GroupKey, OwnClaims, RouteTable
 from shoal.agent.scrubbing import Scrubber
 from shoal.agent.watch import Watch
+from shoal.batch import Offset
 from shoal.errors import ShoalError
 from shoal.membership.interface import JoinError, Member
 from shoal.replication.transitions import Role
@@ -111,6 +112,11 @@ class FakeHost:
         if self.error is not None:
             raise self.error
         return "offsets"
+
+    async def wait_past(self, group: Any, offset: int, wait_ms: int) -> bool:
+        if self.error is not None:
+            raise self.error
+        return offset < 5
 
     def statistics(self) -> Any:
         return SimpleNamespace(free_bytes=2**40, failed=0, lost=0)
@@ -281,8 +287,10 @@ async def test_records_are_for_the_partitions_leader() -> None:
     )
     fixture.host.groups.add(group)
     assert await fixture.broker.offsets(topic, 0) == "offsets"
+    assert await fixture.broker.wait_past(topic, 0, Offset(4), 10)
     fixture.host.error = ShoalError("not-leader", "somebody leads", leader=OTHER)
     assert (await code(fixture.broker.offsets(topic, 0))).extra["leader_url"] == "http://b"
+    assert (await code(fixture.broker.wait_past(topic, 0, Offset(4), 10))).extra["leader_url"] == "http://b"
     fixture.host.error = ShoalError("not-leader", "beyond what is known here", leader=OTHER, high_watermark=4)
     assert (await code(fixture.broker.offsets(topic, 0))).extra["high_watermark"] == 4
     fixture.host.error = ShoalError("overloaded", "busy")
