@@ -8,7 +8,7 @@ waits there too: whoever leads is told of a commit first. Nothing is kept betwee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -147,7 +147,7 @@ class OffsetsWait:
         return any(entry["high_watermark"] > after.get(entry["partition"], 2**63) for entry in entries)
 
 
-async def _first(tasks: list[asyncio.Future[bool]], seconds: float) -> set[asyncio.Future[bool]]:
+async def _first(tasks: Sequence[asyncio.Future[bool]], seconds: float) -> set[asyncio.Future[bool]]:
     return (await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
