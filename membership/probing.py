@@ -32,6 +32,10 @@ from shoal.membership.wire.messages import (
 MAX_RELAYS = 512
 """Probes made for others at a time: a healthy pool asks for a few, a hostile one is not served beyond it."""
 
+LATE_FRACTION = 4
+"""A wake-up later than this part of the probe timeout (LAN: 125 ms) is a stall of this process: a timer of a
+busy loop is late by some ten milliseconds, and answers are worth waiting for again."""
+
 _SEQUENCES = 1 << 32
 
 
@@ -42,7 +46,8 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Probe:
-    """The probe under way. `until_ms` grows with our own bad health, `direct_until_ms` does not."""
+    """The probe under way. `until_ms` grows with our own bad health, `direct_until_ms` does not.
+    `is_excused`: it got more time once because this process stood still."""
 
     sequence: int
     node: Node
@@ -51,6 +56,7 @@ class Probe:
     until_ms: int
     expected_nacks: int = 0
     received_nacks: int = 0
+    is_excused: bool = False
 
 
 @dataclass(slots=True)
@@ -135,13 +141,24 @@ class Prober:
         if probe is None:
             return None
         if probe.stage == Stage.DIRECT and now_ms >= probe.direct_until_ms:
+            probe.until_ms += now_ms - probe.direct_until_ms  # however late we ask, who is asked has its time
             self._ask_others(probe, now_ms)
-        if now_ms < probe.until_ms:
+        if now_ms < probe.until_ms or self._is_excused_for_now(probe, now_ms):
             return None
         self._probe = None
         self.failures += 1
         self._awareness.apply(probe_failure_delta(probe.expected_nacks, probe.received_nacks))
         return probe.node
+
+    def _is_excused_for_now(self, probe: Probe, now_ms: int) -> bool:
+        """We stood still while the answers should have come: those that need turns of this process (a ping
+        over TCP, whoever else lives in it) are waited for once more, no longer than a direct one is."""
+        late_ms, timeout_ms = now_ms - probe.until_ms, self._config.probe_timeout_ms
+        if probe.is_excused or late_ms * LATE_FRACTION < timeout_ms:
+            return False
+        probe.is_excused = True
+        probe.until_ms = now_ms + min(late_ms, timeout_ms)
+        return True
 
     def _ask_others(self, probe: Probe, now_ms: int) -> None:
         probe.stage = Stage.INDIRECT

@@ -58,15 +58,6 @@ def test_fifty_agents_serve_a_new_leader_in_time(hint_loss: float, loss: float) 
     taken: list[float] = []
     run_virtually(cluster.run(_changes(cluster, taken)))
     taken.sort()
-    print(
-        "LAT",
-        hint_loss,
-        len(taken),
-        statistics.median(taken),
-        taken[int(len(taken) * 0.99)],
-        taken[-1],
-        cluster.pulls,
-    )
     assert len(taken) >= 4 * (AGENTS - 1)
     assert statistics.median(taken) <= (MEDIAN_S if hint_loss else 0.1)
     assert taken[int(len(taken) * 0.99)] <= (P99_S if hint_loss else 0.1)

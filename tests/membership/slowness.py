@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.ready import EventKind
+from tests.membership.experiments import odds_of_a_lost_handshake
 from tests.membership.pool import Pool
 
 DURATION_MS = 120_000
@@ -33,11 +34,21 @@ def run_slow_members(
     slow: int = 16,
     blocked_ms: int = 16_384,
     free_ms: int = 1_024,
+    loss: float = 0.0,
 ) -> Slowness:
-    """`slow` members are blocked for `blocked_ms` and free for `free_ms`, by turns, for two minutes."""
+    """`slow` members are blocked for `blocked_ms` and free for `free_ms`, by turns, for two minutes. `loss`
+    of all packets is ours: the paper names loss among the causes of slowness, and has no figure for it."""
     off = {} if lifeguard else {"awareness_max": 1, "suspicion_max_mult": 1}
     pool = Pool(
-        members, seed, profile=GossipConfig.lan, check_every=1_000, acquainted=True, suspicion_mult=5, **off
+        members,
+        seed,
+        profile=GossipConfig.lan,
+        loss=loss,
+        stream_loss=odds_of_a_lost_handshake(loss),
+        check_every=1_000,
+        acquainted=True,
+        suspicion_mult=5,
+        **off,
     )
     pool.run_for(5_000)
     anomalous = set(pool.rng.sample(sorted(pool.processes), slow))

@@ -199,6 +199,47 @@ def test_silence_asks_others_and_the_stream_then_suspects() -> None:
     assert Suspect(1, "n2", "me") in [message for _, message in script.of(Suspect)]
 
 
+def test_a_stall_before_others_are_asked_takes_nothing_of_their_time() -> None:
+    """The ping left, the process stood still past the whole probe: helpers and TCP are asked all the same,
+    and have as long as ever; whoever answers them is not suspected, whoever does not is."""
+    for answers in (True, False):
+        script = Script()
+        script.know(2, 3)
+        ping = script.probe_of("n2")
+        script.now_ms += 1_700
+        script.core.wake(script.now_ms)
+        script._take()
+        assert script.state("n2")[0] == State.ALIVE
+        assert [probe.timeout_ms for probe in script.stream_probes] == [500]
+        assert [receiver for receiver, _ in script.of(IndirectPing)] == [at(3)]
+        script.run(script.now_ms + 499)
+        assert script.state("n2")[0] == State.ALIVE
+        if answers:
+            script.hear(Ack(ping.sequence), source=at(3))
+        script.run(script.now_ms + 1)
+        assert script.state("n2")[0] == (State.ALIVE if answers else State.SUSPECT)
+
+
+def test_a_stall_while_others_are_asked_is_waited_out_once() -> None:
+    """A verdict that comes as late as this process was waits as much longer for answers that need its turns,
+    at most a probe timeout and not a second time. A timer of a busy loop is no stall."""
+    for late_ms, longer_ms in ((124, 0), (125, 125), (300, 300), (1_900, 500)):
+        script = Script()
+        script.know(2, 3)
+        script.probe_of("n2")
+        script.run(script.now_ms + 500)
+        script.now_ms += 500 + late_ms
+        script.core.wake(script.now_ms)
+        script._take()
+        assert (script.state("n2")[0] == State.SUSPECT) == (longer_ms == 0)
+        script.run(script.now_ms + longer_ms - 1)
+        assert (script.state("n2")[0] == State.SUSPECT) == (longer_ms == 0)
+        script.now_ms += 1 + 400  # standing still again excuses nothing
+        script.core.wake(script.now_ms)
+        script._take()
+        assert script.state("n2")[0] == State.SUSPECT
+
+
 def test_late_and_relayed_acks_count() -> None:
     """Any ack with the number before the deadline clears the target."""
     script = Script()

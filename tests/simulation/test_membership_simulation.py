@@ -112,6 +112,18 @@ def test_slow_members_bury_the_healthy_fifty_times_less_than_without_lifeguard()
     assert lifeguard.at_healthy == 0
 
 
+def test_at_ten_percent_there_are_fewer_false_positives_than_the_paper_reports() -> None:
+    """A tenth of the members slow, and a tenth of all packets lost at the same time: still the paper's
+    fiftieth at most of what SWIM without Lifeguard does, none of them at the healthy, and suspicions fewer
+    too."""
+    without = run_slow_members(1, lifeguard=False, members=20, slow=2, loss=0.1)
+    lifeguard = run_slow_members(1, lifeguard=True, members=20, slow=2, loss=0.1)
+    assert without.false_positives >= 2 * PAPER_REDUCTION, "the experiment provokes nothing"
+    assert lifeguard.false_positives * PAPER_REDUCTION <= without.false_positives
+    assert lifeguard.at_healthy == 0
+    assert lifeguard.suspicions * 2 <= without.suspicions
+
+
 @pytest.mark.parametrize("fault", ["freeze", "jump"])
 @pytest.mark.parametrize("profile", [GossipConfig.local, GossipConfig.lan], ids=["local", "lan"])
 def test_who_stood_still_buries_nobody(fault: str, profile: Callable[..., GossipConfig]) -> None:
@@ -133,6 +145,22 @@ def test_who_stood_still_buries_nobody(fault: str, profile: Callable[..., Gossip
         buried = {heard.member for heard in pool.heard if heard.kind is EventKind.FAILED}
         assert buried <= {"n3"}, pool.story()
     assert suspected >= 2, "nobody was suspected when the machine stopped"
+
+
+@pytest.mark.parametrize("profile", [GossipConfig.local, GossipConfig.lan], ids=["local", "lan"])
+def test_a_machine_that_halts_for_a_moment_accuses_nobody(profile: Callable[..., GossipConfig]) -> None:
+    """Every process on it stands still for the same 0.6 to 3.5 s, and all go on at once: whoever wakes first
+    finds its probe unanswered, because the others had no turn either."""
+    for seed in range(12):
+        pool = Pool(3, seed, profile=profile, check_every=100, acquainted=True)
+        for _ in range(10):
+            pool.run_for(pool.rng.randrange(500, 6_000))
+            duration_ms = pool.rng.randrange(600, 3_500)
+            for name in pool.processes:
+                pool.pause(name, duration_ms)
+            pool.run_for(duration_ms)
+        pool.run_for(5_000)
+        assert pool.count(EventKind.SUSPECTED, EventKind.FAILED) == 0, pool.story()
 
 
 def test_an_accuser_that_gossip_passed_by_hears_the_refutation_from_the_accused() -> None:
