@@ -144,18 +144,23 @@ async def _deliver_to(
         body=body,
         timeout_ms=remaining_ms,
     )
-    return _outcome(await _while_it_leads(call.context, leader, topic, partition, exchange), partition)
+    return _outcome(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
 
 
-async def _while_it_leads(
-    context: Context, leader: Leader, topic: Topic, partition: int, exchange: Coroutine[Any, Any, Reply]
+async def while_it_leads(
+    context: Context,
+    leader: Leader,
+    topic: Topic,
+    partition: int,
+    exchange: Coroutine[Any, Any, Reply],
+    look_seconds: float = DEPOSED_LOOK_SECONDS,
 ) -> Reply:
     """The answer of the leader that was asked; ShoalError leadership-lost once another leads and the first is
     not heard: stopped or cut off it may never answer, and whoever waits should ask again rather than wait for
     it. One that has merely handed over does answer."""
     asked = asyncio.ensure_future(exchange)
     try:
-        while not (await asyncio.wait({asked}, timeout=DEPOSED_LOOK_SECONDS))[0]:
+        while not (await asyncio.wait({asked}, timeout=look_seconds))[0]:
             now = context.broker.leader(topic, partition)
             if now is None or now.agent_id == leader.agent_id or context.broker.hears(leader.agent_id):
                 continue

@@ -125,9 +125,11 @@ class Forwarder:
         body: bytes | None,
         timeout_ms: int,
         waits: bool = False,
+        reply_bytes: int = REPLY_BYTES_MAX,
     ) -> Reply:
-        """One request whose answer is small. ShoalError: the other agent's problem, or that of the way
-        there. `waits`: a long poll, which must not take a connection from those that do not wait.
+        """One request whose answer is held whole, of at most so many bytes. ShoalError: the other agent's
+        problem, or that of the way there. `waits`: a long poll, which must not take a connection from those
+        that do not wait.
         """
         session = self._session("relay" if waits else "exchange")
         try:
@@ -139,7 +141,7 @@ class Forwarder:
                 timeout=_timeout(timeout_ms),
                 allow_redirects=False,
             ) as response:
-                data = await _read_bounded(response)
+                data = await _read_bounded(response, reply_bytes)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise broken(error, url, method) from None
         if response.status >= 300:
@@ -207,13 +209,13 @@ def _timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
     )
 
 
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
     pieces: list[bytes] = []
     size = 0
     async for piece in response.content.iter_any():
         size += len(piece)
-        if size > REPLY_BYTES_MAX:
-            raise aiohttp.ClientPayloadError(f"the answer is over {REPLY_BYTES_MAX} bytes")
+        if size > bytes_max:
+            raise aiohttp.ClientPayloadError(f"the answer is over {bytes_max} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 

@@ -93,6 +93,7 @@ class OffsetsWait:
     def _leaders(self) -> dict[int, str | None]:
         """Per partition the URL of its leader: None for this agent, empty where nobody is known to lead."""
         broker = self._call.context.broker
+        broker.topic(self._topic.name)  # ShoalError unknown-topic once it is deleted
         found: dict[int, str | None] = {}
         for partition in self._after:
             leader = broker.leader(self._topic, partition)

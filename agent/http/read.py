@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from aiohttp import web
 
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
+from shoal.agent.http.event_stream import EVENT_STREAM
+from shoal.agent.http.fetching import records_path, where_led
+from shoal.agent.http.follow import PartitionStream, resumed_offset
 from shoal.agent.http.forward import forward_target
-from shoal.agent.http.interface import Fetch, Topic
+from shoal.agent.http.interface import Fetch, Json, Leader, Topic
 from shoal.agent.http.parameters import choice, integer, invalid, is_number, shown
+from shoal.agent.http.problems import JSON_TYPE
 from shoal.agent.http.render import Rendering, choose_rendering, render
 from shoal.errors import ShoalError
 from shoal.records import parse_time
@@ -42,6 +44,8 @@ class ReadHandlers:
         topic = self._context.broker.topic(call.arguments[0])
         partition = partition_number(call.arguments[1])
         request = ReadRequest(call, topic, partition, rendering)
+        if rendering.media == EVENT_STREAM:
+            return await request.stream()
         deadline = Deadline(call.timeout_ms())
         try:
             return await request.answer_here()
@@ -64,14 +68,13 @@ class ReadHandlers:
     async def _relay(
         self, call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
     ) -> web.StreamResponse:
-        path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
         remaining_ms = deadline.remaining_ms()
         return await self._context.waits.run(
             call.request,
             self._context.forwarder.relay(
                 call.request,
                 url,
-                forward_target(path, call.query, remaining_ms),
+                forward_target(records_path(topic, partition), call.query, remaining_ms),
                 headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
                 timeout_ms=remaining_ms + call.wait_ms(),
             ),
@@ -82,7 +85,8 @@ class ReadRequest:
     """One read, its parameters checked; may be answered more than once while leadership moves."""
 
     __slots__ = (
-        "_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen", "_topic", "_wait_ms",
+        "_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen", "_streams", "_topic",
+        "_wait_ms",
     )  # fmt: skip
 
     def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
@@ -91,7 +95,8 @@ class ReadRequest:
         self._topic = topic
         self._partition = partition
         self._rendering = rendering
-        self._from = call.query.get("offset", "earliest")
+        self._streams = rendering.media == EVENT_STREAM
+        self._from = call.query.get("offset", "latest" if self._streams else "earliest")
         check_offset_form(self._from)
         self._max_bytes = integer(
             call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes
@@ -114,6 +119,41 @@ class ReadRequest:
             return await render(self._call, self._rendering, self._topic, self._partition, fetch, offset)
         finally:
             gate.leave(held_bytes)
+
+    async def stream(self) -> web.StreamResponse:
+        """Follow the partition from here, wherever it is led."""
+        resumed = resumed_offset(self._call)
+        offset = await self._offset_anywhere() if resumed is None else resumed
+        stream = PartitionStream(
+            self._call, self._topic, self._partition, self._rendering, self._max_bytes, local=self._local
+        )
+        return await self._call.context.waits.run(self._call.request, stream.answer(offset))
+
+    async def _offset_anywhere(self) -> int:
+        """Where to begin, asked from the leader if it lies elsewhere."""
+        if is_number(self._from):
+            return int(self._from)
+        call, topic, partition = self._call, self._topic, self._partition
+        timeout_ms = call.timeout_ms()
+
+        async def here(*, as_leader: bool) -> int:
+            del as_leader  # only a leader says where a log begins and ends
+            return await self._offset()
+
+        async def there(leader: Leader) -> int:
+            asked = self._from if self._from.startswith("@") else "latest"
+            query = {"offset": asked, "limit": "1", "max_bytes": "1"}
+            reply = await call.context.forwarder.exchange(
+                leader.url,
+                "GET",
+                forward_target(records_path(topic, partition), query, timeout_ms),
+                headers={"Accept": JSON_TYPE},
+                body=None,
+                timeout_ms=timeout_ms,
+            )
+            return offset_in(reply.document(), self._from)
+
+        return await where_led(call, topic, partition, here, there, timeout_ms)
 
     async def _fetch(self, offset: int) -> Fetch:
         if self._seen == 0:
@@ -165,11 +205,28 @@ class ReadRequest:
         if text.startswith("@"):
             return int(await broker.offset_at_time(self._topic, self._partition, time_of(text)))
         offsets = await broker.offsets(self._topic, self._partition)
-        if text == "earliest":
-            return offsets.log_start_offset
-        if text == "latest":
-            return offsets.high_watermark
-        return max(offsets.log_start_offset, offsets.high_watermark - int(text[1:]))
+        return offset_within(text, offsets.log_start_offset, offsets.high_watermark)
+
+
+def offset_in(answer: Json, text: str) -> int:
+    """The offset that `text` means, in the leader's answer to a read from there (@TIME) or from the end."""
+    try:
+        start, end = int(answer["log_start_offset"]), int(answer["high_watermark"])
+        if text.startswith("@"):
+            records = answer["records"]
+            return int(records[0]["offset"] if records else answer["next_offset"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ShoalError("leadership-lost", f"the leader's answer is not understood: {error!r}") from None
+    return offset_within(text, start, end)
+
+
+def offset_within(text: str, log_start_offset: int, high_watermark: int) -> int:
+    """The offset that earliest, latest or -N means."""
+    if text == "earliest":
+        return log_start_offset
+    if text == "latest":
+        return high_watermark
+    return max(log_start_offset, high_watermark - int(text[1:]))
 
 
 def is_behind(error: ShoalError) -> bool:

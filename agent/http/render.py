@@ -12,6 +12,7 @@ from aiohttp import web
 
 from shoal.agent.http.context import Call
 from shoal.agent.http.decode import ARROW_TYPE, NDJSON_TYPE
+from shoal.agent.http.event_stream import EVENT_STREAM
 from shoal.agent.http.interface import Fetch, Topic
 from shoal.agent.http.parameters import choice, integer, shown
 from shoal.agent.http.problems import JSON_TYPE
@@ -24,7 +25,8 @@ DEFAULT_LIMIT = 100
 LIMIT_MAX = 10_000_000
 # Rows made into JSON in one go: about 3 ms, one slice of the loop (safety 26).
 SLICE_ROWS = 500
-_OFFERED = (JSON_TYPE, NDJSON_TYPE, ARROW_TYPE)
+PARTITION_FORMS = (JSON_TYPE, NDJSON_TYPE, ARROW_TYPE, EVENT_STREAM)
+MERGED_FORMS = (JSON_TYPE, NDJSON_TYPE, EVENT_STREAM)
 
 
 class Rendering(NamedTuple):
@@ -43,17 +45,21 @@ class Slice(NamedTuple):
     base_offset: int
 
 
-def choose_rendering(call: Call) -> Rendering:
+def choose_rendering(call: Call, forms: tuple[str, ...] = PARTITION_FORMS) -> Rendering:
     """From Accept and the query; ShoalError not-acceptable or bad-request."""
-    media = choose_media(call.headers.get("Accept"))
+    media = choose_media(call.headers.get("Accept"), forms)
     query = call.query
-    default = None if media == ARROW_TYPE else DEFAULT_LIMIT
+    default = None if media in (ARROW_TYPE, EVENT_STREAM) else DEFAULT_LIMIT
     limit = integer(query, "limit", 0, low=1, high=LIMIT_MAX) or default
     value_as = choice(query, "value", "text", ("text", "json"))
     view = choice(query, "view", "record", ("record", "value"))
     if view == "value" and media != NDJSON_TYPE:
         raise ShoalError(
             "bad-request", f"view=value belongs to Accept: {NDJSON_TYPE}", invalid_params=["view"]
+        )
+    if media == EVENT_STREAM and "wait" in query:
+        raise ShoalError(
+            "bad-request", "an event stream waits by itself, without wait", invalid_params=["wait"]
         )
     if value_as == "json" and media == ARROW_TYPE:
         raise ShoalError("bad-request", "value=json belongs to JSON answers", invalid_params=["value"])
@@ -62,7 +68,7 @@ def choose_rendering(call: Call) -> Rendering:
     )
 
 
-def choose_media(accept: str | None) -> str:
+def choose_media(accept: str | None, forms: tuple[str, ...]) -> str:
     """The best offered type of an Accept header; JSON where nothing is said (RFC 9110 12.5.1, without
     wildcards' finesse).
     """
@@ -74,10 +80,10 @@ def choose_media(accept: str | None) -> str:
         media = media.strip().lower()
         offered = JSON_TYPE if media in ("*/*", "application/*") else media
         quality = _quality(parameters)
-        if offered in _OFFERED and quality > best_quality:
+        if offered in forms and quality > best_quality:
             best, best_quality = offered, quality
     if not best:
-        raise ShoalError("not-acceptable", f"Accept: {shown(accept)}: {', '.join(_OFFERED)} can be served")
+        raise ShoalError("not-acceptable", f"Accept: {shown(accept)}: {', '.join(forms)} can be served")
     return best
 
 

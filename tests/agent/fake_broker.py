@@ -536,6 +536,8 @@ class FakeBroker:
                     await log.grown.wait()
             except TimeoutError:
                 pass
+            self._log(topic, partition, local=local)  # it may lead no longer
+            end = min(log.end, self.known_end) if local else log.end
         frames: list[bytes] = []
         base, following, size = offset, offset, 0
         for first, count, _, data in log.batches:

@@ -25,7 +25,8 @@ ANSWERS = (
     b'{"count":1,',
     b'{"count":2,', b'{"count":1,', b'{"topic":"orders"', b'{"topic":"orders"', b'{"item":7}\n',
     b'{"topic":"orders"',
-    b'{"topic":"orders"', b"", b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
+    b'{"topic":"orders"', b"", b": still here\n\nid: ",
+    b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
     b'{"members":1,"keys":[', b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
 )  # fmt: skip
 

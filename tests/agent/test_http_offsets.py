@@ -110,6 +110,16 @@ async def test_a_wait_follows_the_leader(pair: Pair) -> None:
     await until_nobody_waits(*pair)
 
 
+async def test_the_end_of_a_topic_ends_the_wait(pair: Pair) -> None:
+    """404, wherever it was waited."""
+    tasks = [await waiting_request(agent, "after=0:1,1:1&wait=30s") for agent in pair]
+    assert (await pair[0].request("DELETE", "/v1/topics/t")).status == 204
+    for task in tasks:
+        async with asyncio.timeout(5):
+            (await task).problem("unknown-topic")
+    await until_nobody_waits(*pair)
+
+
 async def test_a_client_that_forbids_forwarding_is_told_who_leads(pair: Pair) -> None:
     """421 at once, not after the wait."""
     first, second = pair

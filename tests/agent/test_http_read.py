@@ -171,7 +171,7 @@ async def test_large_answers(agent: Agent) -> None:
         (f"application/json;q=0.2, {ARROW}", ARROW),
         ("APPLICATION/JSON", "application/json"),
         ("text/html", None),
-        ("text/event-stream", None),
+        ("text/event-stream;q=0.1, application/json", "application/json"),
         (f"{ARROW};q=0", None),
         (f"{ARROW};q=nan", None),
     ],
