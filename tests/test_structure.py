@@ -72,6 +72,7 @@ PURE = (
     "agent/catalog.py",
     "agent/config.py",
     "agent/documents.py",
+    "agent/http/merging.py",
     "agent/partition.py",
     "agent/producers.py",
     "agent/retention.py",

@@ -22,6 +22,7 @@ from shoal.agent.http.interface import Broker
 from shoal.agent.http.keys import KeyHandlers
 from shoal.agent.http.limits import HttpLimits
 from shoal.agent.http.members import MemberHandlers
+from shoal.agent.http.merged import MergedHandlers
 from shoal.agent.http.offsets import OffsetsHandlers
 from shoal.agent.http.operate import OperateHandlers
 from shoal.agent.http.origin import HostPolicy
@@ -54,6 +55,7 @@ class Entrance:
             (
                 *appends,
                 *ReadHandlers(context).routes(),
+                *MergedHandlers(context).routes(),
                 *TopicHandlers(context).routes(),
                 *OffsetsHandlers(context).routes(),
                 *TrimHandlers(context).routes(),

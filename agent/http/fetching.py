@@ -17,6 +17,7 @@ from shoal.agent.http.decode import ARROW_TYPE
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, while_it_leads
 from shoal.agent.http.forward import Reply, forward_target
 from shoal.agent.http.interface import Fetch, Leader, Topic
+from shoal.agent.http.merging import Rows
 from shoal.batch import MAX_FRAME_BYTES, decode_stream, parse_stamp, to_record_batch
 from shoal.errors import ShoalError
 
@@ -27,13 +28,6 @@ RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost", "overloaded"}
 LOOK_SECONDS = 0.25
 # Beside the batches of an answer: the schema, and frames without rows.
 STREAM_OVERHEAD_BYTES = 1 << 20
-
-
-class Rows(NamedTuple):
-    """Consecutive rows of one stored batch."""
-
-    base_offset: int
-    batch: pa.RecordBatch
 
 
 class Found(NamedTuple):

@@ -22,9 +22,10 @@ from shoal.agent.http.event_stream import (
     EventStream,
     format_event,
 )
-from shoal.agent.http.fetching import RETRIED_CODES, Found, Rows, Wanted, fetch_rows
+from shoal.agent.http.fetching import RETRIED_CODES, Found, Wanted, fetch_rows
 from shoal.agent.http.interface import Topic
 from shoal.agent.http.limits import Holding
+from shoal.agent.http.merging import Rows
 from shoal.agent.http.parameters import is_number, shown
 from shoal.agent.http.render import SLICE_ROWS, Rendering
 from shoal.errors import ShoalError

@@ -22,7 +22,7 @@ from shoal.agent.http.interface import Json, Topic
 from shoal.agent.http.parameters import Places, format_places, invalid, places
 from shoal.agent.http.problems import json_response
 from shoal.errors import ShoalError
-from shoal.records import parse_time
+from shoal.records import format_time, parse_time
 
 PARAMETERS = frozenset(("at", "after", "wait", "timeout", "forward"))
 # What another agent may say while leadership moves or its host dies: it is asked again, or another one is.
@@ -215,7 +215,7 @@ class OffsetsGatherer:
             leader = None if partition in self._found else broker.leader(self._topic, partition)
             if leader is not None and not leader.local:
                 urls.add(leader.url)
-        query = {"at": self._call.query["at"]} if self._at_us is not None else {}
+        query = {} if self._at_us is None else {"at": format_time(self._at_us)}
         remaining_ms = deadline.remaining_ms()
         answers = await asyncio.gather(
             *(ask_offsets(self._call, self._topic, url, query, remaining_ms) for url in sorted(urls))

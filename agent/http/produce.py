@@ -66,7 +66,6 @@ DECODED_AT_ONCE_BYTES = 64 * 1024
 # always exact.
 REPORTED_RANGES_MAX = 1_024
 PUT_DETAIL = "records are appended with POST; with curl say --data-binary @FILE rather than -T FILE"
-READ_DETAIL = "records are read from one partition, as in GET /v1/topics/TOPIC/partitions/0/records"
 # Fibonacci hashing: successive requests without a key fall far apart in the hash space, evenly over all
 # ranges.
 _SPREAD_STEP = 2_654_435_769
@@ -91,7 +90,6 @@ class ProduceHandlers:
         return [
             Hint("PUT", "/v1/topics/*/records", PUT_DETAIL),
             Hint("PUT", "/v1/topics/*/partitions/*/records", PUT_DETAIL),
-            Hint("GET", "/v1/topics/*/records", READ_DETAIL),
         ]
 
     async def to_topic(self, call: Call) -> web.StreamResponse:

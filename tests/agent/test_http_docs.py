@@ -26,6 +26,7 @@ ANSWERS = (
     b'{"count":2,', b'{"count":1,', b'{"topic":"orders"', b'{"topic":"orders"', b'{"item":7}\n',
     b'{"topic":"orders"',
     b'{"topic":"orders"', b"", b": still here\n\nid: ",
+    b'{"topic":"orders","records":[{"partition":0,"offset":0', b"", b": still here\n\nid: 0:",
     b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
     b'{"members":1,"keys":[', b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
 )  # fmt: skip
@@ -69,7 +70,7 @@ SLIPS = {
     "unwrapped": ('--json \'{"user":"ann"}\'', "bad-request", "records"),
     "upload": ("-T page.txt", "method-not-allowed", "--data-binary"),
     "missing file": ("--data-binary @/dev/null", "bad-request", "empty"),
-    "no parameter": ("-G -d offset=1", "method-not-allowed", "partitions/0/records"),
+    "no partition": ("-G -d offset=1", "bad-request", "partitions/0/records"),
 }
 
 

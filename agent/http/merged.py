@@ -1,0 +1,271 @@
+"""GET /v1/topics/{topic}/records: all partitions as one sequence, for people; continued by a cursor.
+
+The records come from the partitions' leaders; what is held of each is bounded. A cursor names for every
+partition the next offset to read, and nothing is kept between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from shoal.agent.http.context import Call, Context, Deadline
+from shoal.agent.http.decode import NDJSON_TYPE
+from shoal.agent.http.deliver import RETRY_PAUSE_SECONDS
+from shoal.agent.http.dispatch import Route
+from shoal.agent.http.event_stream import (
+    EVENT_STREAM,
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
+    LAST_EVENT_ID,
+    STOPPING,
+    EventStream,
+    format_event,
+)
+from shoal.agent.http.fetching import RETRIED_CODES
+from shoal.agent.http.follow import problem_event
+from shoal.agent.http.interface import Topic
+from shoal.agent.http.merged_reader import Merged, MergedReader
+from shoal.agent.http.merging import Rows
+from shoal.agent.http.offsets import OffsetsGatherer, OffsetsWait
+from shoal.agent.http.parameters import Places, format_places, integer, invalid, is_number, places
+from shoal.agent.http.problems import JSON_TYPE
+from shoal.agent.http.read import check_offset_form, offset_within, time_of
+from shoal.agent.http.render import MERGED_FORMS, SLICE_ROWS, Rendering, choose_rendering
+from shoal.agent.http.respond import send_parts
+from shoal.batch import VALUE_COLUMN
+from shoal.errors import ShoalError
+from shoal.records import render_ndjson
+
+PARAMETERS = frozenset(
+    ("offset", "cursor", "limit", "max_bytes", "wait", "view", "value", "timeout", "forward")
+)
+# A cursor has to fit a request line and a header: offsets of ten digits for each of these take 8 KiB.
+PARTITIONS_MAX = 512
+# offset=-N looks at N records of every partition.
+TAIL_RECORDS_MAX = 10_000
+CURSOR = "Shoal-Cursor"
+
+
+class MergedHandlers:
+    """The merged read."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The route, with what it takes."""
+        return [Route("GET", "/v1/topics/*/records", self.records, PARAMETERS)]
+
+    async def records(self, call: Call) -> web.StreamResponse:
+        """One answer with a cursor, or a stream whose ids are cursors."""
+        rendering = choose_rendering(call, MERGED_FORMS)
+        topic = self._context.broker.topic(call.arguments[0])
+        if len(topic.ranges) > PARTITIONS_MAX:
+            raise ShoalError(
+                "bad-request",
+                f"{topic.name} has {len(topic.ranges)} partitions, a merged read takes {PARTITIONS_MAX}; "
+                f"read them one by one, as in GET /v1/topics/{topic.name}/partitions/0/records",
+            )
+        start = Start(call, topic, streams=rendering.media == EVENT_STREAM)
+        limits = self._context.limits
+        max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
+        follows = rendering.media == EVENT_STREAM
+        reader = MergedReader(call, topic, max_bytes, follows=follows)
+        waits = self._context.waits
+        if follows:
+            stream = MergedStream(call, topic, rendering, reader, start)
+            return await waits.run(call.request, stream.answer())
+        lines, cursor = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
+        return await send_lines(call, topic, rendering, lines, cursor)
+
+
+class Start:
+    """Where a merged read begins, checked before anything is asked."""
+
+    def __init__(self, call: Call, topic: Topic, *, streams: bool) -> None:
+        self._call = call
+        self._topic = topic
+        query = call.query
+        count = len(topic.ranges)
+        self._cursor = places(query, "cursor", count)
+        if self._cursor is not None and "offset" in query:
+            raise ShoalError("bad-request", "offset and cursor exclude each other", invalid_params=["offset"])
+        last = call.headers.get(LAST_EVENT_ID) if streams else None
+        if last:
+            self._cursor = places({LAST_EVENT_ID: last}, LAST_EVENT_ID, count)
+        self._from = query.get("offset", "latest" if streams else "earliest")
+        check_offset_form(self._from)
+        if is_number(self._from):
+            raise ShoalError(
+                "bad-request",
+                f"offset={self._from}: an offset belongs to one partition; say cursor=0:{self._from}, or "
+                f"GET /v1/topics/{topic.name}/partitions/0/records?offset={self._from}",
+                invalid_params=["offset"],
+            )
+        if self._from.startswith("-") and int(self._from[1:]) > TAIL_RECORDS_MAX:
+            raise invalid("offset", self._from, f"at most the last {TAIL_RECORDS_MAX} can be merged")
+
+    async def places(self, reader: MergedReader) -> Places:
+        """The first offset to read of every partition; a partition that a cursor does not name begins at its
+        earliest."""
+        count = len(self._topic.ranges)
+        cursor = self._cursor
+        if cursor is not None and len(cursor) == count:
+            return cursor
+        at_us = time_of(self._from) if self._from.startswith("@") and cursor is None else None
+        gatherer = OffsetsGatherer(self._call, self._topic, at_us)
+        ends = await gatherer.gather(Deadline(self._call.timeout_ms()))
+        if cursor is not None:
+            return {p: cursor.get(p, ends[p]["log_start_offset"]) for p in range(count)}
+        if at_us is not None:
+            return {p: ends[p]["offset"] for p in range(count)}
+        found = {
+            p: offset_within(self._from, ends[p]["log_start_offset"], ends[p]["high_watermark"])
+            for p in range(count)
+        }
+        if self._from.startswith("-"):
+            return await reader.tail(
+                found, {p: ends[p]["high_watermark"] for p in range(count)}, int(self._from[1:])
+            )
+        return found
+
+
+async def read_once(
+    call: Call, topic: Topic, rendering: Rendering, reader: MergedReader, start: Start
+) -> tuple[list[bytes], str]:
+    """The records, each rendered, and the cursor behind them. Waits for news when there are none."""
+    wait = Deadline(call.wait_ms())
+    assert rendering.limit is not None, "only streams have none"
+    try:
+        reader.begin(await start.places(reader))
+        lines = await _read_lines(rendering, reader, rendering.limit)
+        if not lines and wait.remaining_ms():
+            await OffsetsWait(call, topic, reader.places, wait).until_one_passes()
+            await reader.look_again()
+            lines = await _read_lines(rendering, reader, rendering.limit)
+        return lines, format_places(reader.places)
+    finally:
+        reader.close()
+
+
+async def _read_lines(rendering: Rendering, reader: MergedReader, limit: int) -> list[bytes]:
+    lines: list[bytes] = []
+    while len(lines) < limit:
+        merged = await reader.more(min(limit - len(lines), SLICE_ROWS))
+        if merged is None:
+            break
+        lines += lines_of(merged, rendering)
+        await asyncio.sleep(0)
+    return lines
+
+
+async def send_lines(
+    call: Call, topic: Topic, rendering: Rendering, lines: list[bytes], cursor: str
+) -> web.StreamResponse:
+    """As NDJSON, or as a JSON document."""
+    headers = {CURSOR: cursor}
+    if rendering.media == NDJSON_TYPE:
+        return await send_parts(call, [line + b"\n" for line in lines], NDJSON_TYPE, headers)
+    head = json.dumps({"topic": topic.name}, separators=(",", ":"))[:-1] + ',"records":['
+    tail = b'],"cursor":"%b"}\n' % cursor.encode("ascii")
+    return await send_parts(call, [head.encode("ascii"), b",".join(lines), tail], JSON_TYPE, headers)
+
+
+def lines_of(merged: Merged, rendering: Rendering) -> list[bytes]:
+    """Each record rendered, without a line feed, in order."""
+    made = {partition: iter(_lines(partition, rows, rendering)) for partition, rows in merged.rows.items()}
+    return [next(made[partition]) for partition in merged.order]
+
+
+def _lines(partition: int, found: list[Rows], rendering: Rendering) -> list[bytes]:
+    lines: list[bytes] = []
+    for base_offset, batch in found:
+        if rendering.view == "value":
+            values = batch.column(VALUE_COLUMN).to_pylist()
+            lines += [b"null" if value is None else value for value in values]
+        else:
+            rendered = render_ndjson(batch, base_offset, "record", rendering.value_as)
+            opening = b'{"partition":%d,' % partition
+            lines += [opening + line[1:] for line in rendered.split(b"\n")[:-1]]
+    return lines
+
+
+class MergedStream:
+    """One reader that follows all partitions."""
+
+    def __init__(
+        self, call: Call, topic: Topic, rendering: Rendering, reader: MergedReader, start: Start
+    ) -> None:
+        self._call = call
+        self._topic = topic
+        self._rendering = rendering
+        self._reader = reader
+        self._start = start
+        self._left = rendering.limit
+        self._sent: Places = {}  # behind the last event
+        self._stream = EventStream(call)
+
+    async def answer(self) -> web.StreamResponse:
+        """Stream until the reader goes, the limit is reached or something is wrong."""
+        try:
+            self._sent = await self._start.places(self._reader)
+            self._reader.begin(self._sent)
+            first = await self._more()
+            if await self._stream.open():
+                await self._stream.keep(
+                    self._follow(first), lambda: format_event(None, "stopping", json.dumps(STOPPING))
+                )
+        finally:
+            self._reader.close()
+        return self._stream.response
+
+    async def _more(self) -> Merged | None:
+        self._reader.fetched_bytes = 0  # of a stream what is held is bounded, not what it sends in all
+        return await self._reader.more(SLICE_ROWS if self._left is None else min(self._left, SLICE_ROWS))
+
+    async def _follow(self, merged: Merged | None) -> None:
+        await self._stream.send(KEEP_ALIVE)  # the reader sees that it is heard
+        while True:
+            if merged is not None:
+                await self._stream.send(self._events(merged))
+                if self._left is not None:
+                    self._left -= len(merged.order)
+                if self._left == 0:
+                    return
+            try:
+                merged = await self._next()
+            except ShoalError as error:
+                await self._stream.send(problem_event(error))
+                return
+
+    def _events(self, merged: Merged) -> bytes:
+        """One for each record; its id is the cursor that goes on behind it."""
+        texts = {partition: f"{partition}:{offset}" for partition, offset in self._sent.items()}
+        events = []
+        for partition, line in zip(merged.order, lines_of(merged, self._rendering), strict=True):
+            self._sent[partition] += 1
+            texts[partition] = f"{partition}:{self._sent[partition]}"
+            events.append(b"id: %b\ndata: %b\n\n" % (",".join(texts.values()).encode("ascii"), line))
+        return b"".join(events)
+
+    async def _next(self) -> Merged:
+        """What comes next, however long that takes."""
+        silent_since = asyncio.get_running_loop().time()
+        while True:
+            try:
+                if (merged := await self._more()) is not None:
+                    return merged
+                wait = Deadline(int(KEEP_ALIVE_S * 1000))
+                await OffsetsWait(self._call, self._topic, self._reader.places, wait).until_one_passes()
+                await self._reader.look_again()
+            except ShoalError as error:
+                if error.code not in RETRIED_CODES or not self._call.may_forward():
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
+            now = asyncio.get_running_loop().time()
+            if now - silent_since >= KEEP_ALIVE_S:
+                silent_since = now
+                await self._stream.send(KEEP_ALIVE)
