@@ -119,7 +119,7 @@ class Start:
         gatherer = OffsetsGatherer(self._call, self._topic, at_us)
         ends = await gatherer.gather(Deadline(self._call.timeout_ms()))
         if cursor is not None:
-            return {p: cursor.get(p, ends[p]["log_start_offset"]) for p in range(count)}
+            return {p: cursor[p] if p in cursor else ends[p]["log_start_offset"] for p in range(count)}
         if at_us is not None:
             return {p: ends[p]["offset"] for p in range(count)}
         found = {
