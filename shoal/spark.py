@@ -1,22 +1,29 @@
-"""spark.read.format("shoal"): a topic's records as a DataFrame, read straight from its leaders.
+"""format("shoal") in Spark: topics as DataFrames and streams, and DataFrames and streams into topics.
 
-The only file that knows PySpark; options and planning are in spark_options.py, fetching in spark_fetch.py.
-Objects here are pickled from the driver to the executors: they are made cheaply and hold no connections.
+The only file that knows PySpark; everything else is in spark_*.py, each testable without Java. Objects here
+are pickled from the driver to the executors: they are made cheaply and hold no connections.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -25,20 +32,23 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shoal.spark_fetch import RangeReader, Scan, fetch_states
-from shoal.spark_options import SourceError, SourceOptions, parse_options, plan
+from shoal.spark_fetch import RangeReader, Scan
+from shoal.spark_options import Mode, SourceError, SourceOptions, parse_source_options
+from shoal.spark_plan import OffsetRange, plan
+from shoal.spark_stream import StreamPlanner
+from shoal.spark_topics import Directory
 
-_COLUMNS: Final = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_HEADERS: Final = StructField("headers", ArrayType(_HEADER))
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,7 @@ class ShoalPartition(InputPartition):
 class ShoalDataSource(DataSource):
     """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers.
 
-    agent (URLs, comma separated; default SHOAL_AGENT or http://127.0.0.1:7070), subscribe, startingOffsets,
-    endingOffsets, includeHeaders, minPartitions, failOnDataLoss.
+    See docs/spark.md for all options. Methods take `schema` by keyword: Spark calls them so.
     """
 
     @classmethod
@@ -60,20 +69,44 @@ class ShoalDataSource(DataSource):
         """What format() is given."""
         return "shoal"
 
-    def _parsed(self) -> SourceOptions:
-        return parse_options(self.options, os.environ)
+    def _parsed(self, mode: Mode) -> SourceOptions:
+        return parse_source_options(self.options, os.environ, mode)
 
     def schema(self) -> StructType:
         """The columns. Built without the JVM, which planning workers do not have."""
-        headers = [_HEADERS] if self._parsed().include_headers else []
-        return StructType([*_COLUMNS, *headers])
+        return StructType([StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns])
 
     def reader(self, schema: StructType) -> ShoalReader:
         """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
+        self._require_own(schema)
+        return ShoalReader(self._parsed(Mode.BATCH))
+
+    def streamReader(self, schema: StructType) -> ShoalStreamReader:
+        """A stream's reader, likewise."""
+        self._require_own(schema)
+        return ShoalStreamReader(self._parsed(Mode.STREAM))
+
+    def _require_own(self, schema: StructType) -> None:
         expected = self.schema()
         if schema != expected:
-            raise SourceError(f"leave out .schema(...): the columns are {expected.simpleString()}")
-        return ShoalReader(self._parsed())
+            raise SourceError(
+                f"leave out .schema(...): the columns are {expected.simpleString()};"
+                ' fewer of them: .option("columns", "key,value")'
+            )
+
+
+def _tasks(
+    ranges: Sequence[OffsetRange], options: SourceOptions, agents: tuple[str, ...]
+) -> list[InputPartition]:
+    return [
+        ShoalPartition(Scan(piece, agents, options.columns, options.fail_on_data_loss)) for piece in ranges
+    ]
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """One task's records. Spark passes a partition of its own when there is nothing to read."""
+    if isinstance(partition, ShoalPartition):
+        yield from RangeReader(partition.scan).batches()
 
 
 class ShoalReader(DataSourceReader):
@@ -85,16 +118,63 @@ class ShoalReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Ask the agents once for routes and offsets, and fix every task's range."""
         options = self._options
-        states = {topic: fetch_states(topic, options.agents) for topic in options.topics}
-        return [
-            ShoalPartition(Scan(piece, options.agents, options.include_headers, options.fail_on_data_loss))
-            for piece in plan(options, states)
-        ]
+        directory = Directory(options.agents)
+        states = directory.states(options.selection)
+        starts = directory.resolve(options.starting, "starting", states)
+        ends = directory.resolve(options.ending, "ending", states)
+        return _tasks(plan(options, states, starts, ends), options, directory.agents)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's records. Spark passes a partition of its own when there is nothing to read."""
-        if isinstance(partition, ShoalPartition):
-            yield from RangeReader(partition.scan).batches()
+        """One task's records."""
+        return _read(partition)
+
+
+class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans in a process of the driver that lives as long as the query; read() runs in other processes, with
+    nothing but its partition."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner_or_none: StreamPlanner | None = None
+
+    @property
+    def _planner(self) -> StreamPlanner:
+        # Made when first asked: readers are also built only to be pickled.
+        if self._planner_or_none is None:
+            self._planner_or_none = StreamPlanner(self._options)
+        return self._planner_or_none
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner_or_none": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """{topic: {partition: offset}}, as in the Kafka source's checkpoints."""
+        return self._planner.initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxOffsetsPerTrigger, if given."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; waits at an agent while there is nothing."""
+        return self._planner.latest_offset(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the whole query."""
+        self._planner.prepare_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the logs, for the query's progress."""
+        return self._planner.reported_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of one micro-batch."""
+        return _tasks(self._planner.ranges(start, end), self._options, self._planner.agents)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records."""
+        return _read(partition)
 
 
 def register(spark: SparkSession) -> None:

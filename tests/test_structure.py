@@ -89,6 +89,7 @@ PURE = (
     "shoal/routing.py",
     "shoal/row_encoding.py",
     "shoal/spark_options.py",
+    "shoal/spark_plan.py",
 )
 IMPURE_MODULES = {
     "aiohttp", "asyncio", "fcntl", "http", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",

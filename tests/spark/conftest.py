@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -91,6 +93,7 @@ class Cluster:
         self.faults: list[Fault] = []  # one is taken by each record request, and may answer it
         self.reads: list[tuple[int, int, bool]] = []  # agent, offset, forwarding allowed
         self.agents: list[ThreadingHTTPServer] = []
+        self.requests: list[str] = []  # paths, of all agents
 
     def start_agent(self) -> str:
         """Another agent; returns its URL."""
@@ -133,6 +136,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Route one request."""
+        self.cluster.requests.append(self.path)
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         steps = parts.path.strip("/").split("/")
@@ -142,8 +146,12 @@ class Handler(BaseHTTPRequestHandler):
                 raise self.cluster.document_faults.pop(0)
             if steps == ["v1", "routes"]:
                 self.document(self.cluster.routes_answer, self.routes, query["topic"])
+            elif steps == ["v1", "topics"]:
+                self.document(None, self.listed, query.get("cursor", ""))
             elif steps[-1] == "offsets":
-                self.document(self.cluster.offsets_answer, self.offsets, steps[2])
+                self.wait(steps[2], query)
+                made = partial(self.offsets, at=query.get("at"))
+                self.document(self.cluster.offsets_answer, made, steps[2])
             else:
                 self.records(steps[2], int(steps[4]), int(query["offset"]), query)
         except ShoalError as error:
@@ -171,19 +179,39 @@ class Handler(BaseHTTPRequestHandler):
         ]
         return {"version": "run.1", "topics": {name: {"id": "00", "partitions": partitions}}}
 
-    def offsets(self, name: str) -> dict[str, Any]:
-        """As http-api.md says."""
-        return {
-            "partitions": [
-                {
-                    "partition": partition,
-                    "log_start_offset": log.log_start_offset,
-                    "high_watermark": log.high_watermark,
-                    "log_end_offset": log.high_watermark,
-                }
-                for partition, log in self.topic(name).items()
-            ]
-        }
+    def listed(self, cursor: str) -> dict[str, Any]:
+        """Two topics a page."""
+        names = sorted(name for name in self.cluster.topics if name > cursor)
+        page: dict[str, Any] = {"topics": [{"name": name} for name in names[:2]]}
+        return page | ({"next_cursor": names[1]} if len(names) > 2 else {})
+
+    def wait(self, name: str, query: dict[str, str]) -> None:
+        """Until one of the partitions in ?after= has passed its place, at most ?wait=."""
+        deadline = time.monotonic() + int(query.get("wait", "0ms").removesuffix("ms")) / 1000
+        places = [piece.split(":") for piece in query.get("after", "").split(",") if piece]
+        while places and time.monotonic() < deadline:
+            logs = self.topic(name)
+            if any(int(partition) not in logs for partition, _ in places):
+                raise ShoalError("unknown-partition", "no such partition")
+            if any(logs[int(partition)].high_watermark > int(offset) for partition, offset in places):
+                return
+            time.sleep(0.005)
+
+    def offsets(self, name: str, at: str | None = None) -> dict[str, Any]:
+        """As http-api.md says; records lie a microsecond apart."""
+        entries = []
+        for partition, log in self.topic(name).items():
+            entry = {
+                "partition": partition,
+                "log_start_offset": log.log_start_offset,
+                "high_watermark": log.high_watermark,
+                "log_end_offset": log.high_watermark,
+            }
+            if at is not None:
+                first = max(log.log_start_offset, int(at) * 1000 - FIRST_TIME_US)
+                entry["offset"] = min(first, log.high_watermark)
+            entries.append(entry)
+        return {"partitions": entries}
 
     def records(self, name: str, partition: int, offset: int, query: dict[str, str]) -> None:
         """Whole batches from the one that holds `offset`, up to max_bytes."""
@@ -192,7 +220,8 @@ class Handler(BaseHTTPRequestHandler):
         self.cluster.reads.append((self.number, offset, may_forward))
         if self.cluster.faults and self.cluster.faults.pop(0)(self):
             return
-        if self.number != log.leader and not may_forward:
+        local = query.get("consistency") == "local"
+        if self.number != log.leader and not may_forward and not local:
             url = self.cluster.url(log.leader)
             raise ShoalError(
                 "not-leader", "another agent leads", leader=f"{log.leader}", leader_url=url, term=1

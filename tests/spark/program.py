@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
 
 from shoal.spark import register
 
@@ -30,6 +32,47 @@ def session() -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str, Any]:
+    """A stream with a limit until all is read, again from its checkpoint, and one that waits."""
+    options = {"subscribe": "flights", "agent": agents, "startingOffsets": "earliest"}
+
+    def start(name: str, checkpoint: str, available_now: bool, **more: Any) -> StreamingQuery:
+        frame = spark.readStream.format("shoal").options(**{**options, **more}).load()
+        writer = frame.writeStream.format("memory" if name else "noop")
+        writer = writer.queryName(name) if name else writer
+        writer = writer.option("checkpointLocation", f"{directory}/{checkpoint}")
+        trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
+        return writer.trigger(**trigger).start()
+
+    query = start("limited", "one", True, maxOffsetsPerTrigger=12, minPartitions=4)
+    query.awaitTermination(60)
+    progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
+    rows = spark.sql("select partition, offset from limited").collect()
+    again = start("", "one", True)
+    again.awaitTermination(60)
+    waiting = start("", "two", False)
+    while not waiting.recentProgress:
+        time.sleep(0.1)
+    time.sleep(0.5)  # it is within its wait at an agent
+    began = time.monotonic()
+    waiting.stop()
+    stopped_seconds = time.monotonic() - began
+    failed = start("", "three", True, subscribe="fligths")
+    try:
+        failed.awaitTermination(60)
+        failure = "no failure"
+    except PySparkException as error:
+        failure = str(error)
+    return {
+        "batches": [entry["numInputRows"] for entry in progress],
+        "records": sorted(map(list, rows)),
+        "lag_of_first": [progress[0]["sources"][0][name] for name in ("endOffset", "latestOffset")],
+        "again": sum(entry["numInputRows"] for entry in again.recentProgress),
+        "stopped_seconds": stopped_seconds,
+        "unknown_topic": failure,
+    }
 
 
 def main() -> None:
@@ -84,6 +127,7 @@ def main() -> None:
         spark.read.format("shoal").schema("value string").option("subscribe", "flights").load().count()
     except PySparkException as error:
         results["own_schema"] = str(error)
+    results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     register(spark)
     results["registered"] = load().count()
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]

@@ -30,7 +30,7 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     program = pathlib.Path(__file__).with_name("program.py")
     agents = f"127.0.0.1:9,{cluster.url(0)}"
     finished = subprocess.run(
-        [sys.executable, str(program), agents],
+        [sys.executable, str(program), agents, str(tmp_path / "checkpoints")],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -55,3 +55,10 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     assert "leave out .schema(...)" in results["own_schema"]
     assert results["registered"] == 40
     assert "no agent answers" in results["no_agent"]
+    stream = results["stream"]
+    assert stream["batches"] == [12, 12, 12, 4]
+    assert stream["records"] == [[0, n] for n in range(10)] + [[1, n] for n in range(30)]
+    assert [json.loads(text)["flights"]["1"] for text in stream["lag_of_first"]] == [9, 30]
+    assert stream["again"] == 0
+    assert stream["stopped_seconds"] < 2
+    assert "unknown topic 'fligths'" in stream["unknown_topic"]

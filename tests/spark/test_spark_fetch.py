@@ -10,8 +10,11 @@ import pytest
 
 from shoal.batch import DEFAULT_SCHEMA, schema_message
 from shoal.errors import ShoalError
-from shoal.spark_fetch import FetchPolicy, RangeReader, Scan, fetch_states
-from shoal.spark_options import OffsetRange, SourceError
+from shoal.spark_fetch import FetchPolicy, RangeReader, Scan, is_local
+from shoal.spark_http import POOL, RetryPolicy
+from shoal.spark_options import COLUMNS, HEADERS, Selection, SourceError
+from shoal.spark_plan import OffsetRange, PartitionState
+from shoal.spark_topics import Directory
 
 Cluster: TypeAlias = Any  # these two are conftest's: test modules do not import one another
 Handler: TypeAlias = Any
@@ -31,11 +34,18 @@ WIRE_SCHEMA = pa.schema(
 )
 
 
+def fetch_states(
+    topic: str, agents: tuple[str, ...], pause: Any = lambda seconds: None
+) -> dict[int, PartitionState]:
+    """What planning finds."""
+    return Directory(agents, pause=pause).states(Selection(topics=(topic,)))[topic]
+
+
 def scan(cluster: Cluster, partition: int, start: int, end: int, **changes: Any) -> Scan:
     """A task as planning would make it."""
     agents = tuple(cluster.url(number) for number in range(len(cluster.agents)))
     urls = fetch_states("flights", agents)[partition].urls
-    fields = {"include_headers": False, "fail_on_data_loss": True, **changes}
+    fields = dict(changes)
     return Scan(OffsetRange("flights", partition, start, end, fields.pop("urls", urls)), agents, **fields)
 
 
@@ -114,7 +124,7 @@ def test_batches_are_what_spark_demands(cluster: Cluster) -> None:
     assert batch.column("timestampType").to_pylist() == [0] * 10
     assert batch.column("timestamp").cast("int64").to_pylist()[3] == 1_700_000_000_000_003
     assert batch.column("key").to_pylist()[:3] == [None, b"key-1", b"key-2"]
-    (batch,) = read(scan(cluster, 0, 0, 10, include_headers=True))
+    (batch,) = read(scan(cluster, 0, 0, 10, columns=(*COLUMNS, HEADERS)))
     assert batch.column("headers").to_pylist()[:2] == [None, [{"key": "n", "value": b"1"}]]
 
 
@@ -155,7 +165,7 @@ def test_a_leader_out_of_reach_is_read_through_others(cluster: Cluster) -> None:
     """An advertised address that executors cannot reach: any agent forwards."""
     agents = (cluster.url(0),)
     cluster.url = lambda agent: UNUSED_URL
-    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), agents, False, True)
+    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), agents)
     assert values(read(task)) == expected(1, 0, 30)
     assert all(forwarded for _, _, forwarded in cluster.reads)
 
@@ -228,11 +238,11 @@ def test_patience_is_bounded(cluster: Cluster) -> None:
     """A partition that stays without leader fails the task; pauses grow, but not for ever."""
     cluster.faults = [cut]
     with pytest.raises(SourceError, match=r"in 1 attempts; last: .* broke off within an answer"):
-        read(scan(cluster, 0, 0, 10, policy=FetchPolicy(attempts=1)))
+        read(scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=RetryPolicy(attempts=1))))
     cluster.reads.clear()
     cluster.faults = [fail("no-leader")] * 100
     pauses: list[float] = []
-    task = scan(cluster, 0, 0, 10, policy=FetchPolicy(attempts=9))
+    task = scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=RetryPolicy(attempts=9)))
     with pytest.raises(
         SourceError, match=r"^partition 0 of topic 'flights': no answer for offset 0 in 9 attempts"
     ):
@@ -273,7 +283,7 @@ def test_a_topic_deleted_while_a_query_is_planned_is_unknown(cluster: Cluster) -
 
 def test_agents_that_vanish_while_a_task_reads_are_waited_for(cluster: Cluster) -> None:
     """No address answers for a while, not even with routes: bounded, then one line."""
-    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), (UNUSED_URL,), False, True)
+    task = Scan(OffsetRange("flights", 1, 0, 30, (UNUSED_URL,)), (UNUSED_URL,))
     with pytest.raises(SourceError, match=r"in 30 attempts; last: .*127\.0\.0\.1:9"):
         read(task)
 
@@ -307,3 +317,60 @@ def test_typed_topics_are_refused(cluster: Cluster) -> None:
     cluster.faults = [typed]
     with pytest.raises(SourceError, match="own schema, without headers, key, timestamp, value"):
         read(scan(cluster, 0, 0, 1))
+
+
+def test_a_replica_beside_the_reader_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader is elsewhere: the copy on this machine answers, told how far the log goes."""
+    monkeypatch.setattr("shoal.spark_fetch.is_local", lambda host: host == "localhost")
+    near = cluster.url(0).replace("127.0.0.1", "localhost")
+    task = scan(cluster, 1, 0, 30, urls=(cluster.url(1), near), policy=FetchPolicy(fetch_bytes=1))
+    assert values(read(task)) == expected(1, 0, 30)
+    assert cluster.reads == [(0, 0, False), (0, 10, False)]
+    assert "consistency=local" in cluster.requests[-1]
+    cluster.reads.clear()
+    cluster.faults = [go_on, fail("not-leader")]  # it has fallen behind
+    assert values(read(task)) == expected(1, 0, 30)
+    assert [agent for agent, _, _ in cluster.reads] == [0, 0, 1]
+    assert is_local("127.0.0.1")
+    assert not is_local("192.0.2.1")
+
+
+def test_connections_are_kept(cluster: Cluster) -> None:
+    """Python workers live on: the next task uses the connections of the last; dead ones are left."""
+    POOL.close()
+    task = scan(cluster, 1, 0, 30, policy=FetchPolicy(fetch_bytes=1))
+    assert values(read(task)) == expected(1, 0, 30)
+    kept = [idle.connection for idle in POOL._idle]
+    assert len(kept) == 2  # planning asked one agent, the task read from the other
+    assert values(read(task)) == expected(1, 0, 30)
+    assert {id(idle.connection) for idle in POOL._idle} == {id(connection) for connection in kept}
+    for connection in kept:  # as after the agent has closed them
+        connection.sock.shutdown(2)
+    assert values(read(task)) == expected(1, 0, 30)
+
+
+def test_large_batches_go_on_as_they_are(cluster: Cluster) -> None:
+    """Joining them would copy every byte once more; small ones are joined."""
+    assert len(read(scan(cluster, 1, 0, 30))) == 1
+    big = record_batch_of(70_000)
+    cluster.topics["flights"][1].frames = [(0, 70_000, big), (70_000, 70_000, big)]
+    cluster.topics["flights"][1].high_watermark = 140_000
+    batches = read(scan(cluster, 1, 10, 100_000, policy=FetchPolicy(fetch_bytes=32 * 2**20)))
+    assert [batch.num_rows for batch in batches] == [69_990, 30_000]
+    assert batches[1].column("offset")[0].as_py() == 70_000
+
+
+def record_batch_of(rows: int) -> bytes:
+    """A stored batch of so many equal records."""
+    columns = [
+        pa.repeat(pa.scalar(value, field.type), rows)
+        for value, field in zip((0, b"k", b"v" * 10, None), DEFAULT_SCHEMA, strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    return bytes(batch.serialize())
+
+
+def test_columns_are_left_out(cluster: Cluster) -> None:
+    """Only what was asked for, in that order, crosses to the JVM."""
+    (batch,) = read(scan(cluster, 0, 0, 10, columns=("offset", "key")))
+    assert batch.schema == pa.schema([("offset", pa.int64()), ("key", pa.binary())])
