@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal.segment_store.disk import Data, Disk, Done, File, ReadInto, buffers_of, length_of
+from shoal.segment_store.disk import Data, Disk, Done, File, Helper, ReadInto, buffers_of, length_of
 from shoal.segment_store.fairness import SyncSchedule
 
 
@@ -118,7 +118,7 @@ class FairFile:
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return self.file.read_resident(offset, buffer)
 
-    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
         return self.file.share(work)
 
     async def write(self, offset: int, data: Data) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Stamp, Term
+from shoal.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Term, stamp_of
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import (
@@ -447,16 +447,16 @@ class PartitionLog:
         when the first frame does not verify; before a damaged one the answer ends.
         """
         found = await self._read(first_index, last_index, max_bytes)
-        return [Frame(stamp, bytes(data)) for stamp, data in found]
+        return [_frame(item) for item in found]
 
     async def _read(
         self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
-    ) -> list[tuple[Stamp, bytes | memoryview]]:
-        """As read; bytes from the disk stay in the buffers they were read into."""
+    ) -> list[Frame | memoryview]:
+        """As read; what is from the disk stays in the buffers it was read into, its stamps undecoded."""
         self._writer.check_open()
         self._check_range(first_index, last_index)
         generation = self._writer.generation
-        frames: list[tuple[Stamp, bytes | memoryview]] = []
+        frames: list[Frame | memoryview] = []
         index, left = first_index, max_bytes
         while index <= last_index:
             cached = self._cache.get(index)
@@ -514,7 +514,8 @@ class PartitionLog:
         """As read, but only the frames' bytes, in order and uncopied, and the index of the last one: what a
         fetch sends."""
         found = await self._read(first_index, last_index, max_bytes)
-        return [data for _, data in found], found[-1][0].index
+        frames = [item.data if isinstance(item, Frame) else item for item in found]
+        return frames, LogIndex(first_index + len(found) - 1)
 
     async def scan(self, first_index: LogIndex) -> AsyncIterator[Frame]:
         """Every frame from `first_index` to what is the end now, in bounded pieces. Raises as read does."""
@@ -587,6 +588,13 @@ def _span(segment: Segment, end_offset: Offset) -> SegmentSpan:
         first_us = segment.index.entry(segment.first_index).append_time_us
         last_us = segment.index.entry(segment.last_index).append_time_us
     return SegmentSpan(*segment.name, end_offset, segment.planned_end, first_us, last_us)
+
+
+def _frame(item: Frame | memoryview) -> Frame:
+    """With its bytes copied out."""
+    if isinstance(item, Frame):
+        return Frame(item.stamp, bytes(item.data))
+    return Frame(stamp_of(item), bytes(item))
 
 
 def _run_index(run: tuple[LogIndex, Term]) -> LogIndex:

@@ -20,6 +20,7 @@ from shoal.segment_store.disk import (
     Data,
     Done,
     File,
+    Helper,
     ReadInto,
     SyncFailed,
     buffers_of,
@@ -350,7 +351,7 @@ class MemoryFile:
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return 0  # reads always pass where faults are injected
 
-    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
+    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
         return None
 
     async def write(self, offset: int, data: Data) -> None:

@@ -2,28 +2,30 @@
 names.
 
 What the page cache has is taken in the call itself. A long read is cut into pieces, and another thread copies
-the next ones while the event loop's checks those that are there: copies hold no interpreter lock, so that
-two cores share the work, and on a busy machine the loop's thread does it all by itself. Knows segments and
-files; which entries are wanted, and what their absence means, is log.py's.
+them one by one while the event loop's checks those that are there, and copies one itself when none is: a
+copy holds no interpreter lock, so that two cores share the work, and on a busy machine the loop's thread
+does it all by itself. Knows segments and files; which entries are wanted, and what their absence means, is
+log.py's.
 """
 
 import asyncio
 from array import array
+from bisect import bisect_right
 from collections import deque
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.batch import BatchError, LogIdentity, LogIndex, Stamp, view_frame
-from shoal.segment_store.disk import File, ReadInto
+from shoal.batch import BatchError, LogIdentity, LogIndex, is_frame, view_frame
+from shoal.segment_store.disk import File, Helper, ReadInto
 from shoal.segment_store.errors import Damaged
 from shoal.segment_store.segment import Segment, SegmentFiles
 
 SHARED_READ_BYTES = 2 * 2**20
 """Below this, telling another thread costs more than it saves."""
+AWAKE_TURNS = 16  # of the loop, 5 us each if it has nothing else to do: being woken takes as long
 SMALL_BUFFER_BYTES = 16 * 2**10  # clearing so few costs less than asking Arrow
-
-View = tuple[Stamp, memoryview]
 
 
 class Run(NamedTuple):
@@ -41,9 +43,10 @@ class Run(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """The leading frames of a run that are good, and why the next is not (None: all are)."""
+    """The leading frames of a run that are good, whole and in place, and why the next is not (None: all
+    are)."""
 
-    frames: list[View]
+    frames: list[memoryview]
     problem: str | None
 
 
@@ -67,22 +70,26 @@ def buffer_for(run: Run) -> memoryview:
 
 def verify_run(run: Run, view: memoryview, identity: LogIdentity) -> Verified:
     """The frames in `view`, which holds the run's bytes as far as they could be read."""
-    frames: list[View] = []
-    index, base, filled = int(run.first_index), run.start, len(view)
-    try:
-        for position, length in zip(run.positions, run.lengths, strict=True):
-            at = position - base
-            if at + length > filled:
-                return Verified(frames, "the file ends before the entry does")
-            frame = view_frame(view, at, identity)
-            stamp, data = frame
-            if stamp.index != index or len(data) != length:
-                return Verified(frames, f"entry {stamp.index} of {len(data)} bytes lies there")
-            frames.append(frame)
-            index += 1
-    except BatchError as error:
-        return Verified(frames, str(error))
+    frames: list[memoryview] = []
+    index, base, filled = run.first_index, run.start, len(view)
+    for position, length in zip(run.positions, run.lengths, strict=True):
+        at = position - base
+        if at + length > filled:
+            return Verified(frames, "the file ends before the entry does")
+        if not is_frame(view, at, length, index, identity):
+            return Verified(frames, _why_not(view, at, identity))
+        frames.append(view[at : at + length])
+        index = LogIndex(index + 1)
     return Verified(frames, None)
+
+
+def _why_not(view: memoryview, position: int, identity: LogIdentity) -> str:
+    """What is wrong with what lies there, which is not the frame that belongs there."""
+    try:
+        stamp, data = view_frame(view, position, identity)
+    except BatchError as error:
+        return str(error)
+    return f"entry {stamp.index} of {len(data)} bytes lies there"
 
 
 def read_at_once(files: SegmentFiles, run: Run) -> Verified | None:
@@ -119,7 +126,7 @@ async def _read_piece(files: SegmentFiles, file: File, run: Run) -> Verified:
 async def _read_shared(files: SegmentFiles, run: Run) -> Verified:
     try:
         async with files.open_files.pin(run.segment.path) as file:
-            shared = _SharedRead(_pieces(run, files.config.read_chunk_bytes), files.identity)
+            shared = _SharedRead(run, files.config.read_chunk_bytes, files.identity)
             helper = file.share(shared.help)
             try:
                 return await shared.work(file, helper)
@@ -130,13 +137,15 @@ async def _read_shared(files: SegmentFiles, run: Run) -> Verified:
 
 
 class _SharedRead:
-    """Pieces of one run. Whoever is free copies the next one that is left; the loop's thread checks them."""
+    """Pieces of one run. The other thread copies them from the second on, the loop's the first, and then the
+    last of those left whenever none waits to be checked."""
 
-    def __init__(self, pieces: list[Run], identity: LogIdentity) -> None:
-        self.waiting = deque(range(len(pieces)))
-        self._pieces = pieces
+    def __init__(self, run: Run, piece_bytes: int, identity: LogIdentity) -> None:
+        self._pieces = _pieces(run, piece_bytes)
+        self.waiting = deque(range(1, len(self._pieces)))
         self._identity = identity
-        self._buffers = [buffer_for(piece) for piece in pieces]
+        # Made here: what the other thread does between two copies, this one may have to wait for.
+        self._buffers = [buffer_for(piece) for piece in self._pieces]
         self._copied: deque[tuple[int, int | OSError]] = deque()  # piece, bytes there or why there are none
 
     def help(self, read_into: ReadInto) -> None:
@@ -151,18 +160,14 @@ class _SharedRead:
             except OSError as error:
                 self._copied.append((number, error))
 
-    async def work(self, file: File, helper: asyncio.Future[None] | None) -> Verified:
+    async def work(self, file: File, helper: Helper | None) -> Verified:
         """The pieces' frames in their order, up to the first problem."""
         found: list[Verified | None] = [None] * len(self._pieces)
-        for _ in found:
+        found[0] = self._check(*await self._copy(file, 0))
+        for _ in range(1, len(found)):
             number, filled = await self._next(file, helper)
-            if isinstance(filled, OSError):
-                found[number] = Verified([], f"read failed: {filled}")
-            else:
-                view = self._buffers[number][:filled].toreadonly()
-                found[number] = verify_run(self._pieces[number], view, self._identity)
-            await asyncio.sleep(0)  # a piece is a turn's worth of work
-        frames: list[View] = []
+            found[number] = self._check(number, filled)
+        frames: list[memoryview] = []
         for verified in found:
             assert verified is not None, "a piece was left"
             frames += verified.frames
@@ -170,35 +175,57 @@ class _SharedRead:
                 return Verified(frames, verified.problem)
         return Verified(frames, None)
 
-    async def _next(self, file: File, helper: asyncio.Future[None] | None) -> tuple[int, int | OSError]:
-        """A piece that is there: copied by the helper, or else now."""
-        if not self._copied and self.waiting:
-            number = self.waiting.popleft()
-            try:
-                return number, await file.read_into(self._pieces[number].start, self._buffers[number])
-            except OSError as error:
-                return number, error
+    async def _next(self, file: File, helper: Helper | None) -> tuple[int, int | OSError]:
+        """A piece that is there: copied by the helper, or else now. Others get a turn for each."""
         if not self._copied:
-            assert helper is not None, "only a helper takes pieces away"
-            await helper  # it is at work on the last
+            try:
+                return await self._copy(file, self.waiting.pop())
+            except IndexError:
+                assert helper is not None, "only a helper takes pieces away"
+                await self._wait(helper)
+        else:
+            await asyncio.sleep(0)
         return self._copied.popleft()
+
+    async def _wait(self, helper: Helper) -> None:
+        """Until the helper, which is at work on the last piece, has copied it."""
+        for _ in range(AWAKE_TURNS):
+            await asyncio.sleep(0)
+            if self._copied:
+                return
+        await asyncio.wrap_future(helper)
+
+    async def _copy(self, file: File, number: int) -> tuple[int, int | OSError]:
+        try:
+            return number, await file.read_into(self._pieces[number].start, self._buffers[number])
+        except OSError as error:
+            return number, error
+
+    def _check(self, number: int, filled: int | OSError) -> Verified:
+        if isinstance(filled, OSError):
+            return Verified([], f"read failed: {filled}")
+        view = self._buffers[number][:filled].toreadonly()
+        return verify_run(self._pieces[number], view, self._identity)
 
 
 def _pieces(run: Run, piece_bytes: int) -> list[Run]:
-    """The run in parts of at most `piece_bytes`, or of one frame."""
-    pieces: list[Run] = []
-    begin, count = 0, len(run.positions)
-    while begin < count:
-        limit = run.positions[begin] + piece_bytes
-        stop = begin + 1
-        while stop < count and run.positions[stop] + run.lengths[stop] <= limit:
-            stop += 1
-        positions, lengths = run.positions[begin:stop], run.lengths[begin:stop]
-        index, start = LogIndex(run.first_index + begin), positions[0]
-        length = positions[-1] + lengths[-1] - start
-        pieces.append(Run(run.segment, index, run.offsets, positions, lengths, start, length))
-        begin = stop
-    return pieces
+    """The run in equal parts of about `piece_bytes`. Each has a frame at least, so that there may be fewer
+    than planned."""
+    parts = max(1, round(run.length / piece_bytes))
+    bounds = [0]
+    for part in range(1, parts):
+        stop = bisect_right(run.positions, run.start + run.length * part // parts, bounds[-1])
+        if bounds[-1] < stop < len(run.positions):
+            bounds.append(stop)
+    bounds.append(len(run.positions))
+    return [_part(run, begin, stop) for begin, stop in pairwise(bounds)]
+
+
+def _part(run: Run, begin: int, stop: int) -> Run:
+    positions, lengths = run.positions[begin:stop], run.lengths[begin:stop]
+    start = positions[0]
+    length = positions[-1] + lengths[-1] - start
+    return Run(run.segment, LogIndex(run.first_index + begin), run.offsets, positions, lengths, start, length)
 
 
 def damage_of(run: Run, problem: str) -> Damaged:

@@ -35,6 +35,7 @@ from shoal.segment_store.disk import (
     Data,
     Done,
     File,
+    Helper,
     ReadInto,
     SyncFailed,
     ThreadDisk,
@@ -45,7 +46,8 @@ from shoal.segment_store.disk import (
     forget_cached,
     length_of,
     pieces_of,
-    read_fully_into,
+    unfinished,
+    wait_for,
     whole_pages,
     write_resident,
 )
@@ -443,6 +445,7 @@ class RingFile:
         self._fd = fd
         self._idle: asyncio.Future[None] | None = None
         self._begun: set[asyncio.Future[None]] = set()
+        self._helpers: list[Helper] = []
 
     def descriptor(self) -> int:
         if self._fd < 0:
@@ -475,14 +478,10 @@ class RingFile:
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
 
-    def share(self, work: Callable[[ReadInto], None]) -> asyncio.Future[None] | None:
-        self.active += 1
-        future = self._disk.run(work, partial(read_fully_into, self._fd))
-        future.add_done_callback(self._shared)
-        return asyncio.shield(future)
-
-    def _shared(self, future: asyncio.Future[None]) -> None:
-        self.finished()
+    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
+        helper = self._disk.start_helper(self.descriptor(), work)
+        self._helpers = [*unfinished(self._helpers), helper]
+        return helper
 
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
@@ -531,5 +530,6 @@ class RingFile:
         while self.active:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
+        await wait_for(self._helpers)
         if fd >= 0:
             os.close(fd)

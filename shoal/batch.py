@@ -69,6 +69,7 @@ __all__ = [
     "decode_producer_table",
     "decode_stream",
     "encode_producer_table",
+    "is_frame",
     "message_from_batch",
     "parse_frame",
     "parse_stamp",
@@ -76,6 +77,7 @@ __all__ = [
     "schema_frame",
     "schema_message",
     "stamp_message",
+    "stamp_of",
     "to_record_batch",
     "view_frame",
 ]
@@ -380,6 +382,12 @@ def parse_stamp(buffer: bytes | memoryview, position: int) -> tuple[Stamp, int]:
     return _decode_stamp(fields), total
 
 
+def stamp_of(frame: memoryview) -> Stamp:
+    """Of a whole frame that is_frame has found good."""
+    metadata_size = _PREFIX.unpack_from(frame, 0)[1]
+    return _decode_stamp(_STAMP.unpack_from(frame, 8 + metadata_size - STAMP_BYTES))
+
+
 def parse_frame(
     buffer: bytes | memoryview, position: int, identity: LogIdentity, *, verify: bool = True
 ) -> Frame:
@@ -403,6 +411,41 @@ def view_frame(
     if verify:
         _verify(view, stamp_position - position, fields[1], identity.seed)
     return _decode_stamp(fields), view
+
+
+_CHECKED = struct.Struct("<4sIBBH28xQQ36xI8x24s")
+"""Of a stamp: magic, checksum, version, kind, flags, index, body length, control length, reserved."""
+assert _CHECKED.size == STAMP_BYTES
+
+
+def is_frame(view: memoryview, position: int, length: int, index: LogIndex, identity: LogIdentity) -> bool:
+    """Whether the `length` bytes at `position`, which the buffer must hold, are the whole frame of entry
+    `index` and verify: what view_frame and the stamp would say, without decoding what nobody asked for. Never
+    raises; view_frame says why they are none."""
+    if length < 8 + 8 + STAMP_BYTES:
+        return False
+    mark, metadata_size = _PREFIX.unpack_from(view, position)
+    if mark != CONTINUATION or metadata_size % 8 or not STAMP_BYTES + 8 <= metadata_size <= length - 8:
+        return False
+    stamp_position = position + 8 + metadata_size - STAMP_BYTES
+    magic, expected, version, kind, flags, entry, body_length, control_length, reserved = (
+        _CHECKED.unpack_from(view, stamp_position)
+    )
+    if magic != _MAGIC or 8 + metadata_size + body_length != length or body_length % 8:
+        return False
+    checksum_position = stamp_position + _CRC_OFFSET
+    head = crc32c(view[position:checksum_position], identity.seed)
+    if crc32c(view[checksum_position + 4 : position + length], head) != expected:
+        return False
+    return (
+        entry == index
+        and version == FORMAT_VERSION
+        and kind <= Kind.SEAL
+        and not flags & ~_KNOWN_FLAGS
+        and reserved == _RESERVED
+        and control_length <= metadata_size - STAMP_BYTES - 8
+        and length <= MAX_FRAME_BYTES
+    )
 
 
 def _verify(frame: memoryview, stamp_position: int, expected: int, seed: int) -> None:

@@ -35,6 +35,7 @@ from shoal.batch import (
     decode_producer_table,
     decode_stream,
     encode_producer_table,
+    is_frame,
     message_from_batch,
     parse_frame,
     parse_stamp,
@@ -42,6 +43,7 @@ from shoal.batch import (
     schema_frame,
     schema_message,
     stamp_message,
+    stamp_of,
     to_record_batch,
 )
 
@@ -80,6 +82,23 @@ def test_a_frame_is_read_as_it_was_stamped(
     assert control_payload(again.data) == b"thirteen byte"
     assert to_record_batch(again.data, DEFAULT_SCHEMA).equals(make_batch(25))
     assert parse_stamp(frame.data, 0) == (frame.stamp, len(frame.data))
+    assert stamp_of(memoryview(frame.data)) == frame.stamp
+
+
+def is_entry(data: bytes, identity: LogIdentity, index: int = 12) -> bool:
+    """Whether all of the bytes are the frame of that entry, also in the middle of others."""
+    found = is_frame(memoryview(data), 0, len(data), LogIndex(index), identity)
+    assert is_frame(memoryview(b"x" * 9 + data + b"y"), 9, len(data), LogIndex(index), identity) == found
+    return found
+
+
+def test_a_frame_is_that_of_its_entry_only(identity: LogIdentity, make_frame: MakeFrame) -> None:
+    """The short check knows which entry and how many bytes are meant."""
+    frame = make_frame(25)
+    assert is_entry(frame.data, identity)
+    assert not is_entry(frame.data, identity, 11)
+    assert not is_entry(frame.data + bytes(8), identity)
+    assert not any(is_entry(frame.data[:length], identity) for length in range(len(frame.data)))
 
 
 def test_a_stamp_needs_no_body(make_frame: MakeFrame) -> None:
@@ -107,6 +126,7 @@ def test_every_flipped_bit_is_found(identity: LogIdentity, make_frame: MakeFrame
             changed[position] ^= 1 << bit
             with pytest.raises(BatchError):
                 parse_frame(bytes(changed), 0, identity)
+            assert not is_entry(bytes(changed), identity)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +143,7 @@ def test_a_frame_of_another_log_is_refused(make_frame: MakeFrame, other: LogIden
     with pytest.raises(BatchError) as caught:
         parse_frame(make_frame().data, 0, other)
     assert caught.value.reason == "checksum"
+    assert not is_entry(make_frame().data, other)
 
 
 def test_two_thousand_mutations_of_a_stamp_are_read_or_refused(
@@ -139,10 +160,13 @@ def test_two_thousand_mutations_of_a_stamp_are_read_or_refused(
         try:
             again = parse_frame(data, 0, identity)
             assert again.stamp.body_length <= MAX_FRAME_BYTES
+            whole = len(again.data) == len(data)
+            assert is_entry(data, identity, again.stamp.index) == whole
             control_payload(again.data)
             parse_frame(data, 0, identity, verify=False)
             accepted += 1
         except BatchError:
+            assert not is_entry(data, identity)
             continue
     assert 100 < accepted < 1_900  # the mutations reach both sides
 
@@ -181,6 +205,7 @@ def test_a_stamp_that_holds_but_makes_no_sense_is_refused(
     with pytest.raises(BatchError) as caught:
         parse_frame(rewritten(make_frame(), identity, offset, replacement), 0, identity)
     assert caught.value.reason == reason
+    assert not is_entry(rewritten(make_frame(), identity, offset, replacement), identity)
 
 
 @pytest.mark.parametrize(
