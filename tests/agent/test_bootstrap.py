@@ -4,6 +4,7 @@ once.
 
 import random
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from shoal.agent.bootstrap import (
     Peer,
     View,
     Wait,
+    can_never_have_lived,
     catalog_voters,
     decide,
     must_dissolve,
@@ -150,6 +152,19 @@ def test_of_two_clusters_at_most_one_dissolves(
     assert not (first and second)
     assert not (first and topics_one)
     assert first or second or (topics_one and topics_two)
+
+
+@given(st.integers(1, 5), st.sets(st.integers(0, 6)))
+def test_who_can_never_have_lived_has_no_majority_left(count: int, foreign: set[int]) -> None:
+    """The count agrees with its slow twin: no majority of the birth voters is without one of another
+    cluster's agents."""
+    voters = [str(number) for number in range(count)]
+    strangers = {str(number) for number in foreign}
+    majorities = (
+        set(chosen) for size in range(count + 1) for chosen in combinations(voters, size) if 2 * size > count
+    )
+    dead = not any(majority.isdisjoint(strangers) for majority in majorities)
+    assert can_never_have_lived(voters, sorted(strangers)) is dead
 
 
 # ---- many at once ----------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ import pytest
 
 from shoal.agent.applying import StateMachine
 from shoal.agent.host import MIN_FREE_BYTES
-from shoal.agent.identity import ReplicaState
+from shoal.agent.identity import HardStateFile, ReplicaState
 from shoal.agent.waiting import Appended
-from shoal.batch import Offset
+from shoal.batch import Offset, Term
 from shoal.errors import ShoalError
+from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values, until
@@ -226,6 +227,28 @@ def heal(node: Node) -> None:
     node.links._handlers = {4: node.host._on_group_messages, 5: node.host._on_append_frame}
 
 
+async def test_what_is_not_committed_is_seen_by_nobody() -> None:
+    """Stored by the leader and provisional (acks=leader): no read shows it, however many bytes it may take
+    and whichever batch it begins with, until a majority has it (safety 22)."""
+    cluster, _ = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        await cluster.append("b")
+        leader = await cluster.leader()
+        others = [node for node in cluster.nodes if node is not leader]
+        for node in others:
+            await cluster.stop(node)
+        appended = await leader.host.append(GROUP, [message("c")], acks="leader", timeout_ms=2_000)
+        assert appended.base_offset == 2
+        assert await read_values(leader, local=True) == ["a", "b"]
+        fetch = await leader.host.read(GROUP, Offset(1), max_bytes=1 << 20, local=True)
+        assert (fetch.next_offset, fetch.high_watermark) == (2, 2)
+        for node in others:
+            await cluster.start(node)
+        await cluster.append("d")
+        assert (await read_values(await cluster.leader(), local=True))[:2] == ["a", "b"]
+
+
 async def test_a_crash_while_a_replica_is_born_is_no_loss() -> None:
     """Registered as creating, nothing said: the birth is simply carried out again."""
     cluster, disks = memory_cluster(1)
@@ -255,6 +278,32 @@ async def test_a_forgotten_vote_makes_a_replica_lost() -> None:
         await cluster.start(victim)
         assert victim.host.status(GROUP).state == "lost"
         await cluster.append("b")
+
+
+async def test_a_log_above_the_stored_term_is_a_lost_replica() -> None:
+    """The hard state is an old copy (a backup put back): what was promised since is not known (safety 3). It
+    says so, never votes, and the others go on; nor does a second start believe it."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        victim = next(node for node in cluster.nodes if node is not leader)
+        await until(lambda: victim.host.replica(GROUP).log.last_index >= 2)
+        await cluster.stop(victim)
+        disk = disks[victim.agent_id]
+        kept = await HardStateFile.open(disk, victim.directory)
+        stored = kept.get(GROUP)
+        assert stored is not None
+        assert stored[1].term > 0
+        await kept.save(GROUP, stored[0], HardState(Term(0), None, stored[1].commit_index))
+        await kept.close()
+        for _ in range(2):
+            await cluster.start(victim)
+            status = victim.host.status(GROUP)
+            assert status.state == "lost"
+            await cluster.append("b")
+            await cluster.stop(victim)
+        await cluster.start(victim)
 
 
 async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:

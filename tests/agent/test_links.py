@@ -126,6 +126,25 @@ async def test_both_kinds_connect_and_carry_frames_both_ways() -> None:
         assert a.silent == b.silent == []
 
 
+async def test_a_heartbeat_does_not_wait_behind_batches() -> None:
+    """The receiver takes no bulk for now, and megabytes of it wait: what goes by the control connection
+    arrives all the same, else the group would elect (safety 24)."""
+    a, b = Node("a"), Node("b")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        bulk = b.links._peers[agent_id("a")].connections[LinkKind.BULK]
+        assert bulk._transport is not None
+        bulk._transport.pause_reading()
+        body = bytes(2**20)
+        while a.links.send_bulk(agent_id("b"), TEST_FRAME, [body]):
+            pass  # until the sockets and the outbox are full
+        assert a.links.send_control(agent_id("b"), TEST_FRAME, b"heartbeat")
+        await until(lambda: b.received == [(agent_id("a"), b"heartbeat")])
+        bulk._transport.resume_reading()
+        await until(lambda: len(b.received) > 2)
+        assert a.silent == b.silent == []
+
+
 async def test_an_unknown_peer_gets_nothing() -> None:
     """Frames to an agent that is not connected are dropped, and counted."""
     a = Node("a")

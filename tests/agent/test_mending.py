@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.identity import HardStateFile
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.segment_wire import EntryId, Held, decode_entry, encode_entry_wanted
 from shoal.batch import LogIndex, Term
 from shoal.errors import ShoalError
+from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.memory_disk import MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
@@ -242,6 +244,46 @@ async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
         assert (await cluster.append("committed")).base_offset == COUNT
         await whole(cluster)
         assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
+
+
+async def set_hard_state(disk: MemoryDisk, node: Node, *, term: int = 0, commit_index: int) -> None:
+    """Of a node that does not run: a term that it has seen since, a commit index that it had not stored."""
+    kept = await HardStateFile.open(disk, node.directory)
+    stored = kept.get(GROUP)
+    assert stored is not None
+    state = HardState(Term(max(term, stored[1].term)), None, LogIndex(commit_index))
+    await kept.save(GROUP, stored[0], state)
+    await kept.close()
+
+
+async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped() -> None:
+    """One is damaged, one is intact without the entry and of a newer term, and the third, with which it was
+    committed, is away: a minority without it proves nothing. Cut there, the two would lead on without what
+    was acknowledged (safety 10)."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        lacking, away = (node for node in cluster.nodes if node is not leader)
+        await cluster.stop(lacking)
+        assert (await cluster.append("acknowledged")).base_offset == COUNT
+        entry = index_of(leader, COUNT)
+        term = log_of(leader).last_term
+        place = Place(disks[leader.agent_id], leader, entry)
+        await cluster.stop(away)
+        await cluster.stop(leader)
+        place.hit()
+        await set_hard_state(disks[leader.agent_id], leader, commit_index=entry - 1)
+        await set_hard_state(disks[lacking.agent_id], lacking, term=term + 5, commit_index=entry - 1)
+        await cluster.start(leader)
+        await cluster.start(lacking)
+        with pytest.raises(TimeoutError):
+            await until(lambda: leader.leads or lacking.leads, 1.5)
+        assert leader.host.status(GROUP).state == "failed"
+        await cluster.start(away)
+        await cluster.append("after")
+        await whole(cluster)
+        for node in cluster.nodes:
+            assert (await read_values(node, local=True))[COUNT:] == ["acknowledged", "after"]
 
 
 async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() -> None:

@@ -170,6 +170,10 @@ def test_a_checkpoint_is_the_fold_of_the_log_before_it(seed: int, length: int) -
         for frame in writer.frames[head + 1 :]:
             restored.append(frame)
         assert restored.checkpoint() == state.checkpoint()
+        # And not only because a checkpoint leaves something out.
+        assert restored.producers.to_bytes() == state.producers.to_bytes()
+        assert restored.configuration == state.configuration
+        assert restored.tail._replace(log_bytes=0) == state.tail._replace(log_bytes=0)
 
 
 def test_a_log_that_begins_without_its_checkpoint_is_refused() -> None:

@@ -88,3 +88,26 @@ async def test_a_silent_link_is_needed_to_call_an_agent_lost(roster: Any) -> Non
     assert not roster.is_live("b")
     assert not roster.is_lost("dead")
     assert roster.is_live("hosted")
+
+
+async def test_digest_tags_change_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change is a broadcast to everybody (safety 28): a hundred leaders that move are one of them, with
+    the last state; what others wait for (the cluster id, a drain) is told at once."""
+    monkeypatch.setattr("shoal.agent.roster.TAGS_INTERVAL_S", 0.05)
+    told: list[dict[str, str]] = []
+    links: Any = SimpleNamespace(set_addresses=lambda urls: None, is_silent=lambda name: False)
+    gossip: Any = SimpleNamespace(members=lambda: (), set_tags=lambda tags: told.append(dict(tags)))
+    made = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
+    made.attach(gossip, {})
+    for number in range(100):
+        made.set_placement("nonce.1", number)
+        made.set_catalog(number, has_topics=True)
+    assert told == []
+    await asyncio.sleep(0.1)
+    assert [(tags["cv"], tags["pv"], tags["nt"]) for tags in told] == [("99", "1.99", "1")]
+    made.set_placement("nonce.1", 99)  # nothing new
+    await asyncio.sleep(0.1)
+    assert len(told) == 1
+    made.set_drained(drained=True)
+    assert len(told) == 2
+    made.stop()

@@ -88,6 +88,18 @@ def test_within_a_term_the_newer_configuration_decides() -> None:
     assert found.voters == ("a", "d")
 
 
+@pytest.mark.parametrize("leader", ["a", None])
+def test_of_followers_claims_the_newer_configuration_decides_too(leader: str | None) -> None:
+    """The leader itself was not heard, or there is none: not who has more of the log, but who knows the newer
+    configuration (safety 1)."""
+    old = claim("b", "follower", 3, leader, high_watermark=99)
+    new = claim("c", "follower", 3, leader, configuration_index=9, voters=("a", "c"))
+    for routes in (table(b=old, c=new), table(c=new, b=old)):
+        found = routes.leadership(GROUP, always)
+        assert found is not None
+        assert (found.agent_id, found.voters) == (leader, ("a", "c"))
+
+
 def test_a_dead_leader_is_no_leader() -> None:
     """Clients must wait for the next one rather than be sent to a closed door."""
     routes = table(a=claim("a", "leader", 3, "a"), b=claim("b", "follower", 3, "a"))

@@ -126,6 +126,19 @@ def test_a_granted_vote_waits_for_the_disk() -> None:
     assert [type(item) for item in ready.messages_after_sync] == [VoteReply]
 
 
+def test_a_vote_in_a_term_that_is_on_disk_already_waits_too() -> None:
+    """Section 5.2, safety 3: the term is known to the disk, the vote is not; a crash between answer and sync
+    would let it vote again."""
+    core = make_core(1, term=4)
+    core.step(vote(A, 4), 0)
+    ready = core.ready()
+    assert ready is not None
+    assert ready.hard_state is not None
+    assert (ready.hard_state.term, ready.hard_state.vote) == (4, A)
+    assert not ready.messages
+    assert [type(item) for item in ready.messages_after_sync] == [VoteReply]
+
+
 def test_a_candidate_asks_after_its_term_is_on_disk() -> None:
     """Safety 3: else a candidate that crashed could ask twice in one term, with two logs."""
     core = make_core(1, config=RaftConfig(pre_vote=False))

@@ -236,6 +236,34 @@ def test_an_idle_group_goes_quiet() -> None:
     assert group.leaders() == [0]
 
 
+def test_a_leader_is_quiet_only_once_all_have_agreed() -> None:
+    """Safety 25: it asks, and goes on with its heartbeats until the last reachable replica has said that its
+    own timer is off; one that missed the question would campaign otherwise."""
+    group = Group(config=QUIET)
+    leader = group.elect(0)
+    group.pass_time(500)
+
+    def is_asked(message: object) -> bool:
+        return isinstance(message, AppendRequest) and message.quiet
+
+    for _ in range(30):
+        group.now_ms += 10
+        leader.wake(group.now_ms)
+        group.drain(0)
+        if any(map(is_asked, group.mail)):
+            break
+        group.settle()
+    else:
+        pytest.fail("the leader never asked")
+    assert not leader.is_quiet
+    group.deliver(lambda message: message.receiver == B)
+    group.deliver(lambda message: message.sender == B)
+    assert not leader.is_quiet
+    assert leader.deadline() is not None
+    group.settle()
+    assert leader.is_quiet
+
+
 def test_a_quiet_leader_hands_over_to_whoever_is_not_silent() -> None:
     """Nobody was asked to answer while the group was quiet, so nobody is unreachable for not having
     answered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,12 +18,24 @@ def slow_majority_value(values: list[int]) -> int:
 
 
 def slow_vote_result(voters: list[int], votes: dict[int, bool]) -> VoteResult:
-    """Won if it stays won however the others vote; lost if no way of voting wins it."""
-    granted = [voter for voter in voters if votes.get(voter) is True]
+    """Won if every way in which the others may vote wins it; lost if none does."""
     open_ = [voter for voter in voters if voter not in votes]
-    if 2 * len(granted) > len(voters):
-        return VoteResult.WON
-    return VoteResult.PENDING if 2 * (len(granted) + len(open_)) > len(voters) else VoteResult.LOST
+    outcomes = set()
+    for cast in product((False, True), repeat=len(open_)):
+        all_votes = votes | dict(zip(open_, cast, strict=True))
+        outcomes.add(2 * sum(all_votes[voter] for voter in voters) > len(voters))
+    return {frozenset({True}): VoteResult.WON, frozenset({False}): VoteResult.LOST}.get(
+        frozenset(outcomes), VoteResult.PENDING
+    )
+
+
+def slow_majority(count: int) -> int:
+    """The least size of which no two sets are apart, by looking at all pairs of sets."""
+    for size in range(1, count + 1):
+        sets = [set(chosen) for chosen in combinations(range(count), size)]
+        if all(a & b for a in sets for b in sets):
+            return size
+    raise AssertionError("all of them meet all of them")
 
 
 @given(VALUES)
@@ -48,9 +60,10 @@ def test_majority_value_never_falls_when_a_replica_moves_on(values: list[int], w
 
 @given(st.integers(1, 7))
 def test_any_two_majorities_meet(count: int) -> None:
-    """What every proof of the paper rests on."""
+    """What every proof of the paper rests on; and a smaller number would not do."""
     sets = [set(chosen) for chosen in combinations(range(count), majority(count))]
     assert all(a & b for a in sets for b in sets)
+    assert majority(count) == slow_majority(count)
 
 
 @given(st.integers(1, 7), st.dictionaries(st.integers(0, 9), st.booleans(), max_size=10))

@@ -1,0 +1,1 @@
+"""The safety rules of the design and the proof that tests hold them."""
