@@ -35,6 +35,7 @@ class Outcome(Protocol):
 
     next_seed: int
     faults: int
+    records: int
     findings: list[str]
 
 
@@ -73,6 +74,16 @@ def _on_a_real_file_system(seed: int) -> int:
     return len(outcomes) * FUSE_LIVES * FUSE_FAILURES
 
 
+def kills(seed: int, outcome: Outcome) -> int:
+    """SIGKILL alone, of a process that appends on either disk: every acknowledged batch is there."""
+    run_kills = importlib.import_module("kills").run_kills
+    for kind in ("ring", "threads"):
+        with tempfile.TemporaryDirectory() as directory:
+            outcome.records += asyncio.run(run_kills(f"{directory}/log", kind, KILLS, seed))
+        outcome.faults += KILLS
+    return 1
+
+
 def decoders(seed: int, outcome: Outcome) -> int:
     """Hostile bytes for every decoder of what is stored."""
     fuzz = importlib.import_module("tests.agent.decoder_fuzz")
@@ -100,7 +111,7 @@ def states(seed: int, outcome: Outcome) -> int:
     return 1
 
 
-ROUNDS: dict[str, Round] = {"store": store, "decoders": decoders, "states": states}
+ROUNDS: dict[str, Round] = {"store": store, "kills": kills, "decoders": decoders, "states": states}
 
 
 def search_store(what: Round, outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:

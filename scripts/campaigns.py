@@ -31,7 +31,8 @@ RECORD = environment.ROOT / "docs" / "campaigns.md"
 HEAD = """# Campaigns
 
 Long runs of the tests that search, written down by `scripts/campaign` as they end. A finding names its seed.
-Faults are power failures and kills (store), hostile inputs (decoders) or histories of operations (states).
+Faults are power failures and kills (store), SIGKILLs alone (kills), hostile inputs (decoders) or histories of
+operations (states).
 
 | date | commit | what | seeds | hours | faults | findings |
 | --- | --- | --- | --- | --- | --- | --- |
