@@ -12,7 +12,9 @@ aio_consumer.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -29,10 +31,23 @@ from shoal.aio_consumer import (
     read_in_turn,
     read_together,
 )
-from shoal.aio_producer import Acks, ProduceFailed, Producer, ProducerStatistics, batch_of
+from shoal.aio_producer import (
+    Acks,
+    Compression,
+    Delivered,
+    OnDelivery,
+    ProduceFailed,
+    Producer,
+    ProducerStatistics,
+    batch_of,
+)
+from shoal.aio_reading import AsyncConsumer, Start
 from shoal.batching import BatchingConfig
-from shoal.client_routing import RetryPolicy
-from shoal.errors import ShoalError
+from shoal.client_routing import RetryPolicy, bootstrap_urls
+from shoal.consumed import Record
+from shoal.delivery import Appended, Delivery, Place
+from shoal.errors import ClientError, ShoalError
+from shoal.gathering import HeadersLike, Text, Timestamp
 
 __all__ = [
     "AsyncClient",
@@ -46,20 +61,35 @@ __all__ = [
     "PartitionOffsets",
     "Unreachable",
     "batch_of",
+    "Appended",
+    "AsyncConsumer",
+    "Delivered",
+    "Delivery",
+    "Place",
+    "Record",
 ]
 
 DEFAULT_FETCH_BYTES = 4 << 20
+SEND_TOPICS_MAX = 64
+"""Each has its own buffers and a watching request; who sends to more chooses when to close which."""
 
 
 class AsyncClient:
     """A client of one cluster. Use as `async with AsyncClient(urls) as client`.
 
-    `bootstrap`: one or more agents' URLs; further agents are learnt from them, so that any may die later.
-    All methods raise ShoalError (an agent refused; .code says why) or Unreachable (no agent answered).
+    `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
+    agents are learnt from them, so that any may die later. All methods raise ShoalError (an agent refused;
+    .code says why) or Unreachable (no agent answered).
     """
 
-    def __init__(self, bootstrap: Sequence[str], config: ClientConfig | None = None) -> None:
-        self._cluster = Cluster(bootstrap, config or ClientConfig())
+    def __init__(
+        self, bootstrap: str | Sequence[str] | None = None, config: ClientConfig | None = None
+    ) -> None:
+        self._cluster = Cluster(
+            bootstrap_urls(bootstrap, os.environ.get("SHOAL_AGENT")), config or ClientConfig()
+        )
+        self._producers: dict[str, Producer] = {}
+        self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._cluster.open()
@@ -68,7 +98,16 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._cluster.close()
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            for producer in self._producers.values():
+                await producer.abort()
+            await self._cluster.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self._cluster.agents.in_order()[:3])}>"
 
     @property
     def retries(self) -> int:
@@ -201,10 +240,80 @@ class AsyncClient:
         acks: Acks = "all",
         partition: int | None = None,
         batching: BatchingConfig | None = None,
+        compression: Compression | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> Producer:
-        """An idempotent producer for one topic; `partition` sends everything there, whatever the keys."""
+        """An idempotent producer for one topic; `partition` sends everything there, whatever the keys.
+
+        `compression` of the stored batches: lz4 or zstd. `on_delivery` is called once for each request, in
+        the event loop.
+        """
         return Producer(
-            self._cluster, topic, acks=acks, partition=partition, batching=batching or BatchingConfig()
+            self._cluster,
+            topic,
+            acks=acks,
+            partition=partition,
+            batching=batching,
+            compression=compression,
+            on_delivery=on_delivery,
+        )
+
+    async def send(
+        self,
+        topic: str,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Buffer one record for a topic, through a producer with default settings that the client keeps;
+        `flush` waits for all of them. Raises as Producer.send."""
+        producer = self._producers.get(topic)
+        if producer is None:
+            producer = await self._opened(topic)
+        return await producer.send(value, key, headers=headers, timestamp=timestamp, partition=partition)
+
+    async def flush(self) -> None:
+        """Wait until everything that `send` took is acknowledged. Raises ProduceFailed."""
+        for producer in list(self._producers.values()):
+            await producer.flush()
+
+    async def _opened(self, topic: str) -> Producer:
+        async with self._opening:
+            if topic not in self._producers:
+                if len(self._producers) >= SEND_TOPICS_MAX:
+                    raise ClientError(
+                        f"send() keeps a producer for each topic, at most {SEND_TOPICS_MAX}: use producer()"
+                    )
+                self._producers[topic] = await self.producer(topic).__aenter__()
+            return self._producers[topic]
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Start = "earliest",
+        follow: bool = False,
+        max_bytes: int = DEFAULT_FETCH_BYTES,
+        nearest: bool = False,
+    ) -> AsyncConsumer:
+        """A reader of some or all partitions, with positions; use it in an `async with` block.
+
+        `start`: earliest, latest, -N (the last N of each partition), @TIME, or a mapping of partitions to
+        these or to offsets (partitions it does not name are not read). `nearest`: replicas may answer, with
+        committed records only.
+        """
+        return AsyncConsumer(
+            self._cluster,
+            topic,
+            partitions=partitions,
+            start=start,
+            follow=follow,
+            max_bytes=max_bytes,
+            nearest=nearest,
         )
 
     async def fetch(

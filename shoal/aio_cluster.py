@@ -28,6 +28,8 @@ ANSWER_BYTES_MAX = 96 << 20
 ANSWER_GRACE_MS = 2_000
 # Blocking queries for routes; below the agent's maximum of 60 s and most proxies' idle limits.
 WATCH_WAIT_SECONDS = 30
+# How long a measured distance to a replica is believed: networks change slowly, agents restart.
+DISTANCE_VALID_MS = 60_000
 
 
 class Unreachable(ConnectionError):
@@ -115,6 +117,8 @@ class Cluster:
         self.retries = 0
         self._looks: dict[str, asyncio.Future[None]] = {}
         """The newest look at a topic's routes for requests whose leader is silent: they share it."""
+        self._distances: dict[str, tuple[float, int]] = {}
+        """Seconds to an answer of each agent that was measured, and when (now_ms)."""
         self._answered = False
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
@@ -201,6 +205,38 @@ class Cluster:
             await asyncio.sleep(verdict.delay_ms / 1_000)
             if verdict.refresh:
                 await self._refresh_quietly(topic)
+
+    async def at_replica(self, topic: str, partition: int, call: Call) -> Answer | None:
+        """Ask the replica that answers soonest, once; None when that is the leader or it does not answer
+        well: the leader knows better then. For reads that name consistency=local."""
+        urls = self.routes.replica_urls(topic, partition)
+        url = await self._nearest(urls)
+        if url is None or url == self.routes.leader_url(topic, partition):
+            return None
+        try:
+            return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
+        except AttemptFailed:
+            self._distances[url] = (float("inf"), now_ms())
+            return None
+
+    async def _nearest(self, urls: Sequence[str]) -> str | None:
+        """Of these agents the one that answers soonest, measured once a minute; None when none does."""
+        stale_ms = now_ms() - DISTANCE_VALID_MS
+        unknown = [url for url in urls if self._distances.get(url, (0.0, stale_ms - 1))[1] < stale_ms]
+        await asyncio.gather(*(self._measure(url) for url in unknown))
+        reached = [url for url in urls if self._distances[url][0] < float("inf")]
+        return min(reached, key=lambda url: self._distances[url][0], default=None)
+
+    async def _measure(self, url: str) -> None:
+        distance = float("inf")
+        try:
+            for _ in range(2):  # the first opens the connection
+                started = time.perf_counter()
+                await self._attempt(url, Call("GET", "/livez"))
+                distance = time.perf_counter() - started
+        except AttemptFailed:
+            distance = float("inf")
+        self._distances[url] = (distance, now_ms())
 
     async def refresh(self, topic: str, *, retry_ms: int | None = None) -> str:
         """Fetch the topic's routes from any agent; returns their version. ShoalError unknown-topic if there

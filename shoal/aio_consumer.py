@@ -21,6 +21,8 @@ from shoal.errors import ShoalError
 # Fetches that were decoded and not yet taken, over all partitions of one consumer: with fetches of 1 to 64
 # MiB this bounds memory, and it is enough to fetch while the user works.
 CHUNKS_AHEAD_MAX = 4
+# Stored batches smaller than this on average are joined: their fixed costs would be the reader's.
+SMALL_BATCH_BYTES = 32 << 10
 # How long a fetch at the end of the log may be held.
 FOLLOW_WAIT_MS = 5_000
 # How often, while a fetch is held or unanswered, other agents are asked who leads the partition by now: a
@@ -121,12 +123,44 @@ async def plan(
     return spans
 
 
+class FetchedBatches(NamedTuple):
+    """What one fetch brought: the stored batches, rows before the wanted offset cut off, perhaps none."""
+
+    schema: pa.Schema
+    pieces: list[Fetched]
+    next_offset: int
+    high_watermark: int
+
+
 async def fetch(
     cluster: Cluster, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0
 ) -> Fetched:
     """Whole batches from `offset` on, rows before it cut off. Empty when nothing came within `wait_ms`.
 
     Raises ShoalError (trimmed, beyond-end, unknown-topic, ...) and Unreachable.
+    """
+    found = await fetch_batches(cluster, topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
+    if not found.pieces:
+        empty = pa.RecordBatch.from_pylist([], schema=found.schema)
+        return Fetched(partition, offset, empty, found.next_offset, found.high_watermark)
+    return _joined(found.pieces)
+
+
+async def fetch_batches(
+    cluster: Cluster,
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    max_bytes: int,
+    wait_ms: int = 0,
+    nearest: bool = False,
+    seen: int = 0,
+) -> FetchedBatches:
+    """As `fetch`, batch by batch: nothing is copied, but that many small ones become one.
+
+    `nearest`: a replica that answers sooner than the leader may answer; `seen` is the high watermark that
+    this reader knows, below which no replica's answer may fall back.
     """
     call = Call(
         "GET",
@@ -135,14 +169,22 @@ async def fetch(
         {"Accept": ARROW_STREAM},
         wait_ms=wait_ms,
     )
-    retry_ms = cluster.config.retry.total_ms + wait_ms
-    answer = await cluster.at_leader(
-        topic, partition, call, retry_ms=retry_ms, deposed_grace_ms=DEPOSED_GRACE_MS
-    )
+    answer = None
+    if nearest:
+        local = call._replace(
+            params={**call.params, "consistency": "local"},
+            headers={**call.headers, "Shoal-High-Watermark": str(seen)},
+        )
+        answer = await cluster.at_replica(topic, partition, local)
+    if answer is None:
+        retry_ms = cluster.config.retry.total_ms + wait_ms
+        answer = await cluster.at_leader(
+            topic, partition, call, retry_ms=retry_ms, deposed_grace_ms=DEPOSED_GRACE_MS
+        )
     return _decoded(answer, partition, offset)
 
 
-def _decoded(answer: Answer, partition: int, offset: int) -> Fetched:
+def _decoded(answer: Answer, partition: int, offset: int) -> FetchedBatches:
     try:
         base_offset = int(answer.headers["Shoal-Base-Offset"])
         next_offset = int(answer.headers["Shoal-Next-Offset"])
@@ -150,13 +192,26 @@ def _decoded(answer: Answer, partition: int, offset: int) -> Fetched:
         schema, batches = decode_stream(answer.body)
     except (KeyError, ValueError) as error:  # BatchError is a ValueError
         raise ShoalError("internal", f"the agent's answer to a read is damaged: {error!r}") from error
-    batches = [batch for batch in batches if batch.num_rows]
-    if not batches:
-        empty = pa.RecordBatch.from_pylist([], schema=schema)
-        return Fetched(partition, offset, empty, max(offset, next_offset), high_watermark)
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    skipped = min(max(offset - base_offset, 0), batch.num_rows)
-    return Fetched(partition, base_offset + skipped, batch.slice(skipped), next_offset, high_watermark)
+    pieces = []
+    for batch in batches:
+        first, base_offset = base_offset, base_offset + batch.num_rows
+        if base_offset <= offset or batch.num_rows == 0:
+            continue
+        skipped = max(offset - first, 0)
+        rows = batch.slice(skipped) if skipped else batch
+        pieces.append(Fetched(partition, first + skipped, rows, base_offset, high_watermark))
+    if len(pieces) > 1 and len(answer.body) < SMALL_BATCH_BYTES * len(pieces):
+        pieces = [_joined(pieces)]
+    if pieces:
+        pieces[-1] = pieces[-1]._replace(next_offset=max(offset, next_offset))
+    return FetchedBatches(schema, pieces, max(offset, next_offset), high_watermark)
+
+
+def _joined(pieces: list[Fetched]) -> Fetched:
+    if len(pieces) == 1:
+        return pieces[0]
+    batch = pa.concat_batches([piece.batch for piece in pieces])
+    return pieces[0]._replace(batch=batch, next_offset=pieces[-1].next_offset)
 
 
 async def read_span(cluster: Cluster, topic: str, span: Span, max_bytes: int) -> AsyncGenerator[Fetched]:

@@ -1,8 +1,8 @@
-"""The idempotent producer: buffers, sends, repeats until acknowledged.
+"""The idempotent producer: takes what was gathered, sends, repeats until acknowledged.
 
-Law of this file: it awaits; what becomes a request is decided in batching, what follows a failure in
-client_routing, which partition a key goes to in routing. Every request carries (producer id, epoch,
-sequence), and a repetition the same ones, so a retry never stores a record twice.
+Law of this file: it awaits; single records become chunks in gathering, what becomes a request is decided in
+batching, what follows a failure in client_routing, which partition a key goes to in routing. Every request
+carries (producer id, epoch, sequence), and a repetition the same ones: a retry never stores a record twice.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from shoal.aio_cluster import Call, Cluster, Unreachable, now_ms, topic_path
-from shoal.batch import DEFAULT_SCHEMA
+from shoal.aio_cluster import Answer, Call, Cluster, Unreachable, now_ms, topic_path
+from shoal.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.batching import Batcher, BatchingConfig, Request, split
 from shoal.client_routing import TopicRoutes
-from shoal.errors import ShoalError
-from shoal.routing import partition_batch
+from shoal.delivery import Delivery, Piece
+from shoal.errors import BufferFull, ClientClosed, ShoalError
+from shoal.gathering import Chunk, Gatherer, HeadersLike, Text, Timestamp, Whole
+from shoal.routing import group_rows, owners_of
+from shoal.tabular import batches_of
 
 Acks = Literal["all", "leader", "none"]
+Compression = Literal["lz4", "zstd"]
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PRODUCER_EPOCH = 0  # an id is used by one producer only, so nothing is ever fenced off
 
@@ -71,34 +76,71 @@ def batch_of(
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 
 
-def encode_stream(batches: tuple[pa.RecordBatch, ...]) -> bytes:
+def encode_stream(batches: Sequence[pa.RecordBatch], compression: Compression | None = None) -> bytes:
     """The batches as one Arrow IPC stream of a single batch: one request, one sequence, one log entry."""
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+class Delivered(NamedTuple):
+    """One request's records: acknowledged from `base_offset` on (None under acks=none), or not (`error`).
+
+    Row i of `batch` has offset base_offset + i. `duplicate`: an earlier attempt had stored them already.
+    """
+
+    topic: str
+    partition: int
+    batch: pa.RecordBatch
+    base_offset: int | None
+    duplicate: bool
+    error: ProduceFailed | None
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        rows: int = self.batch.num_rows
+        return rows
+
+
+OnDelivery: TypeAlias = Callable[[Delivered], None]
 
 
 class Producer:
     """Sends records to one topic. Use as `async with client.producer(topic) as producer`.
 
-    Leaving the block flushes: it raises ProduceFailed unless everything was acknowledged. Not for several
-    tasks that must not wait for each other: `send` waits while the buffer is full.
+    Leaving the block flushes: it raises ProduceFailed unless everything was acknowledged. Several tasks may
+    share it.
     """
 
     def __init__(
-        self, cluster: Cluster, topic: str, *, acks: Acks, partition: int | None, batching: BatchingConfig
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        batching: BatchingConfig | None = None,
+        compression: Compression | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         self.topic = topic
-        self.statistics = ProducerStatistics()
         self._cluster = cluster
         self._acks = acks
         self._partition = partition
-        self._batcher: Batcher[pa.RecordBatch] = Batcher(batching)
+        self._config = batching or BatchingConfig()
+        self._compression = compression
+        self._on_delivery = on_delivery
+        self._batcher: Batcher[Piece] = Batcher(self._config)
+        self._gatherer: Gatherer | None = None
+        self._counts = ProducerStatistics()
         self._identities: dict[int, str] = {}
-        self._deliveries: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Condition()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._unsettled: dict[Delivery, None] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
         self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -108,6 +150,9 @@ class Producer:
     async def __aenter__(self) -> Self:
         await self._find_topic()
         self._watcher = asyncio.create_task(self._cluster.watch(self.topic))
+        loop = asyncio.get_running_loop()
+        self._gatherer = Gatherer(self.topic, self._config, lambda: _call_soon(loop, self._turn))
+        self._gatherer.partitions = frozenset(route.partition for route in self._routes().partitions)
         return self
 
     async def __aexit__(
@@ -119,56 +164,102 @@ class Producer:
         finally:
             await self.abort()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._aborted else "not open" if self._gatherer is None else "open"
+        if self._failure is not None:
+            state = f"failed: {self._failure}"
+        return f"<{type(self).__name__} of {self.topic!r}, {state}, {self.unacknowledged} unacknowledged>"
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Where single records are put, by any thread. Raises ClientClosed before the producer is opened."""
+        if self._gatherer is None:
+            raise ClientClosed(f"the producer of {self.topic} is not open: use it in a with block")
+        return self._gatherer
+
+    @property
+    def statistics(self) -> ProducerStatistics:
+        """What was sent and answered since the producer was opened."""
+        waiting = 0 if self._gatherer is None else self._gatherer.gathered_rows
+        return replace(self._counts, records_sent=self._counts.records_sent + waiting)
+
     @property
     def unacknowledged(self) -> int:
         """Records that were sent and not acknowledged."""
-        return self.statistics.records_sent - self.statistics.records_acknowledged
+        counts = self.statistics
+        return counts.records_sent - counts.records_acknowledged
 
-    async def send(self, value: bytes | None, key: bytes | None = None) -> None:
-        """Buffer one record. For many records, `send_batch` costs a hundredth of this per record."""
-        await self.send_batch(batch_of([value], [key]))
+    async def send(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """Buffer one record; waits while the buffer is full. Text is stored as its UTF-8.
 
-    async def send_batch(self, batch: pa.RecordBatch) -> None:
-        """Buffer the rows of `batch`, each for the partition of its key; waits while the buffer is full.
-
-        Rows without a key go together to one partition, another one with each call. Raises ProduceFailed
-        once any record could not be delivered.
+        The Delivery is shared by the records that are gathered together. Raises ProduceFailed once any record
+        could not be delivered, ShoalError too-large, bad-request or unknown-partition for this one, and
+        BufferFull when there was no room for `timeout_seconds`; this record was not taken then.
         """
-        while self._batcher.full and self._failure is None:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._batcher.full or self._failure is not None)
-        self._raise_failure()
-        if not batch.schema.equals(DEFAULT_SCHEMA):
-            raise ShoalError(
-                "schema-mismatch", f"{self.topic} takes batches of DEFAULT_SCHEMA; batch_of() makes them"
-            )
-        if batch.num_rows == 0:
-            return
-        self.statistics.records_sent += batch.num_rows
-        now = now_ms()
-        for partition, rows in self._partitioned(batch).items():
-            for piece in split(rows, self._batcher.config):
-                self._batcher.add(partition, piece, piece.num_rows, piece.nbytes, now)
-        self._pump()
+        gatherer = self.gatherer
+        if gatherer.full:
+            await self._wait_for_room(timeout_seconds)
+        return gatherer.put(value, key, headers, timestamp, partition, 0)
+
+    async def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
+        """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
+        of its key; waits while the buffer is full.
+
+        Rows without a key go together to one partition, another one with each call. Raises as `send`, and
+        ShoalError schema-mismatch for columns that are not the topic's.
+        """
+        batches = self.batches(data)
+        if self.gatherer.full:
+            await self._wait_for_room(timeout_seconds)
+        return self.gatherer.put_batches(batches, 0)
+
+    def batches(self, data: Any) -> list[pa.RecordBatch]:
+        """What `send_batch` makes of `data`. Raises ShoalError schema-mismatch or too-large."""
+        return batches_of(data, self.topic, time.time_ns() // 1_000)
 
     async def flush(self) -> None:
         """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot
         be.
         """
+        self.gatherer.seal()
+        for _ in range(self.gatherer.sealed):
+            if self._failure is None:
+                self._absorb()
+                await asyncio.sleep(0)
         self._batcher.expedite()
-        self._pump()
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._batcher.buffered_rows == 0 or self._failure is not None
-            )
+        self._turn()
+        pending = list(self._unsettled)
+
+        def over() -> bool:
+            while pending and pending[-1].done:
+                pending.pop()
+            return not pending or self._failure is not None
+
+        await self._until(over)
         self._raise_failure()
 
     async def failure(self) -> Exception:
         """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure is not None)
-        assert self._failure is not None
-        return self._failure
+        await self._until(lambda: self._failure is not None)
+        return self._failure or ClientClosed(f"the producer of {self.topic} is closed")
+
+    def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
+        """What was taken and not acknowledged, by partition and in order. After a failure: what to send again
+        elsewhere (those of the request that failed may be stored, unless the failure is `definite`)."""
+        return [(partition, piece.batch) for partition, piece in self._batcher.items()]
+
+    async def undelivered_now(self) -> list[tuple[int, pa.RecordBatch]]:
+        """`undelivered`, for who runs in another thread."""
+        return self.undelivered()
 
     async def abort(self) -> None:
         """Stop at once. What was not acknowledged may or may not be stored."""
@@ -176,11 +267,14 @@ class Producer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        tasks = [*self._deliveries, *([self._watcher] if self._watcher else [])]
+        tasks = [*self._requests, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._batcher.drop_all()
+        error = self._failure or ClientClosed(f"the producer of {self.topic} is closed")
+        self._stop(error)
+        if self._failure is None:  # else it can still be asked for: `undelivered`
+            self._batcher.drop_all()
 
     async def _find_topic(self) -> None:
         """Learn the topic's routes; let the agents create it if they do that for producers."""
@@ -233,60 +327,127 @@ class Producer:
             raise ShoalError("unknown-topic", f"the topic {self.topic!r} is gone")
         return routes
 
-    def _partitioned(self, batch: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
-        if self._partition is not None:
-            return {self._partition: batch}
-        routes = self._routes()
-        self._spread = (self._spread + 1) % len(routes.partitions)
-        null_key_hash = routes.ranges[self._spread].low
-        by_position = partition_batch(batch, routes.ranges, null_key_hash)
-        return {routes.partitions[position].partition: rows for position, rows in by_position.items()}
+    async def _wait_for_room(self, timeout_seconds: float | None) -> None:
+        gatherer = self.gatherer
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._until(lambda: not gatherer.full or self._failure is not None)
+        except TimeoutError:
+            raise BufferFull(
+                f"{self.topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
+                f" were within {timeout_seconds:g} s; nothing was taken"
+            ) from None
 
-    def _pump(self) -> None:
-        """Start the requests that are due, and come back when the next one will be."""
-        if self._failure is not None:
+    def _absorb(self) -> bool:
+        """Encode one chunk and buffer its rows by partition; False when none is complete."""
+        chunk = self.gatherer.take()
+        if chunk is None:
+            return False
+        self._counts.records_sent += chunk.rows
+        self._unsettled[chunk.delivery] = None
+        for partition, piece in self._pieces(chunk):
+            for part in split(piece, self._config):
+                self._batcher.add(partition, part, part.num_rows, part.nbytes, chunk.begun_ms)
+        self.gatherer.account(self._batcher.buffered_bytes)
+        return True
+
+    def _pieces(self, chunk: Chunk | Whole) -> list[tuple[int, Piece]]:
+        batch = chunk.to_batch()
+        routes = self._routes()
+        if self._partition is None:
+            self._spread = (self._spread + 1) % len(routes.partitions)
+            null_key_hash = routes.ranges[self._spread].low
+            positions = owners_of(batch.column(KEY_COLUMN), routes.ranges, null_key_hash)
+            numbers = pa.array([route.partition for route in routes.partitions], pa.int32())
+            owners = numbers.take(positions) if len(numbers) > 1 else pa.repeat(numbers[0], len(batch))
+        else:
+            owners = pa.repeat(pa.scalar(self._partition, pa.int32()), batch.num_rows)
+        chosen = chunk.partitions
+        if chosen:
+            owners = pa.array(
+                [chosen.get(row, owner) for row, owner in enumerate(owners.to_pylist())], pa.int32()
+            )
+        return [
+            (partition, Piece(rows, chunk.delivery, _moved(numbers, chunk.first_row), chunk.first_row))
+            for partition, (rows, numbers) in group_rows(batch, owners).items()
+        ]
+
+    def _turn(self) -> None:
+        """Take what was gathered, start what is due, and come back when the next request will be."""
+        if self._failure is not None or self._aborted or self._gatherer is None:
             return
         now = now_ms()
+        self._gatherer.seal(before_ms=now)
+        try:
+            more = self._absorb()  # one a turn: answers are read in between
+        except Exception as error:  # noqa: BLE001 - the topic is gone, or a bug: whoever sends hears of it
+            self._fail(error)
+            return
         for request in self._batcher.take(now):
             task = asyncio.create_task(self._deliver(request))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._batcher.deadline()
-        if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(deadline - now, 0) / 1_000, self._pump)
-
-    async def _deliver(self, request: Request[pa.RecordBatch]) -> None:
-        try:
-            await self._post(request)
-        except (ShoalError, Unreachable) as error:
-            await self._fail(self._explained(request, error))
+        loop = asyncio.get_running_loop()
+        if more:
+            loop.call_soon(self._turn)
             return
-        except Exception as error:
-            await self._fail(error)  # a bug: those who wait for this request must hear of it
-            raise
-        self._batcher.settle(request.partition)
-        self.statistics.records_acknowledged += request.rows
-        self._pump()
-        async with self._changed:
-            self._changed.notify_all()
+        due = [at for at in (self._batcher.deadline(), self._gatherer.due_ms()) if at is not None]
+        if due:
+            self._timer = loop.call_later(max(min(due) - now, 0) / 1_000, self._turn)
 
-    async def _post(self, request: Request[pa.RecordBatch]) -> None:
+    async def _deliver(self, request: Request[Piece]) -> None:
+        try:
+            answer = await self._post(request)
+            self._acknowledged(request, answer)
+        except (ShoalError, Unreachable) as error:
+            self._refused(request, self._explained(request, error))
+        except Exception as error:
+            self._fail(error)  # a bug, also in on_delivery: those who wait must hear of it
+            raise
+
+    def _acknowledged(self, request: Request[Piece], answer: Answer) -> None:
+        base_offset, duplicate = _outcome(answer)
+        self._batcher.settle(request.partition)
+        self._counts.records_acknowledged += request.rows
+        self._counts.duplicates += duplicate
+        first = base_offset
+        for piece in request.items:
+            piece.delivery.delivered(piece, request.partition, first)
+            if piece.delivery.done:
+                self._unsettled.pop(piece.delivery, None)
+            first = None if first is None else first + piece.num_rows
+        self.gatherer.account(self._batcher.buffered_bytes)
+        self._turn()
+        self._notify()
+        if self._on_delivery is not None:
+            self._on_delivery(
+                Delivered(self.topic, request.partition, _joined(request), base_offset, duplicate, None)
+            )
+
+    def _refused(self, request: Request[Piece], failure: ProduceFailed) -> None:
+        self._fail(failure)
+        if self._on_delivery is not None:
+            self._on_delivery(
+                Delivered(self.topic, request.partition, _joined(request), None, False, failure)
+            )
+
+    async def _post(self, request: Request[Piece]) -> Answer:
         """Deliver, with a new identity if the agents have forgotten the old one and nothing can be stored
         twice.
         """
         try:
-            await self._post_as(request, request.sequence)
+            return await self._post_as(request, request.sequence)
         except ShoalError as error:
             if error.code != "sequence-gap" or request.sequence == 0 or not error.definite:
                 raise
             self._identities[request.partition] = uuid.uuid4().hex
             self._batcher.restart(request.partition)
-            await self._post_as(request, 0)
+            return await self._post_as(request, 0)
 
-    async def _post_as(self, request: Request[pa.RecordBatch], sequence: int) -> None:
+    async def _post_as(self, request: Request[Piece], sequence: int) -> Answer:
         identity = self._identities.setdefault(request.partition, uuid.uuid4().hex)
         config = self._cluster.config
         call = Call(
@@ -299,20 +460,18 @@ class Producer:
                 "Shoal-Producer-Epoch": str(PRODUCER_EPOCH),
                 "Shoal-Producer-Sequence": str(sequence),
             },
-            encode_stream(request.items),
+            encode_stream([piece.batch for piece in request.items], self._compression),
         )
-        self.statistics.requests += 1
-        answer = await self._cluster.at_leader(
+        self._counts.requests += 1
+        return await self._cluster.at_leader(
             self.topic,
             request.partition,
             call,
             retry_ms=config.retry.total_ms,
             deposed_grace_ms=DEPOSED_GRACE_MS,
         )
-        if answer.status == 200 and answer.document().get("duplicate"):
-            self.statistics.duplicates += 1
 
-    def _explained(self, request: Request[pa.RecordBatch], error: ShoalError | Unreachable) -> ProduceFailed:
+    def _explained(self, request: Request[Piece], error: ShoalError | Unreachable) -> ProduceFailed:
         code = error.code if isinstance(error, ShoalError) else "unreachable"
         fate = "is not stored" if error.definite else "may or may not be stored"
         what = f"{self.topic}/{request.partition}: a batch of {request.rows} records"
@@ -320,11 +479,63 @@ class Producer:
             f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=error.definite
         )
 
-    async def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        async with self._changed:
-            self._changed.notify_all()
+    def _fail(self, error: Exception) -> None:
+        first, self._failure = self._failure is None, self._failure or error
+        if first:
+            self._stop(self._failure)
+
+    def _stop(self, error: Exception) -> None:
+        """Nothing more is taken, nothing more will be acknowledged; all that was taken is in the batcher."""
+        if self._gatherer is not None:
+            self._gatherer.stop(error)
+            self._gatherer.seal()
+            while self._cluster.routes.topic(self.topic) is not None and self._absorb():
+                pass
+        for delivery in self._unsettled:
+            delivery.failed(error)
+        self._unsettled.clear()
+        self._notify()
+
+    async def _until(self, over: Callable[[], bool]) -> None:
+        """Wait for that, or for the end of the producer; looked at whenever something was answered."""
+        while not (over() or self._aborted):
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiting)
+            try:
+                await waiting
+            finally:
+                self._waiting.discard(waiting)
+
+    def _notify(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(callback)
+
+
+def _moved(rows: pa.Array | None, by: int) -> pa.Array | None:
+    return rows if rows is None or by == 0 else pc.add(rows, pa.scalar(by, rows.type))
+
+
+def _joined(request: Request[Piece]) -> pa.RecordBatch:
+    batches = [piece.batch for piece in request.items]
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _outcome(answer: Answer) -> tuple[int | None, bool]:
+    """The first offset of what was appended, None where the agent does not say (acks=none); duplicate?"""
+    if answer.status != 200:
+        return None, False
+    document = answer.document()
+    try:
+        base_offset = int(document["appended"][0]["base_offset"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ShoalError("internal", "the agent's answer does not say where the records are") from error
+    return base_offset, document.get("duplicate") is True

@@ -100,7 +100,10 @@ class Batcher(Generic[Item]):
         """
         assert rows > 0
         state = self._partitions.setdefault(partition, _Partition())
-        state.waiting.append(_Buffered(item, rows, size_bytes, now_ms + self.config.linger_ms))
+        due_ms = now_ms + self.config.linger_ms
+        if state.waiting and due_ms < state.waiting[0].due_ms:  # in a hurry, and so are those before it
+            state.waiting[0] = state.waiting[0]._replace(due_ms=due_ms)
+        state.waiting.append(_Buffered(item, rows, size_bytes, due_ms))
         state.rows += rows
         state.size_bytes += size_bytes
         self.buffered_rows += rows
@@ -147,6 +150,14 @@ class Batcher(Generic[Item]):
         assert state.in_flight is not None
         state.in_flight = state.in_flight._replace(sequence=0)
         state.next_sequence = 1
+
+    def items(self) -> Iterator[tuple[int, Item]]:
+        """What is in flight and what waits, by partition, oldest first."""
+        for partition, state in self._partitions.items():
+            for item in state.in_flight.items if state.in_flight else ():
+                yield partition, item
+            for entry in state.waiting:
+                yield partition, entry.item
 
     def drop_all(self) -> int:
         """Forget everything waiting and in flight; returns the rows."""

@@ -29,12 +29,15 @@ SETTLE_MS = 3_000
 
 
 class PartitionRoute(NamedTuple):
-    """One partition as the routes tell it; `leader_url` is None while nobody leads, `term` orders claims."""
+    """One partition as the routes tell it; `leader_url` is None while nobody leads, `term` orders claims,
+    `replica_urls` are those that hold it, the leader too.
+    """
 
     partition: int
     hash_range: HashRange
     leader_url: str | None
     term: int
+    replica_urls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,12 @@ class RouteTable:
         route = routes.get(partition) if routes else None
         return route.leader_url if route else None
 
+    def replica_urls(self, topic: str, partition: int) -> tuple[str, ...]:
+        """Where the partition is held, as far as known."""
+        routes = self._topics.get(topic)
+        route = routes.get(partition) if routes else None
+        return route.replica_urls if route else ()
+
     def forget(self, topic: str) -> None:
         self._topics.pop(topic, None)
 
@@ -154,7 +163,7 @@ class RouteTable:
 
     def _newer(self, known: PartitionRoute, fresh: PartitionRoute) -> PartitionRoute:
         if fresh.term < known.term or (fresh.term == known.term and fresh.leader_url is None):
-            return known._replace(hash_range=fresh.hash_range)
+            return known._replace(hash_range=fresh.hash_range, replica_urls=fresh.replica_urls)
         if fresh.leader_url is not None and fresh.leader_url != known.leader_url:
             self.leader_changes += 1
         return fresh
@@ -173,6 +182,11 @@ def _topic_routes(entry: Mapping[str, Any]) -> TopicRoutes:
                 HashRange(int(low), int(high)),
                 leader_url.rstrip("/") if leader_url else None,
                 int(partition.get("term") or 0),
+                tuple(
+                    replica["url"].rstrip("/")
+                    for replica in partition.get("replicas", ())
+                    if replica.get("url")
+                ),
             )
         )
     return TopicRoutes(str(entry.get("id", "")), tuple(sorted(routes)))
@@ -257,3 +271,26 @@ class AgentList:
 
     def answered(self, url: str) -> None:
         self._failures.pop(url, None)
+
+
+DEFAULT_AGENT = "http://127.0.0.1:7070"
+
+
+def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = None) -> list[str]:
+    """The agents' URLs that a client was given: one, several, or several in one text with commas between.
+
+    Raises ValueError for what is no address of an agent, and says what one looks like.
+    """
+    texts = [bootstrap] if isinstance(bootstrap, str) else list(bootstrap if bootstrap is not None else [])
+    if bootstrap is None:
+        texts = [default or DEFAULT_AGENT]
+    found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    urls = [url if "://" in url else f"http://{url}" for url in found]
+    if not urls:
+        raise ValueError(f"at least one agent's URL is needed, for example {DEFAULT_AGENT}")
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        host, _, path = rest.partition("/")
+        if scheme not in ("http", "https") or not host or path or host.startswith(":") or "@" in host:
+            raise ValueError(f"{url!r} is not the URL of an agent, which is like {DEFAULT_AGENT}")
+    return urls

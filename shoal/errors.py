@@ -128,3 +128,19 @@ def _restore(
     error = kind(code, detail, definite=definite)
     error.extra = extra
     return error
+
+
+class ClientError(Exception):
+    """What a client says by itself: no agent was asked, and nothing was stored."""
+
+
+class ClientClosed(ClientError):
+    """The client, producer or consumer is closed, or was never opened."""
+
+
+class ClientForked(ClientClosed):
+    """It was opened before this process was forked off; its thread and connections stayed with the parent."""
+
+
+class BufferFull(ClientError, TimeoutError):
+    """As much waits for acknowledgement as the client may hold; the record or batch was not taken."""

@@ -59,35 +59,49 @@ def partition_for(hash_: int, ranges: Sequence[HashRange]) -> int:
     return order[bisect_right(lows, hash_) - 1]
 
 
+def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -> pa.Array:
+    """Which partition (int32) holds each key; rows without key go where `null_key_hash` falls. Each distinct
+    key is hashed once.
+    """
+    if len(ranges) == 1:
+        return pa.repeat(pa.scalar(0, pa.int32()), len(keys))
+    null_owner = partition_for(null_key_hash, ranges)
+    if keys.null_count == len(keys):
+        return pa.repeat(pa.scalar(null_owner, pa.int32()), len(keys))
+    encoded = keys.dictionary_encode()
+    lows, order = _ascending(tuple(ranges))
+    owners = [
+        order[bisect_right(lows, xxh3_64_intdigest(key) >> 32) - 1] for key in encoded.dictionary.to_pylist()
+    ]
+    return pc.fill_null(pc.take(pa.array(owners, pa.int32()), encoded.indices), null_owner)
+
+
+def group_rows(batch: pa.RecordBatch, owners: pa.Array) -> dict[int, tuple[pa.RecordBatch, pa.Array | None]]:
+    """The rows of each owner, in their order, and which they were; None where one owner has them all."""
+    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(owners).to_pylist()}
+    if len(counts) == 1:
+        return {next(iter(counts)): (batch, None)}
+    rows = pc.sort_indices(owners)  # Arrow's index sort is stable
+    grouped = batch.take(rows)
+    parts: dict[int, tuple[pa.RecordBatch, pa.Array | None]] = {}
+    first = 0
+    for owner in sorted(counts):
+        parts[owner] = (grouped.slice(first, counts[owner]), rows.slice(first, counts[owner]))
+        first += counts[owner]
+    return parts
+
+
 def partition_batch(
     batch: pa.RecordBatch, ranges: Sequence[HashRange], null_key_hash: int
 ) -> dict[int, pa.RecordBatch]:
-    """Split a batch by its keys' partitions; rows keep their order. Each distinct key is hashed once.
+    """Split a batch by its keys' partitions; rows keep their order.
 
     Rows without key go where `null_key_hash` falls. Partitions without rows are absent.
     """
     if batch.num_rows == 0:
         return {}
-    if len(ranges) == 1:
-        return {0: batch}
-    keys = batch.column(KEY_COLUMN).dictionary_encode()
-    lows, order = _ascending(tuple(ranges))
-    owners = [
-        order[bisect_right(lows, xxh3_64_intdigest(key) >> 32) - 1] for key in keys.dictionary.to_pylist()
-    ]
-    null_owner = partition_for(null_key_hash, ranges)
-    present = set(owners) | ({null_owner} if keys.null_count else set())
-    if len(present) == 1:
-        return {present.pop(): batch}
-    owner_of_row = pc.fill_null(pc.take(pa.array(owners, pa.int32()), keys.indices), null_owner)
-    grouped = batch.take(pc.sort_indices(owner_of_row))  # Arrow's index sort is stable
-    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(owner_of_row).to_pylist()}
-    parts: dict[int, pa.RecordBatch] = {}
-    first_row = 0
-    for owner in sorted(counts):
-        parts[owner] = grouped.slice(first_row, counts[owner])
-        first_row += counts[owner]
-    return parts
+    owners = owners_of(batch.column(KEY_COLUMN), ranges, null_key_hash)
+    return {owner: rows for owner, (rows, _) in group_rows(batch, owners).items()}
 
 
 def partition_columns(

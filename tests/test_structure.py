@@ -84,12 +84,15 @@ PURE = (
     "shoal/arrow_stream.py",
     "shoal/batch.py",
     "shoal/batching.py",
+    "shoal/client_routing.py",
+    "shoal/consumed.py",
     "shoal/errors.py",
     "shoal/records.py",
     "shoal/routing.py",
     "shoal/row_encoding.py",
     "shoal/spark_options.py",
     "shoal/spark_plan.py",
+    "shoal/tabular.py",
 )
 IMPURE_MODULES = {
     "aiohttp", "asyncio", "fcntl", "http", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",

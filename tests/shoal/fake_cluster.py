@@ -114,6 +114,7 @@ class FakeCluster:
         self.ready = True
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
+        self.body_sizes: list[int] = []  # of appends, in bytes
         self.produce_delay_s = 0.0
         self.version = 1
         self.waiting = 0  # blocking queries
@@ -396,7 +397,9 @@ class FakeAgent:
 
     async def _append(self, request: web.Request) -> web.Response:
         topic, log = self._led(request)
-        schema, batches = decode_stream(await request.read())
+        body = await request.read()
+        self.cluster.body_sizes.append(len(body))
+        schema, batches = decode_stream(body)
         topic.schema = schema
         identity = request.headers.get("Shoal-Producer-Id")
         producer = (identity, int(request.headers["Shoal-Producer-Sequence"])) if identity else None

@@ -429,7 +429,7 @@ async def test_a_bug_on_the_way_is_raised_and_not_waited_for(
 ) -> None:
     """An unexpected exception while a batch is encoded reaches the one who flushes."""
 
-    def broken(batches: object) -> bytes:
+    def broken(*batches: object) -> bytes:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("shoal.aio_producer.encode_stream", broken)
@@ -445,7 +445,7 @@ async def test_a_batch_of_another_schema_is_refused_at_once(cluster: FakeCluster
     cluster.create("t", 1)
     async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
         with pytest.raises(ShoalError, match="schema-mismatch"):
-            await producer.send_batch(pa.RecordBatch.from_pydict({"value": [b"a"]}))
+            await producer.send_batch(pa.RecordBatch.from_pydict({"text": [b"a"]}))
         assert producer.statistics.records_sent == 0
 
 

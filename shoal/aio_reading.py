@@ -1,0 +1,395 @@
+"""The consumer: positions in some partitions of a topic, and what is fetched ahead of them.
+
+Law of this file: it fetches from leaders or replicas through aio_consumer, keeps positions, and never decodes
+a record. What was fetched and not taken is bounded. Positions live here and nowhere else: a reader that wants
+to go on after a restart keeps them itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import pyarrow as pa
+
+from shoal.aio_cluster import Cluster
+from shoal.aio_consumer import FOLLOW_WAIT_MS, Fetched, PartitionOffsets, fetch_batches, first_offset, offsets
+from shoal.consumed import Record, records_of
+from shoal.errors import ClientClosed, ShoalError
+from shoal.gathering import Timestamp, timestamp_us
+from shoal.tabular import FrameKind, frame_of, placed
+
+Start: TypeAlias = "str | int | Mapping[int, str | int]"
+
+FETCHES_AHEAD_MAX: Final = 4
+"""Fetches of a backlog that were made and not taken, over all partitions: with fetches of 1 to 64 MiB this
+bounds memory, and it is enough to fetch while the user works."""
+TAIL_BYTES_MAX: Final = 1 << 20
+"""Of a fetch that waits at a log's end: every partition may have one that is not taken yet."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One partition: `offset` is fetched next, `position` is what the user gets next, `end` where a bounded
+    reading stops. `lap` counts seeks: what was fetched before one is dropped."""
+
+    partition: int
+    offset: int
+    position: int
+    high_watermark: int
+    end: int | None
+    paused: bool = False
+    lap: int = 0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.position >= self.end
+
+
+@dataclass(slots=True)
+class _Lot:
+    """What one fetch brought."""
+
+    reading: _Reading
+    lap: int
+    found: deque[Fetched] = field(default_factory=deque)
+    error: Exception | None = None
+    holds_slot: bool = False
+
+
+class AsyncConsumer:
+    """Reads one topic. Use as `async with client.consumer(topic) as consumer`, then `async for record in
+    consumer`, or `consumer.chunks()`, `.batches()`, `.frames()`; not from several tasks at once.
+
+    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
+    Without `follow` it ends at the high watermarks of the moment it was opened.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None,
+        start: Start,
+        follow: bool,
+        max_bytes: int,
+        nearest: bool,
+    ) -> None:
+        self.topic = topic
+        self.follow = follow
+        self._cluster = cluster
+        self._wanted = partitions
+        self._start = start
+        self._max_bytes = max_bytes
+        self._nearest = nearest
+        self._readings: dict[int, _Reading] = {}
+        self._lots: asyncio.Queue[_Lot] = asyncio.Queue()  # bounded by the slots and one tail per partition
+        self._slots = asyncio.Semaphore(FETCHES_AHEAD_MAX)
+        self._current: _Lot | None = None
+        self._partial: Fetched | None = None
+        """What is being taken record by record: the rest of it goes back if something else is asked for."""
+        self._records: Iterator[Record] = iter(())
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        retry_ms = self._cluster.config.retry.total_ms
+        await self._cluster.refresh(self.topic, retry_ms=retry_ms)
+        await self._cluster.learn_agents(retry_ms=retry_ms)
+        for known, start in await self._starts():
+            first = first_offset(str(start), known)
+            if first > known.high_watermark:
+                raise ShoalError(
+                    "beyond-end",
+                    f"{self.topic}/{known.partition} ends at {known.high_watermark}, before offset {first}",
+                    high_watermark=known.high_watermark,
+                )
+            end = None if self.follow else known.high_watermark
+            self._readings[known.partition] = _Reading(
+                known.partition, first, first, known.high_watermark, end
+            )
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop fetching. Positions stay readable."""
+        self._open = False
+        tasks = [reading.task for reading in self._readings.values() if reading.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lots = asyncio.Queue()
+        self._current = None
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        at = ", ".join(f"{partition}:{offset}" for partition, offset in sorted(self.positions().items()))
+        return f"<{type(self).__name__} of {self.topic!r}, {state}, at {at or 'nothing yet'}>"
+
+    async def _starts(self) -> list[tuple[PartitionOffsets, str | int]]:
+        """Each wanted partition's offsets and where to begin there."""
+        start = self._start
+        by_partition = dict(start) if isinstance(start, Mapping) else None
+        wanted = self._wanted if self._wanted is not None else by_partition
+        texts = {str(text) for text in (by_partition.values() if by_partition is not None else [start])}
+        times = {text[1:] for text in texts if text.startswith("@")}
+        known: dict[str | None, dict[int, PartitionOffsets]] = {}
+        for at in times or (None,):
+            known[at] = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+        everything = next(iter(known.values()))
+        missing = sorted(set(wanted or ()) - set(everything))
+        if missing:
+            raise ShoalError(
+                "unknown-partition", f"{self.topic} has no partition {missing[0]}, only {len(everything)}"
+            )
+        found: list[tuple[PartitionOffsets, str | int]] = []
+        for partition in sorted(everything if wanted is None else set(wanted)):
+            here = "earliest" if by_partition is not None else start
+            if by_partition is not None:
+                here = by_partition.get(partition, "earliest")
+            text = str(here)
+            moment = text[1:] if text.startswith("@") else next(iter(known))
+            found.append((known[moment][partition], text))
+        return found
+
+    # --- reading
+
+    async def poll(self, timeout_seconds: float | None = None) -> Fetched | None:
+        """The next rows of some partition; None at the end, or when none came within `timeout_seconds`.
+
+        Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
+        may seek, or try again.
+        """
+        self._give_back()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not self.at_end:
+                    found = self._taken()
+                    if found is not None:
+                        return found
+                    self._fetch_on()
+                    self._current = await self._lots.get()
+        except TimeoutError:
+            return None
+        return None
+
+    async def chunks(self) -> AsyncIterator[Fetched]:
+        """Rows as they are stored, with their partition and offsets."""
+        while (found := await self.poll()) is not None:
+            yield found
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Arrow batches as they are stored: nothing is copied."""
+        async for found in self.chunks():
+            yield found.batch
+
+    async def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> AsyncIterator[Any]:
+        """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
+        also sooner, when nothing else is there."""
+        held: list[pa.RecordBatch] = []
+        count = 0
+        while (found := await self.poll(0 if held and self.follow else None)) is not None or held:
+            if found is not None:
+                held.append(placed(found.batch, found.partition, found.base_offset))
+                count += found.batch.num_rows
+            if held and (found is None or count >= rows):
+                yield frame_of(held, kind)
+                held, count = [], 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        while True:
+            record = next(self._records, None)
+            if record is not None:
+                self.passed(record)
+                return record
+            found = await self.poll()
+            if found is None:
+                raise StopAsyncIteration
+            self._records = self.records(found)
+
+    def records(self, found: Fetched) -> Iterator[Record]:
+        """The rows of what was polled last, one by one; `passed` says how far they were taken."""
+        self._readings[found.partition].position = found.base_offset
+        self._partial = found
+        return records_of(self.topic, found)
+
+    def passed(self, record: Record) -> None:
+        """The user has this record."""
+        self._readings[record.partition].position = record.offset + 1
+
+    # --- positions
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything that a bounded reading wants was taken. Never while following."""
+        return bool(self._readings) and all(reading.finished for reading in self._readings.values())
+
+    def positions(self) -> dict[int, int]:
+        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        return {partition: reading.position for partition, reading in self._readings.items()}
+
+    def position(self, partition: int) -> int:
+        """The offset of the next record of one partition."""
+        return self._reading(partition).position
+
+    async def seek(self, partition: int, offset: int | str) -> None:
+        """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
+        end."""
+        reading = self._reading(partition)
+        text = str(offset)
+        if not text.isdecimal():
+            at = text[1:] if text.startswith("@") else None
+            known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+            text = str(first_offset(text, known[partition]))
+        await self._restart(reading, int(text))
+
+    async def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
+        """All partitions to their first record of that time or later; returns the offsets."""
+        at = str(timestamp_us(moment) // 1_000)
+        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+        for partition, reading in self._readings.items():
+            found = known[partition].at
+            await self._restart(reading, known[partition].high_watermark if found is None else found)
+        return self.positions()
+
+    async def lag(self) -> dict[int, int]:
+        """How many committed records are ahead of each position, asked of the agents now."""
+        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic)}
+        return {
+            partition: max(0, known[partition].high_watermark - reading.position)
+            for partition, reading in self._readings.items()
+        }
+
+    async def pause(self, *partitions: int) -> None:
+        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        for reading in self._named(partitions):
+            reading.paused = True
+            await self._restart(reading, reading.position)
+
+    def resume(self, *partitions: int) -> None:
+        """Fetch these partitions again (none named: all)."""
+        for reading in self._named(partitions):
+            reading.paused = False
+        self._fetch_on()
+
+    async def resume_now(self, *partitions: int) -> None:
+        """`resume`, for who runs in another thread."""
+        self.resume(*partitions)
+
+    # --- fetching
+
+    def _named(self, partitions: Sequence[int]) -> list[_Reading]:
+        return [self._reading(number) for number in partitions] if partitions else [*self._readings.values()]
+
+    def _reading(self, partition: int) -> _Reading:
+        reading = self._readings.get(partition)
+        if reading is None:
+            raise ShoalError("unknown-partition", f"partition {partition} of {self.topic} is not read here")
+        return reading
+
+    async def _restart(self, reading: _Reading, offset: int) -> None:
+        reading.lap += 1
+        if self._partial is not None and self._partial.partition == reading.partition:
+            self._partial, self._records = None, iter(())
+        if reading.task is not None:
+            reading.task.cancel()
+            await asyncio.gather(reading.task, return_exceptions=True)
+            reading.task = None
+        reading.offset = reading.position = offset
+
+    def _give_back(self) -> None:
+        found, self._partial, self._records = self._partial, None, iter(())
+        lot = self._current
+        if found is None or lot is None or lot.lap != lot.reading.lap:
+            return
+        taken = lot.reading.position - found.base_offset
+        if taken < found.batch.num_rows:
+            lot.found.appendleft(
+                found._replace(batch=found.batch.slice(taken), base_offset=lot.reading.position)
+            )
+
+    def _taken(self) -> Fetched | None:
+        """The next rows of what was fetched last; None when another fetch is needed."""
+        lot = self._current
+        while lot is not None:
+            stale = lot.lap != lot.reading.lap
+            if stale or not lot.found:
+                self._current = None
+                if lot.holds_slot:
+                    self._slots.release()
+                if lot.error is not None and not stale:
+                    lot.reading.task = None
+                    lot.reading.offset = lot.reading.position
+                    raise lot.error
+                return None
+            found = lot.found.popleft()
+            lot.reading.position = found.base_offset + found.batch.num_rows
+            return found
+        return None
+
+    def _fetch_on(self) -> None:
+        """Every partition that may have more is being fetched."""
+        if not self._open:
+            raise ClientClosed(f"the consumer of {self.topic} is not open: use it in a with block")
+        for reading in self._readings.values():
+            over = reading.end is not None and reading.offset >= reading.end
+            if reading.task is None and not reading.paused and not over:
+                reading.task = asyncio.create_task(self._pull(reading, reading.lap))
+
+    async def _pull(self, reading: _Reading, lap: int) -> None:
+        """Fetch one partition until its end, or until something is wrong with it."""
+        try:
+            while reading.end is None or reading.offset < reading.end:
+                backlog = reading.offset < reading.high_watermark
+                if backlog:
+                    await self._slots.acquire()
+                try:
+                    lot = await self._fetched(reading, lap, backlog)
+                except BaseException:
+                    if backlog:
+                        self._slots.release()
+                    raise
+                if lot.found:
+                    self._lots.put_nowait(lot)
+                elif backlog:
+                    self._slots.release()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+            self._lots.put_nowait(_Lot(reading, lap, error=error))
+
+    async def _fetched(self, reading: _Reading, lap: int, backlog: bool) -> _Lot:
+        wait_ms = 0 if backlog else FOLLOW_WAIT_MS
+        found = await fetch_batches(
+            self._cluster,
+            self.topic,
+            reading.partition,
+            reading.offset,
+            max_bytes=self._max_bytes if backlog else min(self._max_bytes, TAIL_BYTES_MAX),
+            wait_ms=wait_ms,
+            nearest=self._nearest,
+            seen=reading.high_watermark,
+        )
+        reading.offset = found.next_offset
+        reading.high_watermark = max(reading.high_watermark, found.high_watermark)
+        lot = _Lot(reading, lap, holds_slot=backlog)
+        for piece in found.pieces:
+            rows = piece.batch.num_rows
+            if reading.end is not None and piece.base_offset + rows > reading.end:
+                rows = reading.end - piece.base_offset
+                if rows <= 0:
+                    break
+                piece = piece._replace(batch=piece.batch.slice(0, rows))
+            lot.found.append(piece)
+        return lot

@@ -1,0 +1,515 @@
+"""The blocking client: the same shape as the asyncio one, for scripts, threads and notebooks.
+
+Law of this file: it decides nothing; what is asked runs in aio, on a thread that the client owns. Records go
+into the gatherer on the caller's own thread, without crossing over.
+
+    with Client("http://127.0.0.1:7070") as client:
+        with client.producer("flights") as producer:
+            producer.send(b'{"carrier": "UA"}', key=b"UA")
+        for record in client.consumer("flights"):
+            print(record.partition, record.offset, record.value)
+
+Threads may share a Client and its producers; a consumer belongs to one thread at a time. After a fork the
+child must open its own: everything opened before raises ClientForked there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from shoal.aio import DEFAULT_FETCH_BYTES, SEND_TOPICS_MAX, AsyncClient
+from shoal.aio_cluster import ClientConfig
+from shoal.aio_consumer import Fetched, PartitionOffsets
+from shoal.aio_producer import (
+    Acks,
+    Compression,
+    OnDelivery,
+    ProducerStatistics,
+)
+from shoal.aio_producer import Producer as AsyncProducer
+from shoal.aio_reading import AsyncConsumer, Start
+from shoal.batching import BatchingConfig
+from shoal.consumed import Record
+from shoal.delivery import Delivery, Place
+from shoal.errors import ClientClosed, ClientError
+from shoal.gathering import Gatherer, HeadersLike, Text, Timestamp
+from shoal.loop_thread import LoopThread, forked
+from shoal.tabular import FrameKind
+
+T = TypeVar("T")
+
+__all__ = ["Client", "Consumer", "Producer"]
+
+_OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
+"""Clients that were not closed: flushed at the interpreter's end, and told of forks."""
+
+
+class Client:
+    """A client of one cluster. Use it in a `with` block, or call `close`.
+
+    `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
+    agents are learnt from them, so that any may die later. All methods raise ShoalError (an agent refused;
+    .code says why), Unreachable (no agent answered), ClientClosed and ClientForked.
+    """
+
+    def __init__(
+        self, bootstrap: str | Sequence[str] | None = None, config: ClientConfig | None = None
+    ) -> None:
+        self._async = AsyncClient(bootstrap, config)
+        self._senders: dict[str, Producer] = {}
+        """Those of `send`, by topic."""
+        self._producers: set[Producer] = set()
+        self._readers: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = LoopThread("shoal-client")
+        try:
+            self._thread.run(self._async.__aenter__())
+        except BaseException:
+            self._thread.close()
+            raise
+        _OPEN.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(flush=kind is None)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<{type(self).__name__}{repr(self._async)[len('<AsyncClient') : -1]}{state}>"
+
+    def close(self, *, flush: bool = True) -> None:
+        """Flush all producers, then stop. Idempotent. Raises ProduceFailed; it is closed all the same."""
+        if self._closed:
+            return
+        try:
+            if flush:
+                self.flush()
+        finally:
+            self._closed = True
+            _OPEN.discard(self)
+            try:
+                for producer in list(self._producers):
+                    producer.abort()
+                for reader in list(self._readers):
+                    self._run(reader.close())
+                self._run(self._async.__aexit__(None, None, None))
+            finally:
+                self._thread.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._thread.run(work)
+
+    def after_fork(self) -> None:
+        """Called in the child of a fork: nothing of this works there, and says so."""
+        self._thread.after_fork()
+        self._closed = True
+        self._lock = threading.Lock()
+        for producer in self._producers:
+            producer.gatherer.after_fork(forked())
+
+    # --- asking
+
+    @property
+    def retries(self) -> int:
+        """Attempts that were repeated, over everything this client did."""
+        return self._async.retries
+
+    @property
+    def leader_changes(self) -> int:
+        """How often this client saw a partition move to another leader."""
+        return self._async.leader_changes
+
+    def agent(self) -> dict[str, Any]:
+        """GET /v1/agent of the first agent that answers."""
+        return self._run(self._async.agent())
+
+    def ready(self) -> bool:
+        """Whether the first agent that answers can serve."""
+        return self._run(self._async.ready())
+
+    def members(self) -> dict[str, Any]:
+        """GET /v1/members."""
+        return self._run(self._async.members())
+
+    def routes(self, topic: str | None = None) -> dict[str, Any]:
+        """GET /v1/routes."""
+        return self._run(self._async.routes(topic))
+
+    def topics(self) -> list[dict[str, Any]]:
+        """Every topic."""
+        return self._run(self._async.topics())
+
+    def topic(self, name: str) -> dict[str, Any]:
+        """One topic's settings, partitions, replicas, offsets."""
+        return self._run(self._async.topic(name))
+
+    def create_topic(self, name: str, settings: dict[str, Any] | None = None) -> tuple[bool, dict[str, Any]]:
+        """Create a topic; False beside it if it was there already, with equal settings."""
+        return self._run(self._async.create_topic(name, settings))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic: its records are gone for good. Raises unknown-topic if it was not there."""
+        self._run(self._async.delete_topic(name))
+
+    def offsets(self, topic: str, at: str | None = None) -> list[PartitionOffsets]:
+        """The valid offsets of every partition, and those of the first record at or after the time `at`."""
+        return self._run(self._async.offsets(topic, at))
+
+    def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int = DEFAULT_FETCH_BYTES,
+        wait_ms: int = 0,
+    ) -> Fetched:
+        """One read of one partition at its leader."""
+        return self._run(self._async.fetch(topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms))
+
+    # --- producing and consuming
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        acks: Acks = "all",
+        partition: int | None = None,
+        batching: BatchingConfig | None = None,
+        compression: Compression | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Producer:
+        """An idempotent producer for one topic, open; `partition` sends everything there, whatever the keys.
+
+        `compression` of the stored batches: lz4 or zstd. `on_delivery` is called once for each request, on
+        the client's own thread: it must be quick, and must not wait for this client.
+        """
+        self._check_open()
+        inner = self._async.producer(
+            topic,
+            acks=acks,
+            partition=partition,
+            batching=batching,
+            compression=compression,
+            on_delivery=on_delivery,
+        )
+        self._run(inner.__aenter__())
+        producer = Producer(self._thread, inner, self._producers.discard)
+        self._producers.add(producer)
+        return producer
+
+    def send(
+        self,
+        topic: str,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """Buffer one record for a topic, through a producer with default settings that the client keeps;
+        `flush` or `close` waits for all of them. Raises as Producer.send."""
+        producer = self._senders.get(topic)
+        if producer is None:
+            producer = self._opened(topic)
+        return producer.gatherer.put(value, key, headers, timestamp, partition, timeout_seconds)
+
+    def flush(self) -> None:
+        """Wait until everything that was sent is acknowledged, by all producers. Raises ProduceFailed."""
+        for producer in list(self._producers):
+            producer.flush()
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Start = "earliest",
+        follow: bool = False,
+        max_bytes: int = DEFAULT_FETCH_BYTES,
+        nearest: bool = False,
+    ) -> Consumer:
+        """A reader of some or all partitions, with positions, open.
+
+        `start`: earliest, latest, -N (the last N of each partition), @TIME, or a mapping of partitions to
+        these or to offsets (partitions it does not name are not read). Without `follow` it ends at the high
+        watermarks of this moment. `nearest`: replicas may answer, with committed records only.
+        """
+        self._check_open()
+        inner = self._async.consumer(
+            topic,
+            partitions=partitions,
+            start=start,
+            follow=follow,
+            max_bytes=max_bytes,
+            nearest=nearest,
+        )
+        self._run(inner.__aenter__())
+        self._readers.add(inner)
+        return Consumer(self._thread, inner)
+
+    def _opened(self, topic: str) -> Producer:
+        with self._lock:
+            if topic not in self._senders:
+                if len(self._senders) >= SEND_TOPICS_MAX:
+                    raise ClientError(
+                        f"send() keeps a producer for each topic, at most {SEND_TOPICS_MAX}: use producer()"
+                    )
+                self._senders[topic] = self.producer(topic)
+            return self._senders[topic]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._run(_nothing())  # says forked, if that is why
+            raise ClientClosed("the client is closed")
+
+
+class Producer:
+    """Sends records to one topic; made by Client.producer. Threads may share it.
+
+    Leaving its `with` block flushes, and raises ProduceFailed unless everything was acknowledged; leaving it
+    by an exception stops at once. At the interpreter's end open clients flush what was sent.
+    """
+
+    def __init__(
+        self, thread: LoopThread, inner: AsyncProducer, on_closed: Callable[[Producer], None]
+    ) -> None:
+        self._thread = thread
+        self._inner = inner
+        self._on_closed = on_closed
+        self.gatherer: Gatherer = inner.gatherer
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def statistics(self) -> ProducerStatistics:
+        """What was sent and answered since the producer was opened."""
+        return self._inner.statistics
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that were sent and not acknowledged."""
+        return self._inner.unacknowledged
+
+    def send(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """Buffer one record; waits while the buffer is full. Text is stored as its UTF-8.
+
+        The Delivery is shared by the records that are gathered together. Raises ProduceFailed once any record
+        could not be delivered, ShoalError too-large, bad-request or unknown-partition for this one, and
+        BufferFull when there was no room for `timeout_seconds`; this record was not taken then.
+        """
+        return self.gatherer.put(value, key, headers, timestamp, partition, timeout_seconds)
+
+    def append(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Place:
+        """Send one record without waiting for company, behind all sent before, and wait until it is
+        acknowledged; returns its partition and offset. Raises as `send`, and TimeoutError when there is no
+        acknowledgement for `timeout_seconds`: it may still come."""
+        delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, timeout_seconds)
+        delivery.result(timeout_seconds)
+        return delivery.place(0)
+
+    def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
+        """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
+        of its key; waits while the buffer is full. Raises as `send`, and schema-mismatch for columns that are
+        not the topic's."""
+        return self.gatherer.put_batches(self._inner.batches(data), timeout_seconds)
+
+    def flush(self) -> None:
+        """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot
+        be."""
+        self._thread.run(self._inner.flush())
+
+    def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
+        """What was taken and not acknowledged, by partition and in order: after a failure, what to send again
+        elsewhere. Those of the request that failed may be stored, unless the failure is `definite`."""
+        return self._thread.run(self._inner.undelivered_now())
+
+    def close(self) -> None:
+        """Flush, then stop. Idempotent. Raises ProduceFailed; it is closed all the same."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Stop at once. What was not acknowledged may or may not be stored. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._thread.run(self._inner.abort())
+            finally:
+                self._on_closed(self)
+
+
+class Consumer:
+    """Reads one topic; made by Client.consumer. Iterating gives records; use it from one thread at a time.
+
+    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
+    """
+
+    def __init__(self, thread: LoopThread, inner: AsyncConsumer) -> None:
+        self._thread = thread
+        self._inner = inner
+        weakref.finalize(self, thread.start, inner.close)  # dropped in mid-reading: nothing more is fetched
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("AsyncConsumer", type(self).__name__, 1)
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything that a bounded reading wants was taken. Never while following."""
+        return self._inner.at_end
+
+    def __iter__(self) -> Iterator[Record]:
+        for found in self.chunks():
+            for record in self._inner.records(found):
+                self._inner.passed(record)
+                yield record
+
+    def poll(self, timeout_seconds: float | None = None) -> Fetched | None:
+        """The next rows of some partition; None at the end, or when none came within `timeout_seconds`.
+
+        Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
+        may seek, or try again.
+        """
+        return self._thread.run(self._inner.poll(timeout_seconds))
+
+    def chunks(self) -> Iterator[Fetched]:
+        """Rows as they are stored, with their partition and offsets."""
+        while (found := self.poll()) is not None:
+            yield found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Arrow batches as they are stored: nothing is copied."""
+        for found in self.chunks():
+            yield found.batch
+
+    def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> Iterator[Any]:
+        """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
+        also sooner, when nothing else is there."""
+        frames = self._inner.frames(kind, rows)
+        while (frame := self._thread.run(_next_or_none(frames))) is not None:
+            yield frame
+
+    def positions(self) -> dict[int, int]:
+        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        return self._inner.positions()
+
+    def position(self, partition: int) -> int:
+        """The offset of the next record of one partition."""
+        return self._inner.position(partition)
+
+    def seek(self, partition: int, offset: int | str) -> None:
+        """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
+        end."""
+        self._thread.run(self._inner.seek(partition, offset))
+
+    def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
+        """All partitions to their first record of that time or later; returns the offsets."""
+        return self._thread.run(self._inner.seek_to_time(moment))
+
+    def lag(self) -> dict[int, int]:
+        """How many committed records are ahead of each position, asked of the agents now."""
+        return self._thread.run(self._inner.lag())
+
+    def pause(self, *partitions: int) -> None:
+        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        self._thread.run(self._inner.pause(*partitions))
+
+    def resume(self, *partitions: int) -> None:
+        """Fetch these partitions again (none named: all)."""
+        self._thread.run(self._inner.resume_now(*partitions))
+
+    def close(self) -> None:
+        """Stop fetching. Positions stay readable. Idempotent."""
+        self._thread.run(self._inner.close())
+
+
+async def _next_or_none(frames: Any) -> Any:
+    return await anext(frames, None)
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _close_all() -> None:
+    """At the interpreter's end: nothing that was sent is lost for want of a `with`."""
+    for client in list(_OPEN):
+        client.close()
+
+
+def _fork_all() -> None:
+    for client in list(_OPEN):
+        client.after_fork()
+    _OPEN.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_fork_all)

@@ -1,0 +1,401 @@
+"""Single records become chunks: the one place where a record passes through Python on its way out.
+
+Law of this file: `put` may be called from any thread and does next to nothing: it checks, appends to lists
+and counts. Encoding, routing and sending happen where the chunks are taken, on the client's own event loop.
+What is held is bounded: `put` waits, or says that the buffer is full, and then has taken nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from shoal.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES
+from shoal.batching import BatchingConfig
+from shoal.delivery import Delivery
+from shoal.errors import BufferFull, ShoalError
+from shoal.records import MAX_HEADERS, Headers
+
+Text: TypeAlias = "bytes | str | bytearray | memoryview"
+HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
+Timestamp: TypeAlias = "datetime | int"
+
+RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
+_MICROSECONDS_MAX: Final = 2**63
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Extra(NamedTuple):
+    """What few records have beside value and key."""
+
+    headers: Headers | None
+    timestamp_us: int | None
+    partition: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that came as one. `first_row`: where it begins among the rows of its delivery."""
+
+    begun_ms: int
+    batch: pa.RecordBatch
+    size_bytes: int
+    delivery: Delivery
+    first_row: int
+
+    @property
+    def rows(self) -> int:
+        count: int = self.batch.num_rows
+        return count
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """None of its rows was sent to a certain partition."""
+        return {}
+
+    def to_batch(self) -> pa.RecordBatch:
+        """It, as it is."""
+        return self.batch
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records gathered together, by column; `extras` by row."""
+
+    begun_ms: int
+    begun_us: int
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    extras: dict[int, Extra] = field(default_factory=dict)
+    size_bytes: int = 0
+    delivery: Delivery = field(default_factory=Delivery)
+    first_row: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """The rows that were sent to a certain partition, and to which."""
+        return {row: extra.partition for row, extra in self.extras.items() if extra.partition is not None}
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The records in DEFAULT_SCHEMA. Those without a time get that of the chunk's first record: at most
+        one linger before their own."""
+        rows = len(self.values)
+        timestamp, key, value, headers = (column.type for column in DEFAULT_SCHEMA)
+        times = pa.repeat(pa.scalar(self.begun_us, pa.int64()), rows)
+        header_column = pa.nulls(rows, headers)
+        if self.extras:
+            moments = [self.begun_us] * rows
+            heads: list[Headers | None] = [None] * rows
+            for row, extra in self.extras.items():
+                heads[row] = extra.headers
+                if extra.timestamp_us is not None:
+                    moments[row] = extra.timestamp_us
+            times, header_column = pa.array(moments, pa.int64()), _header_column(heads)
+        keyless = self.keys.count(None) == rows
+        keys = pa.nulls(rows, key) if keyless else pa.array(self.keys, key)
+        columns = [times.cast(timestamp), keys, pa.array(self.values, value), header_column]
+        return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
+    rows = [
+        None if head is None else [{"key": name, "value": value} for name, value in head] for head in heads
+    ]
+    return pa.array(rows, DEFAULT_SCHEMA.field("headers").type)
+
+
+class Gatherer:
+    """The chunk that is being gathered, and those that wait to be taken.
+
+    `on_news` is called, from whatever thread puts, when a chunk begins or is complete; it must not block.
+    """
+
+    def __init__(self, topic: str, config: BatchingConfig, on_news: Callable[[], None]) -> None:
+        config.validate()
+        self._topic = topic
+        self._config = config
+        self._rows_max = config.batch_rows_max
+        self._bytes_max = config.batch_bytes_max
+        self._on_news = on_news
+        self._renew_lock()
+        self._chunk: Chunk | None = None
+        self._sealed: deque[Chunk | Whole] = deque()
+        self._sealed_bytes = 0
+        self._taken_bytes = 0
+        """What was taken and is not acknowledged yet, as its owner says."""
+        self._stopped: Exception | None = None
+        self._gate_shut = False
+        """Full, or stopped: the one thing that `put` has to look at."""
+        self.partitions: frozenset[int] | None = None
+        """Those that the topic has; None: not known yet, and nothing is refused."""
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+
+    def put(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """Take one record; waits while the buffer is full, at most `timeout_seconds` (None: until there is
+        room). Raises ShoalError too-large or bad-request, BufferFull, and what the gatherer was stopped
+        with; the record is not taken then."""
+        size_bytes = RECORD_OVERHEAD_BYTES
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes(value, "value")
+        if value is not None:
+            size_bytes += len(value)
+        if key is not None:
+            if key.__class__ is not bytes:
+                key = as_bytes(key, "key")
+            size_bytes += len(key)
+        extra = None
+        if headers is not None or timestamp is not None or partition is not None:
+            extra, more_bytes = _extra(headers, timestamp, partition)
+            if partition is not None:
+                self._check_partition(partition)
+            size_bytes += more_bytes
+        if size_bytes > MAX_RECORD_BYTES:
+            raise ShoalError("too-large", f"a record of {size_bytes} bytes: at most {MAX_RECORD_BYTES}")
+        with self._lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            chunk = self._chunk
+            if chunk is None:
+                chunk = self._begin()
+            if extra is not None:
+                chunk.extras[len(chunk.values)] = extra
+            chunk.values.append(value)
+            chunk.keys.append(key)
+            chunk.size_bytes += size_bytes
+            if chunk.size_bytes >= self._bytes_max or len(chunk.values) >= self._rows_max:
+                self._seal()
+            return chunk.delivery
+
+    def put_alone(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """As `put`, behind all put before, but the record shares its delivery with no other and does not
+        linger."""
+        if partition is not None:
+            self._check_partition(partition)
+        alone = Gatherer(self._topic, replace(self._config, batch_rows_max=1), _nobody)
+        delivery = alone.put(value, key, headers, timestamp, partition)
+        chunk = alone.take()
+        assert isinstance(chunk, Chunk)
+        chunk.begun_ms -= self._config.linger_ms
+        with self._lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            if self._chunk is not None:
+                self._seal()
+            self._sealed.append(chunk)
+            self._sealed_bytes += chunk.size_bytes
+            self._look_at_gate()
+            self._on_news()
+        return delivery
+
+    def put_batches(
+        self, batches: Sequence[pa.RecordBatch], timeout_seconds: float | None = None
+    ) -> Delivery:
+        """Take batches of DEFAULT_SCHEMA, behind the records put before: all of them or, when there is no
+        room for the first, none. Raises as `put`. They are not copied: the bound may be passed once."""
+        batches = [batch for batch in batches if batch.num_rows]
+        delivery = Delivery()
+        first_row, now_ms = 0, time.monotonic_ns() // 1_000_000
+        sizes = [batch.nbytes for batch in batches]
+        with self._lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            if self._chunk is not None:
+                self._seal()
+            delivery.expect(sum(batch.num_rows for batch in batches))
+            for batch, size_bytes in zip(batches, sizes, strict=True):
+                self._sealed.append(Whole(now_ms, batch, size_bytes, delivery, first_row))
+                self._sealed_bytes += size_bytes
+                first_row += batch.num_rows
+            self._look_at_gate()
+            self._on_news()
+        return delivery
+
+    @property
+    def full(self) -> bool:
+        """Whether `put` would wait or raise."""
+        return self._gate_shut
+
+    @property
+    def gathered_rows(self) -> int:
+        """Records that nobody has taken yet."""
+        with self._lock:
+            waiting = sum(chunk.rows for chunk in self._sealed)
+            return waiting + (len(self._chunk.values) if self._chunk is not None else 0)
+
+    @property
+    def sealed(self) -> int:
+        """Complete chunks that nobody has taken yet."""
+        return len(self._sealed)
+
+    def due_ms(self) -> int | None:
+        """When the chunk that is being gathered has lingered long enough; None while there is none."""
+        chunk = self._chunk
+        return None if chunk is None else chunk.begun_ms + self._config.linger_ms
+
+    def seal(self, before_ms: int | None = None) -> None:
+        """Complete the chunk that is being gathered; with `before_ms` only if it was due by then."""
+        with self._lock:
+            chunk = self._chunk
+            if chunk is not None and (
+                before_ms is None or chunk.begun_ms + self._config.linger_ms <= before_ms
+            ):
+                self._seal()
+
+    def take(self) -> Chunk | Whole | None:
+        """The oldest complete chunk; its owner accounts for it with `account` from now on."""
+        with self._lock:
+            if not self._sealed:
+                return None
+            chunk = self._sealed.popleft()
+            self._sealed_bytes -= chunk.size_bytes
+            return chunk
+
+    def account(self, taken_bytes: int) -> None:
+        """So much of what was taken is not acknowledged: room is what the bound leaves beside it."""
+        with self._lock:
+            self._taken_bytes = taken_bytes
+            self._look_at_gate()
+
+    def check_open(self) -> None:
+        """Raises what this was stopped with."""
+        if self._stopped is not None:
+            raise self._stopped
+
+    def stop(self, error: Exception) -> None:
+        """From now on every `put` raises `error`, waiting ones included. The first error stays."""
+        with self._lock:
+            self._stopped = self._stopped or error
+            self._look_at_gate()
+            self._room.notify_all()
+
+    def after_fork(self, error: Exception) -> None:
+        """In the child of a fork: the lock may have been held by a thread that is not there any more."""
+        self._renew_lock()
+        self._stopped, self._gate_shut = error, True
+
+    def _check_partition(self, partition: int) -> None:
+        if self.partitions is not None and partition not in self.partitions:
+            raise ShoalError(
+                "unknown-partition",
+                f"{self._topic} has no partition {partition}, only {len(self.partitions)}",
+            )
+
+    def _begin(self) -> Chunk:
+        now_ns = time.time_ns()
+        self._chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
+        self._on_news()
+        return self._chunk
+
+    def _seal(self) -> None:
+        chunk = self._chunk
+        assert chunk is not None
+        self._chunk = None
+        chunk.delivery.expect(len(chunk.values))
+        self._sealed.append(chunk)
+        self._sealed_bytes += chunk.size_bytes
+        self._look_at_gate()
+        self._on_news()
+
+    def _look_at_gate(self) -> None:
+        was_shut = self._gate_shut
+        full = self._sealed_bytes + self._taken_bytes >= self._config.buffered_bytes_max
+        self._gate_shut = full or self._stopped is not None
+        if was_shut and not self._gate_shut:
+            self._room.notify_all()
+
+    def _wait_for_room(self, timeout_seconds: float | None) -> None:
+        opened = self._room.wait_for(lambda: not self._gate_shut or self._stopped, timeout_seconds)
+        if self._stopped is not None:
+            raise self._stopped
+        if not opened:
+            raise BufferFull(
+                f"{self._topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
+                f" were within {timeout_seconds:g} s; the record was not taken"
+            )
+
+
+def _nobody() -> None:
+    """Is told of a chunk that is taken at once."""
+
+
+def as_bytes(value: object, what: str) -> bytes:
+    """Text as its UTF-8, buffers as their bytes. Raises ShoalError bad-request for anything else."""
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ShoalError("bad-request", f"a {what} that is no text: {error}") from None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    kind = type(value).__name__
+    raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: json.dumps() it, perhaps")
+
+
+def _extra(
+    headers: HeadersLike | None, timestamp: Timestamp | None, partition: int | None
+) -> tuple[Extra, int]:
+    pairs: Headers | None = None
+    size_bytes = 0
+    if headers is not None:
+        pairs = _pairs(headers)
+        size_bytes = sum(len(name) + len(value or b"") + 16 for name, value in pairs)
+    moment_us = None if timestamp is None else timestamp_us(timestamp)
+    if partition is not None and (partition.__class__ is not int or partition < 0):
+        raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")
+    return Extra(pairs, moment_us, partition), size_bytes
+
+
+def _pairs(headers: HeadersLike) -> Headers:
+    items = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    if len(items) > MAX_HEADERS:
+        raise ShoalError("bad-request", f"{len(items)} headers: at most {MAX_HEADERS}")
+    pairs: Headers = []
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise ShoalError("bad-request", f"headers are pairs of a name and a value, not {item!r:.80}")
+        value = None if item[1] is None else as_bytes(item[1], "header's value")
+        pairs.append((as_bytes(item[0], "header's name").decode(), value))
+    return pairs
+
+
+def timestamp_us(timestamp: Timestamp) -> int:
+    """Microseconds since the epoch, of a datetime that knows its zone, or of such a number."""
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise ShoalError("bad-request", f"{timestamp} has no time zone: use datetime.now(UTC)")
+        return (timestamp - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(timestamp, int) and -_MICROSECONDS_MAX <= timestamp < _MICROSECONDS_MAX:
+        return timestamp
+    raise ShoalError(
+        "bad-request", f"a timestamp is a datetime or microseconds since 1970, not {timestamp!r}"
+    )

@@ -1,0 +1,109 @@
+"""What data people hold (pyarrow, pandas, polars) <-> batches of a topic's columns.
+
+Law of this file: pandas and polars are never required: a frame is recognised by what it can do, and made only
+when it is asked for. No loop here touches a record.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    KEY_COLUMN,
+    MAX_RECORD_BYTES,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+)
+from shoal.errors import ClientError, ShoalError
+
+FrameKind = Literal["pandas", "polars", "arrow"]
+PLACED_FIELDS: Final = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
+
+
+def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
+    """A RecordBatch, Table, pandas or polars frame as batches of DEFAULT_SCHEMA.
+
+    `value` is needed; a missing `timestamp` is `now_us`, missing `key` and `headers` are null, text becomes
+    its UTF-8, and columns of other names are refused. Raises ShoalError schema-mismatch or too-large.
+    """
+    if isinstance(data, pa.RecordBatch):
+        batches = [data]
+    elif isinstance(data, pa.Table):
+        batches = data.to_batches()
+    elif hasattr(data, "__arrow_c_stream__"):  # polars, pandas, DuckDB and others
+        batches = pa.table(data).to_batches()
+    else:
+        kind = type(data).__name__
+        raise ShoalError(
+            "schema-mismatch",
+            f"{topic} takes a RecordBatch, Table, pandas or polars frame, not {kind}; send() takes records",
+        )
+    return [_checked(_conformed(batch, topic, now_us), topic) for batch in batches]
+
+
+def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch:
+    """The batch with DEFAULT_SCHEMA's columns, in its order and types."""
+    if batch.schema.equals(DEFAULT_SCHEMA):
+        return batch
+    names = batch.schema.names
+    wrong = ", ".join(sorted({repr(name) for name in names if name not in DEFAULT_SCHEMA.names}))
+    if wrong or VALUE_COLUMN not in names or len(set(names)) < len(names):
+        what = (
+            f"has {wrong}" if wrong else "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
+        )
+        known = ", ".join(DEFAULT_SCHEMA.names)
+        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}")
+    columns = []
+    for field in DEFAULT_SCHEMA:
+        if field.name in names:
+            try:
+                columns.append(batch.column(field.name).cast(field.type))
+            except (pa.ArrowException, ValueError) as error:
+                raise ShoalError("schema-mismatch", f"{topic}: column {field.name!r}: {error}") from error
+        elif field.name == TIMESTAMP_COLUMN:
+            columns.append(pa.repeat(pa.scalar(now_us, pa.int64()), batch.num_rows).cast(field.type))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """What an agent would refuse is refused here, before anything of it is buffered."""
+    if batch.column(TIMESTAMP_COLUMN).null_count:
+        raise ShoalError("schema-mismatch", f"{topic}: a record's timestamp is null")
+    if batch.nbytes > MAX_RECORD_BYTES:  # else no record can be larger
+        for name in (KEY_COLUMN, VALUE_COLUMN):
+            longest = pc.max(pc.binary_length(batch.column(name))).as_py() or 0
+            if longest > MAX_RECORD_BYTES:
+                raise ShoalError(
+                    "too-large", f"{topic}: a {name} of {longest} bytes: at most {MAX_RECORD_BYTES}"
+                )
+    return batch
+
+
+def placed(batch: pa.RecordBatch, partition: int, base_offset: int) -> pa.RecordBatch:
+    """The batch with its records' partition (int32) and offset (int64) in front."""
+    rows = batch.num_rows
+    columns = [
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        pa.arange(base_offset, base_offset + rows),
+        *batch.columns,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLACED_FIELDS, *batch.schema]))
+
+
+def frame_of(batches: list[pa.RecordBatch], kind: FrameKind) -> Any:
+    """Batches of equal columns (at least one) as a pandas or polars frame, or a pyarrow Table."""
+    table = pa.Table.from_batches(batches)
+    if kind == "arrow":
+        return table
+    try:
+        library = import_module(kind)
+    except ImportError as error:
+        raise ClientError(f"{kind} is not installed: pip install {kind}, or ask for 'arrow'") from error
+    return table.to_pandas() if kind == "pandas" else library.from_arrow(table)
