@@ -242,7 +242,7 @@ class Producer:
         def over() -> bool:
             while pending and pending[-1].done:
                 pending.pop()
-            return not pending or self._failure is not None
+            return not pending or self._ended
 
         await self._until(over)
         self._raise_failure()
@@ -250,7 +250,8 @@ class Producer:
     async def failure(self) -> Exception:
         """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
         await self._until(lambda: self._failure is not None)
-        return self._failure or ClientClosed(f"the producer of {self.topic} is closed")
+        assert self._failure is not None
+        return self._failure
 
     def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
         """What was taken and not acknowledged, by partition and in order. After a failure: what to send again
@@ -331,7 +332,7 @@ class Producer:
         gatherer = self.gatherer
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._until(lambda: not gatherer.full or self._failure is not None)
+                await self._until(lambda: not gatherer.full or self._ended)
         except TimeoutError:
             raise BufferFull(
                 f"{self.topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
@@ -497,8 +498,8 @@ class Producer:
         self._notify()
 
     async def _until(self, over: Callable[[], bool]) -> None:
-        """Wait for that, or for the end of the producer; looked at whenever something was answered."""
-        while not (over() or self._aborted):
+        """Wait for that; it is looked at whenever something was answered or has failed."""
+        while not over():
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.add(waiting)
             try:
@@ -510,6 +511,10 @@ class Producer:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
+
+    @property
+    def _ended(self) -> bool:
+        return self._aborted or self._failure is not None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
