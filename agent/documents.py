@@ -259,11 +259,16 @@ def topic_document(
     partitions = []
     for partition in range(len(entry.partitions)):
         leadership = routes.leadership(GroupKey(entry.topic_id, partition), is_live)
-        live, _ = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
+        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
+        shown = partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
+        end = None if leadership is None or shown["leader"] is None else leadership.log_end_offset
+        claims = routes.claims_about(GroupKey(entry.topic_id, partition))
+        shown["replicas"] = [_with_lag(replica, claims, end) for replica in shown["replicas"]]
         partitions.append(
-            partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
+            shown
             | {
                 "live_replicas": live,
+                "under_replicated": live < wanted,
                 "log_start_offset": 0 if leadership is None else leadership.log_start_offset,
                 "high_watermark": 0 if leadership is None else leadership.high_watermark,
                 "log_end_offset": 0 if leadership is None else leadership.log_end_offset,
@@ -280,6 +285,14 @@ def topic_document(
     if not entry.settings.fsync:
         document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'
     return document
+
+
+def _with_lag(replica: dict[str, Any], claims: Mapping[str, Claim], end: int | None) -> dict[str, Any]:
+    """How far a replica's log reaches, and how much it lacks of the leader's; None where nobody has said."""
+    claim = claims.get(replica["id"])
+    reached = None if claim is None else claim.log_end_offset
+    lag = None if reached is None or end is None else max(0, end - reached)
+    return replica | {"log_end_offset": reached, "lag": lag}
 
 
 def damage_document(topic: str, partition: int, item: DamagedRange) -> dict[str, Any]:

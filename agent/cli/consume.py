@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from shoal.agent.cli.lag import LagMeter
 from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, drop_stdout, example
 from shoal.agent.cli.running import with_client
 
@@ -66,6 +67,14 @@ def consume(
     output: Annotated[
         Format, typer.Option("--output", "-o", help="Values as lines, JSON records, or an Arrow stream.")
     ] = Format.TEXT,
+    lag: Annotated[
+        bool | None,
+        typer.Option(
+            "--lag/--no-lag",
+            help="On stderr, how far behind the end each partition is; by default a status line on a "
+            "terminal while the records go elsewhere.",
+        ),
+    ] = None,
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
     """Write records to stdout, partition by partition, to the end of the log (or on and on with --follow)."""
@@ -83,8 +92,13 @@ def consume(
         chunks = client.consume(
             topic, start=start, partition=partition, limit=limit, follow=follow, max_bytes=FETCH_BYTES
         )
-        interrupted = await _write_all(chunks, writer)
+        meter = LagMeter(lag, beside_records=sys.stdout.isatty())
+        try:
+            interrupted = await _write_all(chunks, writer, meter)
+        finally:
+            meter.clear()
         writer.close()
+        meter.summary()
         return interrupted
 
     try:
@@ -96,7 +110,7 @@ def consume(
         raise typer.Exit(128 + signal.SIGINT)
 
 
-async def _write_all(chunks: Any, writer: Writer) -> bool:
+async def _write_all(chunks: Any, writer: Writer, meter: LagMeter) -> bool:
     """Write until the end, or until a signal; returns whether a signal ended it."""
     task = asyncio.current_task()
     assert task is not None
@@ -107,6 +121,7 @@ async def _write_all(chunks: Any, writer: Writer) -> bool:
         try:
             async for found in chunks:
                 writer.write(found)
+                meter.saw(found)
         except asyncio.CancelledError:
             task.uncancel()
             return True

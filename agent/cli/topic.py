@@ -132,42 +132,59 @@ def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABL
 def describe(
     name: NameArgument, agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE
 ) -> None:
-    """A topic's settings, and where each partition lies and who leads it."""
+    """A topic's settings; where each partition lies, who leads it, how far its log goes, who lags behind.
 
-    async def work(client: AsyncClient) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        document, routes, members = await asyncio.gather(
-            client.topic(name), client.routes(name), client.members()
-        )
-        return document, routes, members
+    FIRST to COMMITTED can be read (the high watermark is the next offset), END counts what is not committed
+    yet. LAG: records that a follower lacks of the leader's log, the most of any first.
+    """
 
-    document, routes, members = with_client(agent, work)
+    async def work(client: AsyncClient) -> tuple[dict[str, Any], dict[str, Any]]:
+        document, members = await asyncio.gather(client.topic(name), client.members())
+        return document, members
+
+    document, members = with_client(agent, work)
     if output is Output.JSON:
         show_json(document)
         return
     names = {member["id"]: member.get("name") or member["id"] for member in members["members"]}
     print(f"topic {name} ({document.get('kind', 'log')}), {_summary(document)}, id {document.get('id', '-')}")
-    offsets = document.get("partitions")
-    by_number = {entry["partition"]: entry for entry in offsets} if isinstance(offsets, list) else {}
     show_table(
-        ["PARTITION", "LEADER", "TERM", "REPLICAS", "FIRST", "END"],
-        [
-            _partition_row(entry, by_number.get(entry["partition"], {}), names)
-            for entry in routes["topics"][name]["partitions"]
-        ],
+        ["PARTITION", "LEADER", "TERM", "REPLICAS", "FIRST", "COMMITTED", "END", "UNDER-REPLICATED", "LAG"],
+        [_partition_row(entry, names) for entry in document["partitions"]],
     )
 
 
-def _partition_row(route: dict[str, Any], offsets: dict[str, Any], names: dict[str, str]) -> list[object]:
-    replicas = ", ".join(names.get(replica["id"], replica["id"]) for replica in route.get("replicas", []))
-    leader = route.get("leader")
+def _partition_row(entry: dict[str, Any], names: dict[str, str]) -> list[object]:
+    replicas = entry.get("replicas", [])
+    leader = entry.get("leader")
     return [
-        route["partition"],
+        entry["partition"],
         names.get(leader, leader) if leader else "none",
-        route.get("term"),
-        replicas,
-        offsets.get("log_start_offset"),
-        offsets.get("high_watermark"),
+        entry.get("term"),
+        ", ".join(_replica_text(replica, names) for replica in replicas),
+        entry.get("log_start_offset"),
+        entry.get("high_watermark"),
+        entry.get("log_end_offset"),
+        entry.get("under_replicated"),
+        _lag_text([replica for replica in replicas if replica["id"] != leader], names),
     ]
+
+
+def _replica_text(replica: dict[str, Any], names: dict[str, str]) -> str:
+    name = names.get(replica["id"], replica["id"])
+    return f"{name} (learner)" if replica.get("role") == "learner" else name
+
+
+def _lag_text(followers: list[dict[str, Any]], names: dict[str, str]) -> str | int | None:
+    """A number when all are equally far behind, else who lacks how much; `?` where nobody has said."""
+    lags = {names.get(replica["id"], replica["id"]): replica.get("lag") for replica in followers}
+    if not lags:
+        return None
+    if len(set(lags.values())) == 1 and None not in lags.values():
+        return next(iter(lags.values()))
+    most_first = sorted(lags.items(), key=lambda item: (item[1] is not None, -(item[1] or 0), item[0]))
+    behind = [(name, lag) for name, lag in most_first if lag != 0]
+    return ", ".join(f"{name} {'?' if lag is None else f'{lag:,}'}" for name, lag in behind)
 
 
 def delete(

@@ -299,6 +299,28 @@ async def test_records_are_for_the_partitions_leader() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_topic_says_how_far_its_replicas_lag() -> None:
+    """Behind the leader's log; not known while nobody leads, or the replica has not been heard of."""
+    fixture = Fixture()
+    topic = await fixture.topic()
+    group = GroupKey(topic.id, 0)
+
+    async def lags() -> dict[str, tuple[int | None, int | None]]:
+        (partition,) = (await fixture.broker.topic_document("t"))["partitions"]
+        assert partition["under_replicated"] is (partition["live_replicas"] < 3)
+        return {
+            replica["id"]: (replica["log_end_offset"], replica["lag"]) for replica in partition["replicas"]
+        }
+
+    assert set((await lags()).values()) == {(None, None)}
+    for agent_id, role, end in ((SELF, "leader", 50), (OTHER, "follower", 38)):
+        own = OwnClaims(agent_id, "run")
+        own.set(Claim(group, role, 1, 0, SELF, (SELF, OTHER, "c" * 32), log_end_offset=end))
+        fixture.table.apply(own.delta("", 0))
+    assert await lags() == {SELF: (50, 0), OTHER: (38, 12), "c" * 32: (None, None)}
+
+
+@pytest.mark.usefixtures("quick")
 async def test_waiting_for_a_leader() -> None:
     """Returns as soon as there is one; no-leader, definite, when the time is over; ends with the topic."""
     fixture = Fixture()

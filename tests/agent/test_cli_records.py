@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import select
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +19,9 @@ from fake_cluster import FakeCluster, refuse, reset_after_storing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent.cli.lag import LagMeter
 from shoal.agent.cli.lines import Chunk, LineReader, LineTooLong, keys_of, located, without_blanks
+from shoal.aio import Fetched
 from shoal.batch import MAX_RECORD_BYTES
 from shoal.errors import ShoalError
 from shoal.records import parse_ndjson
@@ -288,6 +291,65 @@ async def test_consume_follows_until_interrupted(cluster: FakeCluster) -> None:
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     assert await process.stderr.read() == b""
+
+
+async def test_lag_is_told_where_it_was_asked_for(cluster: FakeCluster) -> None:
+    """Per partition that was read, on stderr; stdout stays the same. By default nothing, piped."""
+    for partition, count in (("0", 3), ("2", 5)):
+        stdin = b"x\n" * count
+        await run("produce", "t", "--partition", partition, agent=cluster.urls[0], stdin=stdin)
+    ran = await run("consume", "t", "--lag", agent=cluster.urls[0])
+    assert (ran.code, ran.stdout) == (0, "x\n" * 8)
+    assert ran.stderr.splitlines() == [
+        "partition 0: next offset 3 of 3, lag 0",
+        "partition 2: next offset 5 of 5, lag 0",
+    ]
+    ran = await run("consume", "t", "--lag", "--partition", "2", "--limit", "1", agent=cluster.urls[0])
+    assert ran.stderr == "partition 2: next offset 1 of 5, lag 4\n"
+    ran = await run("consume", "t", "--lag", "--from", "latest", agent=cluster.urls[0])
+    assert (ran.code, ran.stderr) == (0, "lag: no records were read\n")
+    assert (await run("consume", "t", agent=cluster.urls[0])).stderr == ""
+
+
+async def test_lag_on_a_terminal_is_a_line_that_goes_away(cluster: FakeCluster) -> None:
+    """Redrawn while records go to a file; after Ctrl-C nothing of it is left, and the exit code is that of a
+    reader that was told to stop."""
+    await run("produce", "t", "--partition", "1", agent=cluster.urls[0], stdin=b"x\n" * 3)
+    master, terminal = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "shoal.agent", "consume", "t", "--follow", "--agent", cluster.urls[0],
+        stdout=asyncio.subprocess.PIPE, stderr=terminal, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(terminal)
+    assert process.stdout is not None
+    async with asyncio.timeout(COMMAND_SECONDS):
+        for _ in range(3):
+            await process.stdout.readline()
+        shown = b""
+        while b"lag 0" not in shown:
+            await asyncio.sleep(0.15)  # the line is redrawn ten times a second at most
+            await run("produce", "t", "--partition", "1", agent=cluster.urls[0], stdin=b"x\n")
+            await process.stdout.readline()
+            shown += os.read(master, 1 << 16) if select.select([master], [], [], 0)[0] else b""
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    shown += os.read(master, 1 << 16)
+    os.close(master)
+    assert shown.endswith(b"\r\x1b[K")
+
+
+def test_who_is_furthest_behind_is_named() -> None:
+    """Four of them; the others are in the sum."""
+    meter = LagMeter(False, beside_records=False)
+    batch = pa.record_batch({"value": [b"x"]})
+    for partition in range(7):
+        meter.saw(Fetched(partition, 9, batch, 10, 10 + partition * 1_000))
+    assert meter.text() == "lag 21,000 (6: 6,000, 5: 5,000, 4: 4,000, 3: 3,000, ...)"
+    meter.saw(Fetched(6, 6_009, batch, 6_010, 6_010))
+    assert meter.text().startswith("lag 15,000 (5: ")
+    even = LagMeter(False, beside_records=False)
+    even.saw(Fetched(0, 9, batch, 10, 10))
+    assert even.text() == "lag 0"
 
 
 async def test_an_unknown_topic_is_one_line(cluster: FakeCluster) -> None:

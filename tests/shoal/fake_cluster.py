@@ -112,6 +112,7 @@ class FakeCluster:
         self.read_faults: deque[Fault] = deque()
         self.auto_create_topics = True
         self.ready = True
+        self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
         self.body_sizes: list[int] = []  # of appends, in bytes
@@ -369,7 +370,16 @@ class FakeAgent:
         }
 
     async def _describe(self, request: web.Request) -> web.Response:
-        return web.json_response(self._document(self._topic(request)))
+        topic = self._topic(request)
+        document = self._document(topic)
+        for entry, route in zip(
+            document["partitions"], self.cluster._route(topic)["partitions"], strict=True
+        ):
+            entry.update(route, under_replicated=any(self.cluster.lags), replicas=[
+                replica | {"log_end_offset": entry["log_end_offset"] - lag, "lag": lag}
+                for replica, lag in zip(route["replicas"], self.cluster.lags, strict=True)
+            ])  # fmt: skip
+        return web.json_response(document)
 
     async def _delete(self, request: web.Request) -> web.Response:
         del self.cluster.topics[self._topic(request).name]
