@@ -174,6 +174,12 @@ class Bench:
         """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
         return benchmarks_gossip.rows()
 
+    def spark(self) -> list[Row]:
+        """Spark reading, streaming and writing a topic."""
+        import benchmarks_spark  # PySpark is there only where this was asked for
+
+        return benchmarks_spark.rows(self)
+
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
         leader = survivors.pop(bench_topics.wait_leader(next(iter(survivors)), "bench"))
@@ -209,7 +215,7 @@ def print_table(rows: list[Row]) -> None:
 
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "store", "gossip"]
-    names = [*everything, "replicated"]
+    names = [*everything, "replicated", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
