@@ -9,14 +9,20 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from xxhash import xxh3_64_intdigest
 
-from shoal.batch import KEY_COLUMN
-from shoal.records import RecordColumns
+from shoal.arrow_stream import KEY_COLUMN
+
+if TYPE_CHECKING:  # Spark's executors import this file, and have neither that nor what it needs
+    from shoal.records import RecordColumns
+
+try:
+    from xxhash import xxh3_64_intdigest
+except ImportError:  # on Spark's executors; the same digests, more slowly
+    from shoal.xxh3 import xxh3_64_intdigest  # type: ignore[assignment]
 
 HASH_SPACE: Final = 2**32
 

@@ -7,13 +7,23 @@ are pickled from the driver to the executors: they are made cheaply and hold no 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -33,10 +43,20 @@ from pyspark.sql.types import (
 )
 
 from shoal.spark_fetch import RangeReader, Scan
-from shoal.spark_options import Mode, SourceError, SourceOptions, parse_source_options
+from shoal.spark_options import (
+    Mode,
+    SinkOptions,
+    SourceError,
+    SourceOptions,
+    check_written,
+    parse_sink_options,
+    parse_source_options,
+)
 from shoal.spark_plan import OffsetRange, plan
+from shoal.spark_send import ChunkSender, Sink
 from shoal.spark_stream import StreamPlanner
 from shoal.spark_topics import Directory
+from shoal.spark_write import TaskWriter, Written
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _TYPES: Final[dict[str, DataType]] = {
@@ -85,6 +105,26 @@ class ShoalDataSource(DataSource):
         """A stream's reader, likewise."""
         self._require_own(schema)
         return ShoalStreamReader(self._parsed(Mode.STREAM))
+
+    def writer(self, schema: StructType, overwrite: bool) -> ShoalWriter:
+        """A batch writer. Raises SourceError for columns that no topic takes, a topic that is not there, and
+        mode("overwrite")."""
+        if overwrite:
+            raise SourceError('a log is only appended to: use .mode("append")')
+        options = self._sink(schema)
+        if options.topic is not None:
+            ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(options.topic)
+        return ShoalWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ShoalStreamWriter:
+        """A stream's writer, made anew for every micro-batch: nobody is asked here. In the output mode
+        "complete" (`overwrite`) each micro-batch appends all results, as with Kafka."""
+        return ShoalStreamWriter(self._sink(schema))
+
+    def _sink(self, schema: StructType) -> SinkOptions:
+        options = parse_sink_options(self.options, os.environ)
+        check_written([(field.name, field.dataType.simpleString()) for field in schema.fields], options)
+        return options
 
     def _require_own(self, schema: StructType) -> None:
         expected = self.schema()
@@ -175,6 +215,46 @@ class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
+
+
+@dataclass(frozen=True)
+class ShoalCommit(WriterCommitMessage):
+    """What one task wrote."""
+
+    written: Written
+
+
+class ShoalWriter(DataSourceArrowWriter):
+    """df.write: a task that Spark repeats stores nothing twice; with the option txnId, neither does the whole
+    write when it is started again."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+        self._transaction = options.txn_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
+
+
+class ShoalStreamWriter(DataSourceStreamArrowWriter):
+    """df.writeStream: a micro-batch that is repeated after a restart stores nothing twice."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task of one micro-batch. Query and batch have the same ids when it is repeated; the number of
+        the attempt has not."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise SourceError("this Spark does not tell its tasks the query's id: PySpark 4.2 is wanted")
+        return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
 
 
 def register(spark: SparkSession) -> None:

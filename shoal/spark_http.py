@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -64,7 +65,7 @@ class _Idle(NamedTuple):
 
 
 class ConnectionPool:
-    """Kept-alive connections of one process, given out to one request at a time.
+    """Kept-alive connections of one process, given out to one request at a time, to any thread.
 
     Python workers live on from one micro-batch to the next, so the pool is a global of the module. A process
     that was forked from one with connections begins with none: two must not share a socket.
@@ -73,6 +74,7 @@ class ConnectionPool:
     def __init__(self) -> None:
         self._idle: list[_Idle] = []
         self._process = os.getpid()
+        self._lock = threading.Lock()
 
     def request(
         self,
@@ -169,20 +171,22 @@ class ConnectionPool:
         return Answer(response.status, response.headers, body)
 
     def _take(self, base: str) -> http.client.HTTPConnection | None:
-        if self._process != os.getpid():
-            self._process, self._idle = os.getpid(), []
-        horizon = time.monotonic() - IDLE_SECONDS_MAX
-        while self._idle and self._idle[0].since < horizon:
-            self._idle.pop(0).connection.close()
-        for place in range(len(self._idle) - 1, -1, -1):
-            if self._idle[place].base == base:
-                return self._idle.pop(place).connection
+        with self._lock:
+            if self._process != os.getpid():
+                self._process, self._idle = os.getpid(), []
+            horizon = time.monotonic() - IDLE_SECONDS_MAX
+            while self._idle and self._idle[0].since < horizon:
+                self._idle.pop(0).connection.close()
+            for place in range(len(self._idle) - 1, -1, -1):
+                if self._idle[place].base == base:
+                    return self._idle.pop(place).connection
         return None
 
     def _keep(self, base: str, connection: http.client.HTTPConnection) -> None:
-        self._idle.append(_Idle(base, connection, time.monotonic()))
-        if len(self._idle) > IDLE_CONNECTIONS_MAX:
-            self._idle.pop(0).connection.close()
+        with self._lock:
+            self._idle.append(_Idle(base, connection, time.monotonic()))
+            if len(self._idle) > IDLE_CONNECTIONS_MAX:
+                self._idle.pop(0).connection.close()
 
     def close(self) -> None:
         """Close what is idle."""

@@ -409,3 +409,35 @@ def _numbers(name: str, topic: str, numbers: Any, low: int, high: int) -> dict[i
 def data_loss(what: str) -> SourceError:
     """The error for records that are not there any more; it says how to go on without them."""
     return SourceError(f'{what}; to read what there is: .option("failOnDataLoss", "false")')
+
+
+WRITTEN_TYPES: Final = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
+"""The columns that can be written, with their types in Spark's SQL. All but value may be missing."""
+
+
+def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:
+    """(name, type) of the columns of a write. Raises SourceError for what no topic takes."""
+    given = {name.lower(): kind for name, kind in columns}
+    if "value" not in given:
+        raise SourceError(
+            "there is no column value; make one of all columns, for example:"
+            ' df.selectExpr("CAST(id AS STRING) AS key", "to_json(struct(*)) AS value")'
+        )
+    for name, kind in given.items():
+        if name not in WRITTEN_TYPES:
+            raise SourceError(
+                f"column {name!r} cannot be written: a record has {', '.join(WRITTEN_TYPES)}; put others"
+                ' into value, for example: df.selectExpr("to_json(struct(*)) AS value")'
+            )
+        if kind not in WRITTEN_TYPES[name]:
+            wanted = " or ".join(WRITTEN_TYPES[name])
+            raise SourceError(f"column {name} is {kind[:200]}, but {wanted} is written")
+    if options.topic is None and "topic" not in given:
+        raise SourceError('no topic: add .option("topic", "TOPIC"), or a column topic')

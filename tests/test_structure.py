@@ -93,6 +93,7 @@ PURE = (
     "shoal/spark_options.py",
     "shoal/spark_plan.py",
     "shoal/tabular.py",
+    "shoal/xxh3.py",
 )
 IMPURE_MODULES = {
     "aiohttp", "asyncio", "fcntl", "http", "io", "logging", "multiprocessing", "os", "pathlib", "secrets",

@@ -16,19 +16,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
+from shoal.agent.producers import ProducerTable
 from shoal.batch import (
     DEFAULT_SCHEMA,
     Kind,
     LogIdentity,
     LogIndex,
     Offset,
+    ProducerStamp,
     Term,
     control_frame,
     message_from_batch,
+    producer_id_from_text,
     schema_message,
     stamp_message,
 )
 from shoal.errors import ShoalError
+from shoal.routing import hash_ranges
 
 # On a shared machine a deadline measures the neighbours, not the code.
 settings.register_profile("shared machine", deadline=None)
@@ -38,6 +42,7 @@ IDENTITY = LogIdentity(bytes(16), bytes(16), 0)
 FIRST_TIME_US = 1_700_000_000_000_000
 
 Fault = Callable[["Handler"], bool]
+WriteFault = Callable[["Handler", Callable[[], None]], None]  # is given the append, and may answer
 
 
 def record_batch(partition: int, first: int, rows: int) -> pa.RecordBatch:
@@ -61,6 +66,26 @@ class Log:
     log_start_offset: int = 0
     high_watermark: int = 0
     leader: int = 0
+    producers: ProducerTable = field(default_factory=ProducerTable)
+
+    def store(self, batch: pa.RecordBatch, producer: ProducerStamp) -> tuple[int, bool]:
+        """Append a producer's batch as an agent would: (base offset, whether it was there already)."""
+        kept = self.producers.check(producer)
+        if kept is not None:
+            return kept.base_offset, True
+        base = self.high_watermark
+        place = {"term": Term(1), "previous_term": Term(0), "index": LogIndex(1), "append_time_us": 0}
+        frame = stamp_message(message_from_batch(batch), IDENTITY, base_offset=Offset(base), **place)
+        self.frames.append((base, batch.num_rows, frame.data))
+        self.high_watermark += batch.num_rows
+        self.producers.record(
+            producer,
+            base_offset=Offset(base),
+            count=batch.num_rows,
+            index=LogIndex(base + 1),
+            append_time_us=0,
+        )
+        return base, False
 
     def append(self, partition: int, rows: int) -> None:
         """Add one batch, and a control frame behind it as an election would."""
@@ -93,6 +118,9 @@ class Cluster:
         self.faults: list[Fault] = []  # one is taken by each record request, and may answer it
         self.reads: list[tuple[int, int, bool]] = []  # agent, offset, forwarding allowed
         self.agents: list[ThreadingHTTPServer] = []
+        self.lock = threading.Lock()  # appends are one after the other, as in an agent
+        self.write_faults: list[WriteFault] = []  # one is taken by each append
+        self.writes: list[tuple[int, str, int, int, int]] = []  # partition, producer, epoch, sequence, rows
         self.requests: list[str] = []  # paths, of all agents
 
     def start_agent(self) -> str:
@@ -157,6 +185,56 @@ class Handler(BaseHTTPRequestHandler):
         except ShoalError as error:
             self.problem(error)
 
+    def do_POST(self) -> None:
+        """An append by a producer to one partition."""
+        self.cluster.requests.append(self.path)
+        steps = urlsplit(self.path).path.strip("/").split("/")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        problems: list[ShoalError] = []
+        documents: list[dict[str, Any]] = []
+
+        def apply() -> None:
+            """Append, and have the answer ready."""
+            try:
+                with self.cluster.lock:
+                    documents.append(self.append_batch(steps[2], int(steps[4]), body))
+            except ShoalError as error:
+                problems.append(error)
+
+        if self.cluster.write_faults:
+            self.cluster.write_faults.pop(0)(self, apply)
+        else:
+            apply()
+        if self.close_connection:
+            return
+        if documents:
+            self.answer(200, "application/json", json.dumps(documents[0]).encode())
+        elif problems:
+            self.problem(problems[0])
+
+    def append_batch(self, name: str, partition: int, body: bytes) -> dict[str, Any]:
+        """As http-api.md says."""
+        producer, epoch, sequence = (
+            self.headers[f"Shoal-Producer-{part}"] for part in ("Id", "Epoch", "Sequence")
+        )
+        stamp = ProducerStamp(producer_id_from_text(producer), int(epoch), int(sequence))
+        log = self.topic(name).get(partition)
+        if log is None:
+            raise ShoalError("unknown-partition", "no such partition")
+        with pa.ipc.open_stream(body) as reader:
+            batch = pa.concat_batches(list(reader))
+        if batch.schema != self.cluster.schema:
+            raise ShoalError("schema-mismatch", "the stream's schema is not the topic's")
+        base, duplicate = log.store(batch, stamp)
+        kept = log.producers.check(stamp)
+        assert kept is not None
+        entry = {"partition": partition, "base_offset": base, "count": kept.rows}
+        document: dict[str, Any] = {"count": kept.rows, "appended": [entry]}
+        if duplicate:
+            return document | {"duplicate": True}
+        self.cluster.writes.append((partition, producer, stamp.epoch, stamp.sequence, batch.num_rows))
+        return document
+
     def topic(self, name: str) -> dict[int, Log]:
         """The topic's partitions."""
         if name not in self.cluster.topics:
@@ -168,6 +246,8 @@ class Handler(BaseHTTPRequestHandler):
         partitions = [
             {
                 "partition": partition,
+                "hash_range": list(hash_ranges(len(self.topic(name)))[partition]),
+                "term": 1,
                 "leader": f"{log.leader}",
                 "leader_url": self.cluster.url(log.leader),
                 "replicas": [

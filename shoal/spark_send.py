@@ -1,0 +1,231 @@
+"""Chunks of rows to the leaders of their partitions, each stored once however often it is sent.
+
+No Spark here; standard library and pyarrow. What a chunk holds is decided elsewhere (spark_write.py), and
+so is why its number makes it safe to send it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+
+from shoal.arrow_stream import DEFAULT_SCHEMA, END_OF_STREAM, HEADERS_COLUMN, KEY_COLUMN, VALUE_COLUMN
+from shoal.client_routing import RouteTable, TopicRoutes
+from shoal.spark_fetch import ARROW_MEDIA_TYPE, RangeReader, Scan
+from shoal.spark_http import (
+    DEFAULT_RETRIES,
+    MOVING_STATUSES,
+    POOL,
+    Answer,
+    MovedError,
+    RetryPolicy,
+    ask,
+    document_of,
+    persist,
+    said,
+)
+from shoal.spark_options import SourceError, normal_url
+from shoal.spark_plan import OffsetRange
+from shoal.spark_topics import UnknownTopicError
+
+CHUNK_BYTES: Final = 8 * 2**20
+"""Of one request: half of what a stored batch may have, so that a chunk is never too large."""
+APPEND_TIMEOUT: Final = "10s"  # how long an agent may wait for a leader and the acknowledgement
+ROUTES_SECONDS_MAX: Final = 30.0  # how old routes may be: a leader that has moved says so itself
+ROUTED_TOPICS_MAX: Final = 256  # remembered by a worker
+
+_SCHEMA_BYTES: Final = DEFAULT_SCHEMA.serialize()
+# Routes outlive a task: a worker serves many. Leaders that have moved say so.
+_ROUTES: dict[str, tuple[float, TopicRoutes]] = {}
+
+
+class Place(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of topic {self.topic!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where a task writes, picklable. `topic` None: the column of that name decides."""
+
+    agents: tuple[str, ...]
+    topic: str | None
+    policy: RetryPolicy = DEFAULT_RETRIES
+    chunk_bytes: int = CHUNK_BYTES
+
+
+class Chunk(NamedTuple):
+    place: Place
+    sequence: int
+    batch: pa.RecordBatch
+    only_one: bool  # nothing else of this task goes to the partition
+
+
+class ChunkSender:
+    """Sends chunks to leaders and follows them; used by several threads, each with another partition."""
+
+    def __init__(
+        self, sink: Sink, producer: str, epoch: int, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._sink = sink
+        self._producer = producer
+        self._epoch = epoch
+        self._pause = pause
+
+    def routes(self, topic: str, *, fresh: bool = False) -> TopicRoutes:
+        """A topic's partitions and leaders, as known to this worker. Raises SourceError."""
+        known = _ROUTES.get(topic)
+        if fresh or known is None or time.monotonic() - known[0] > ROUTES_SECONDS_MAX:
+            if fresh:
+                routes = self._fetch_routes(topic)
+            else:
+                routes = persist(
+                    lambda: self._fetch_routes(topic),
+                    self._sink.policy.attempts,
+                    f"topic {topic!r} cannot be written at present",
+                    policy=self._sink.policy,
+                    pause=self._pause,
+                    patient=True,
+                )
+            if len(_ROUTES) >= ROUTED_TOPICS_MAX:
+                _ROUTES.clear()
+            known = _ROUTES[topic] = (time.monotonic(), routes)
+        return known[1]
+
+    def _fetch_routes(self, topic: str) -> TopicRoutes:
+        document, refusal = ask(POOL, self._sink.agents, f"/v1/routes?{urlencode({'topic': topic})}")
+        table = RouteTable()
+        if refusal is None:
+            try:
+                table.learn(document)
+            except ValueError as error:
+                raise SourceError(f"an agent's answer to /v1/routes is not understood ({error})") from error
+        routes = table.topic(topic)
+        if routes is None or not routes.partitions:
+            raise UnknownTopicError(
+                f"unknown topic {topic!r}: make it first (shoal topic create {topic} --partitions N)"
+                + (f"; {refusal}" if refusal else "")
+            )
+        return routes
+
+    def send(self, chunk: Chunk) -> bool:
+        """Append a chunk, acknowledged by a majority; whether it had been before. Raises SourceError."""
+        batch = chunk.batch
+        body = b"".join((_SCHEMA_BYTES, batch.serialize(), END_OF_STREAM))
+        policy = self._sink.policy
+        hint: str | None = None
+        failure = ""
+        for attempt in range(policy.attempts):
+            if attempt and hint is None:
+                self._pause(policy.pause_seconds(attempt))
+            try:
+                base = hint or self._target(chunk.place, attempt)
+                hint = None
+                answer = self._post(base, chunk, body)
+                if answer.status == 200:
+                    return self._acknowledged(chunk, document_of(answer.body))
+                repeated, hint = self._refused(base, chunk, answer)
+                if repeated:
+                    return True
+                failure = said(base, answer)
+            except MovedError as error:
+                failure = str(error)
+        raise SourceError(f"{chunk.place} was not written in {policy.attempts} attempts; last: {failure}")
+
+    def _target(self, place: Place, attempt: int) -> str:
+        """The leader as known; then by turns the leader as agents name it, and any agent, which forwards."""
+        agents = self._sink.agents
+        if attempt % 2 == 0 and attempt > 0:
+            return agents[(attempt // 2) % len(agents)]
+        try:
+            routes = self.routes(place.topic, fresh=attempt % 2 == 1)
+        except UnknownTopicError:
+            raise
+        except SourceError as error:  # while agents change places none may answer: another attempt may
+            raise MovedError(str(error)) from error
+        route = routes.get(place.partition)
+        return (route.leader_url if route is not None else None) or agents[attempt % len(agents)]
+
+    def _post(self, base: str, chunk: Chunk, body: bytes) -> Answer:
+        topic, partition = quote(chunk.place.topic, safe=""), chunk.place.partition
+        headers = {
+            "Content-Type": ARROW_MEDIA_TYPE,
+            "Shoal-Producer-Id": self._producer,
+            "Shoal-Producer-Epoch": str(self._epoch),
+            "Shoal-Producer-Sequence": str(chunk.sequence),
+        }
+        path = f"/v1/topics/{topic}/partitions/{partition}/records?timeout={APPEND_TIMEOUT}"
+        return POOL.request(base, "POST", path, headers, body)
+
+    def _refused(self, base: str, chunk: Chunk, answer: Answer) -> tuple[bool, str | None]:
+        """(stored by an earlier attempt, the leader's address if it was named); SourceError when final."""
+        problem = document_of(answer.body)
+        code, last = problem.get("code"), problem.get("last_sequence")
+        if code == "sequence-gap" and isinstance(last, int) and last >= chunk.sequence:
+            return True, None  # later ones were sent only after this one was acknowledged
+        if code == "sequence-gap":
+            raise SourceError(
+                f"{chunk.place} does not remember this write any more (last chunk: {last}, this one:"
+                f" {chunk.sequence}; forgotten after a day of silence): see what it holds, then write anew"
+            )
+        if code == "producer-fenced":
+            raise SourceError(
+                f"{chunk.place} holds a later micro-batch of this query: it runs twice, or its checkpoint was"
+                " put back to an older copy; begin with a new checkpoint to write again"
+            )
+        if answer.status not in MOVING_STATUSES and problem.get("definite") is not False:
+            raise SourceError(f"{chunk.place}: {said(base, answer)}")
+        hint: str | None = None
+        leader_url = problem.get("leader_url")
+        if answer.status == 421 and isinstance(leader_url, str):
+            with suppress(SourceError):  # an address that is none: routes are asked next
+                hint = normal_url(leader_url)
+        return False, hint
+
+    def _acknowledged(self, chunk: Chunk, document: dict[str, Any]) -> bool:
+        repeated = document.get("duplicate") is True
+        if repeated:
+            self._compare(chunk, document)
+        return repeated
+
+    def _compare(self, chunk: Chunk, document: dict[str, Any]) -> None:
+        """A chunk that was stored before must be this one. Raises SourceError when it is another."""
+        try:
+            (entry,) = document["appended"]
+            base_offset, count = int(entry["base_offset"]), int(entry["count"])
+        except (KeyError, TypeError, ValueError):
+            return  # the agent does not know any more where it lies
+        same = count == chunk.batch.num_rows
+        if same and not chunk.only_one:
+            stored = self._stored(chunk.place, base_offset, count)
+            same = stored is None or _same_records(stored, chunk.batch)
+        if not same:
+            raise SourceError(
+                f"{chunk.place} holds other records ({count}) from an earlier attempt of this task than"
+                f" it brings now ({chunk.batch.num_rows}): a repeated task must bring the same rows, above"
+                f" {self._sink.chunk_bytes // 2**20} MiB in the same order; add .sortWithinPartitions(...)"
+            )
+
+    def _stored(self, place: Place, base_offset: int, count: int) -> pa.Table | None:
+        """What lies there; None when it was trimmed meanwhile."""
+        offsets = OffsetRange(place.topic, place.partition, base_offset, base_offset + count, ())
+        columns = (KEY_COLUMN, VALUE_COLUMN, HEADERS_COLUMN)
+        scan = Scan(offsets, self._sink.agents, columns, fail_on_data_loss=False)
+        table = pa.Table.from_batches(RangeReader(scan, self._pause).batches())
+        return table if table.num_rows == count else None
+
+
+def _same_records(stored: pa.Table, brought: pa.RecordBatch) -> bool:
+    wanted = pa.Table.from_batches([brought]).select(stored.column_names)
+    return bool(stored.equals(wanted))
