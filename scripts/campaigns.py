@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 
 import environment
@@ -56,13 +57,15 @@ class Outcome:
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
-def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:
-    """Seeds of the whole cluster, one after the other until the deadline; it goes on after a finding."""
+def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, jobs: int) -> None:
+    """Seeds of the whole cluster, some at once, until the deadline; it goes on after a finding."""
     seconds = max(1.0, deadline - time.monotonic())
     script = str(environment.ROOT / "scripts" / "simulate")
     command = [sys.executable, script, "--seed", str(outcome.first_seed), "--seeds", "1000000"]
     process = subprocess.Popen(
-        [*command, "--quiet", "--seconds", f"{seconds:.0f}"], stdout=subprocess.PIPE, text=True
+        [*command, "--quiet", "--jobs", str(jobs), "--seconds", f"{seconds:.0f}"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -155,12 +158,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="how long, in minutes")
     parser.add_argument("--fault", default="kill-one", help="of the nemesis: one of tests/cluster/nemesis.py")
     parser.add_argument("--seed", type=int, default=1000, metavar="N", help="the first seed (default 1000)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="of the simulation: seeds at once (default: one for each core)",
+    )
     parser.add_argument("--no-record", action="store_true", help="leave docs/campaigns.md alone")
     options = parser.parse_args(arguments)
     if options.minutes is not None:
         options.hours = options.minutes / 60
-    if options.hours <= 0 or options.seed < 0:
-        parser.error("the time is above 0 and --seed at least 0")
+    if options.hours <= 0 or options.seed < 0 or options.jobs < 1:
+        parser.error("the time is above 0, --seed at least 0 and --jobs at least 1")
     return options
 
 
@@ -179,7 +189,8 @@ def main() -> int:
     if options.what == "nemesis":
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
-        works = {"membership": membership, "serf": serf, "simulation": simulation}
+        works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf}
+        works["simulation"] = partial(simulation, jobs=options.jobs)
         works |= {name: partial(search_store, work) for name, work in ROUNDS.items()}
         works[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600

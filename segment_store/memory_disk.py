@@ -128,6 +128,8 @@ class MemoryDisk:
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead
         self._rng = rng or random.Random(0)  # noqa: S311 (a simulation's, not a secret's)
         self._pause_max = pause_max
+        self._grown_bytes = 0
+        """By which files were ever to grow: never less than what they have, which takes time to add up."""
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._directories: set[str] = {"", "/", "."}
@@ -168,7 +170,7 @@ class MemoryDisk:
         """Every operation passes here first: trace, time for others, injected faults."""
         self.trace.operations.append((operation, path))
         epoch = self.epoch
-        for _ in range(self._rng.randint(1, self._pause_max)):
+        for _ in range(1 if self._pause_max == 1 else self._rng.randint(1, self._pause_max)):
             await asyncio.sleep(0)
         self.check_power(epoch)
         fault = self._next_fault(operation, path)
@@ -196,6 +198,10 @@ class MemoryDisk:
             raise OSError(errno.EIO, "the power failed")
 
     def check_room(self, inode: _Inode, end: int) -> None:
+        """Raises OSError: no space."""
+        self._grown_bytes += max(0, end - len(inode.content))
+        if self._grown_bytes <= self.capacity_bytes:
+            return
         if self.used_bytes() + max(0, end - len(inode.content)) > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

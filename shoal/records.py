@@ -322,11 +322,11 @@ def render_records(
     values = batch.column(VALUE_COLUMN).to_pylist()
     headers = batch.column(HEADERS_COLUMN).to_pylist()
     rendered = []
+    last_us, timestamp = None, None  # records that came together have one time between them
     for row, time_us in enumerate(times):
-        record: dict[str, Any] = {
-            "offset": base_offset + row,
-            "timestamp": None if time_us is None else format_time(time_us),
-        }
+        if time_us != last_us:
+            last_us, timestamp = time_us, None if time_us is None else format_time(time_us)
+        record: dict[str, Any] = {"offset": base_offset + row, "timestamp": timestamp}
         _render_bytes(record, "key", keys[row])
         _render_value(record, values[row], value_as)
         record["headers"] = [_render_header(header) for header in headers[row] or ()]
@@ -380,6 +380,7 @@ def render_ndjson(
 # --- times and durations
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_UTC: Final = _EPOCH.replace(tzinfo=None)  # every time is UTC: to write one takes no zone
 _MICROSECOND: Final = timedelta(microseconds=1)
 _MAX_TIME_MS: Final = 2**63 // 1000 - 1  # as microseconds it must fit an int64
 _MILLISECONDS = re.compile(r"-?[0-9]{1,16}", re.ASCII)
@@ -419,10 +420,10 @@ def parse_time(text: str) -> int:
 def format_time(us: int) -> str:
     """RFC 3339 with microseconds and Z. Beyond the years 1 to 9999: milliseconds since the epoch, as text."""
     try:
-        moment = _EPOCH + timedelta(microseconds=us)
+        moment = _EPOCH_UTC + timedelta(microseconds=us)
     except OverflowError:
         return str(us // 1000)
-    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return moment.isoformat(timespec="microseconds") + "Z"
 
 
 def parse_duration_ms(text: str) -> int:

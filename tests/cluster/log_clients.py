@@ -12,8 +12,9 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 from log_history import Append, FinalLog, History, Outcome, Partition, Poll
 
 CONNECT_TIMEOUT_S = 1.0
@@ -21,8 +22,12 @@ REQUEST_TIMEOUT_MS = 3_000
 GRACE_S = 2.0
 """Beyond the timeout that a request names itself, before its client gives it up."""
 PAUSE_S = 0.05
+CALM_PRODUCER_SLOWNESS = 6.0
+CALM_READER_SLOWNESS = 2.0
 FINAL_LIMIT = 1_000
 MAX_HEAD_BYTES = 64 * 1_024
+MAX_SHOWN_BYTES = 1_000
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
 
 Address = tuple[str, int]
 
@@ -57,7 +62,17 @@ class Connections:
     async def request(
         self, agent: Address, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        """Raises NoAnswer."""
+        """With a JSON body. Raises NoAnswer."""
+        status, _, answer = await self.exchange(agent, method, path, body, headers)
+        try:
+            return Answer(status, json.loads(answer) if answer else None)
+        except ValueError:
+            return Answer(status, None)
+
+    async def exchange(
+        self, agent: Address, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, fields by their names in small letters, body as it is. Raises NoAnswer."""
         reader, writer = await self._connected(agent)
         data = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {agent[0]}:{agent[1]}", f"Content-Length: {len(data)}"]
@@ -68,17 +83,13 @@ class Connections:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1_000 + GRACE_S):
                 writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
                 await writer.drain()
-                status, answer = await _read_answer(reader)
+                return await _read_answer(reader)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             self._drop(agent)
             raise NoAnswer(f"{type(error).__name__} {error}", sent=True) from None
         except asyncio.CancelledError:
             self._drop(agent)
             raise
-        try:
-            return Answer(status, json.loads(answer) if answer else None)
-        except ValueError:
-            return Answer(status, None)
 
     async def _connected(self, agent: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         known = self._open.get(agent)
@@ -102,8 +113,8 @@ class Connections:
             self._drop(agent)
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body. Raises ValueError for what is no answer."""
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, fields and body. Raises ValueError for what is no answer."""
     head = await reader.readuntil(b"\r\n\r\n")
     if len(head) > MAX_HEAD_BYTES:
         raise ValueError("a head without an end")
@@ -118,8 +129,8 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
             pieces.append(await reader.readexactly(size))
             await reader.readexactly(2)
         await reader.readuntil(b"\r\n")
-        return status, b"".join(pieces)
-    return status, await reader.readexactly(int(fields.get("content-length", "0")))
+        return status, fields, b"".join(pieces)
+    return status, fields, await reader.readexactly(int(fields.get("content-length", "0")))
 
 
 def now_s() -> float:
@@ -135,6 +146,12 @@ class Workload:
     agents: Callable[[], Sequence[Address]]
     rng: random.Random
     stopping: bool = False
+    is_calm: bool = False
+    """Nothing is wrong, or about to be: clients rest for longer."""
+
+    def pause_s(self, mean_s: float, slowness: float) -> float:
+        """How long a client rests before its next request; in calm times by `slowness` longer."""
+        return self.rng.uniform(0, 2 * mean_s) * (slowness if self.is_calm else 1.0)
 
     def some_agent(self) -> Address:
         return self.rng.choice(list(self.agents()))
@@ -172,7 +189,7 @@ class Producer:
         try:
             while not self._work.stopping:
                 await self._append()
-                await asyncio.sleep(self._work.rng.uniform(0, 2 * self._pause_s))
+                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_PRODUCER_SLOWNESS))
         finally:
             self._connections.close()
 
@@ -259,7 +276,7 @@ class Reader:
                     await self._poll(-1)
                 else:
                     await self._poll(self._offset)
-                await asyncio.sleep(self._work.rng.uniform(0, 2 * self._pause_s))
+                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_READER_SLOWNESS))
         finally:
             self._connections.close()
 
@@ -301,28 +318,50 @@ class Reader:
             self._offset = poll.next_offset
 
 
-async def read_all(agent: Address, partition: Partition, *, local: bool) -> FinalLog:
-    """The whole partition as this agent gives it. Raises NoAnswer, or AssertionError for a refusal."""
-    topic, number = partition
+async def read_all(agent: Address, partition: Partition, *, local: bool, arrow: bool = False) -> FinalLog:
+    """The whole partition as this agent gives it. `arrow`: as stored batches, otherwise as JSON. Raises
+    NoAnswer, or AssertionError for a refusal."""
     connections = Connections()
     records: list[tuple[int, str]] = []
-    offset: int | str = "earliest"
-    start: int | None = None
     try:
+        start = (await _final_page(connections, agent, partition, "offset=earliest&limit=1")).log_start_offset
+        offset = start
         while True:
-            path = f"/v1/topics/{topic}/partitions/{number}/records?offset={offset}&limit={FINAL_LIMIT}"
-            if local and offset != "earliest":
-                path += "&consistency=local"
-            answer = await connections.request(agent, "GET", path)
-            assert answer.status == 200, f"{agent} refuses {path}: {answer}"
-            if start is None:
-                start = int(answer.body["log_start_offset"])
-                if local and offset == "earliest":
-                    offset = start
-                    continue
-            records += [(int(item["offset"]), str(item["value"])) for item in answer.body["records"]]
-            offset = int(answer.body["next_offset"])
-            if not answer.body["records"]:
+            question = f"offset={offset}&limit={FINAL_LIMIT}" + ("&consistency=local" if local else "")
+            page = await _final_page(connections, agent, partition, question, arrow=arrow)
+            records += (record for record in page.records if record[0] >= offset)
+            if not page.records:
                 return FinalLog(partition, f"{agent[0]}:{agent[1]}", start, tuple(records))
+            offset = page.next_offset
     finally:
         connections.close()
+
+
+class _Page(NamedTuple):
+    records: list[tuple[int, str]]
+    next_offset: int
+    log_start_offset: int
+
+
+async def _final_page(
+    connections: Connections, agent: Address, partition: Partition, question: str, *, arrow: bool = False
+) -> _Page:
+    topic, number = partition
+    path = f"/v1/topics/{topic}/partitions/{number}/records?{question}"
+    accept = {"Accept": ARROW_TYPE} if arrow else None
+    status, fields, body = await connections.exchange(agent, "GET", path, None, accept)
+    assert status == 200, (
+        f"{agent} refuses {path}: {status} {body[:MAX_SHOWN_BYTES].decode(errors='replace')}"
+    )
+    if arrow:
+        return _arrow_page(fields, body)
+    page = json.loads(body)
+    records = [(int(item["offset"]), str(item["value"])) for item in page["records"]]
+    return _Page(records, int(page["next_offset"]), int(page["log_start_offset"]))
+
+
+def _arrow_page(fields: dict[str, str], body: bytes) -> _Page:
+    """Whole batches: the first may begin before the offset that was asked for."""
+    values = pa.ipc.open_stream(body).read_all().column("value").to_pylist()
+    records = list(enumerate((value.decode() for value in values), int(fields["shoal-base-offset"])))
+    return _Page(records, int(fields["shoal-next-offset"]), int(fields["shoal-log-start-offset"]))

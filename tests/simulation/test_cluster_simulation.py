@@ -11,7 +11,10 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
+import pytest
+from cluster_sim import runner
 from cluster_sim.knobs import Knobs
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "simulate"
@@ -36,7 +39,7 @@ def simulate(*arguments: str, hash_seed: str = "random") -> subprocess.Completed
 
 def test_whole_cluster_seeds_hold() -> None:
     """Every seed that fits into the time: no invariant breaks, and when the faults end all is well again."""
-    done = simulate("--seed", "0", "--seeds", str(SEEDS), "--seconds", str(SECONDS))
+    done = simulate("--seed", "0", "--seeds", str(SEEDS), "--seconds", str(SECONDS), "--jobs", "1")
     print(done.stdout[-4_000:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^seed \d+ ok: ", done.stdout, re.MULTILINE)) >= SEEDS_MIN
@@ -50,6 +53,26 @@ def test_a_cluster_seed_is_replayed_exactly() -> None:
     assert first == second
     assert re.search(r"ok: .* trace [0-9a-f]{16}$", first[-1])
     assert any("HEAL" in line for line in first)
+
+
+def test_seeds_at_once_are_told_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However they end, and whichever of them dies: a campaign says up to which seed it came."""
+
+    def run_seed(seed: int, *, trace: bool) -> str:
+        assert not trace
+        time.sleep(0.2 if seed == 0 else 0)
+        if seed == 3:
+            os._exit(9)
+        return f"seed {seed} ok: 2 faults, 10 records acknowledged"
+
+    monkeypatch.setattr(runner, "run_seed", run_seed)
+    outcome = runner.run_seeds(range(6), jobs=3)
+    ended = re.findall(r"^seed (\d) (?:ok|FAILED)", capsys.readouterr().out, re.MULTILINE)
+    assert ended == list("012345")
+    assert outcome.failures == [(3, "seed 3 FAILED: its process died")]
+    assert (outcome.seeds, outcome.next_seed, outcome.faults, outcome.records) == (6, 6, 10, 50)
 
 
 def test_cluster_knobs_cover_the_faults() -> None:

@@ -6,6 +6,7 @@ the rule of safety is in the docstring. What clients saw is judged by log_histor
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,10 +20,23 @@ from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.replication.messages import Vote, VoteReply, decode, encode
+from shoal.replication.raft import RaftCore
 from shoal.replication.transitions import Role
 
+CORE_ASKS = frozenset({"term_at", "deadline", "statistics", "check_invariants"})
+"""What a core is asked without being changed."""
 CHECKED_ENTRIES_MAX = 2_000
 """Of one step of a commit index: a replica that returns has thousands at once, which were compared before."""
+
+
+CORE_CALLS = tuple(
+    name
+    for name, method in vars(RaftCore).items()
+    if inspect.isfunction(method)
+    and (name == "__init__" or not name.startswith("_"))
+    and name not in CORE_ASKS
+)
+"""Whatever may change a core's state."""
 
 
 class InvariantViolation(AssertionError):
@@ -79,6 +93,8 @@ class Invariants:
         self._seen: dict[tuple[str, GroupId], _Seen] = {}
         self._retired: set[tuple[str, GroupId, ReplicaId]] = set()
         self._born: set[tuple[str, GroupId, ReplicaId]] = set()
+        self._moved: set[str] = set()
+        """Lives whose cores were called since the last look: no other core can have changed."""
         self.checks = 0
         self.violation: InvariantViolation | None = None
 
@@ -89,14 +105,16 @@ class Invariants:
 
     # ---- after every round -----------------------------------------------------------------------
 
-    def look(self, touched: set[str]) -> None:
-        """At the replicas of the processes that ran."""
-        for node in self._nodes():
-            host = node.host
-            if host is None or node.life is None or node.life.name not in touched:
-                continue
-            for group, entry in host._groups.items():
-                self._look_at(node.life.name, group, entry.replica)
+    def look(self) -> None:
+        """At the replicas of the processes whose cores were called."""
+        if self._moved:
+            moved, self._moved = self._moved, set()
+            for node in self._nodes():
+                host = node.host
+                if host is None or node.life is None or node.life.name not in moved:
+                    continue
+                for group, entry in host._groups.items():
+                    self._look_at(node.life.name, group, entry.replica)
         if self.violation is not None:
             raise self.violation
 
@@ -170,6 +188,12 @@ class Invariants:
         if len(voters) < min(3, len(were)):
             self.fail("NeverFewerVoters", f"{where}: {known} became {committed}")
 
+    def on_call(self) -> None:
+        """A core of the process that runs is about to decide something."""
+        life = LIFE.get()
+        assert life is not None
+        self._moved.add(life.name)
+
     # ---- what leaves -----------------------------------------------------------------------------
 
     def on_send(self, host: Host, group: GroupId, data: bytes) -> None:
@@ -228,9 +252,17 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         if record.state is ReplicaState.ACTIVE:
             invariants.on_record(record)
 
+    def observed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            invariants.on_call()
+            return method(*arguments, **named)
+
+        return call
+
     return [
         (Host, "send_control", observed_send),
         (ReplicaRegistry, "put", observed_put),
+        *((RaftCore, name, observed(getattr(RaftCore, name))) for name in CORE_CALLS),
     ]
 
 

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 START_S = 1_000.0
@@ -35,7 +35,7 @@ class Life:
         self.is_dead = False
         self.is_paused = False
         self.clock_offset_us = 0
-        self.held: list[asyncio.Handle] = []
+        self.held: list[SimHandle | SimTimer] = []
         self.context = contextvars.copy_context()
         self.context.run(LIFE.set, self)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -71,24 +71,69 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
 
 
 class SimFuture(asyncio.Future):  # type: ignore[type-arg]
-    """A future that hashes by its number."""
+    """A future that hashes by its number, which whoever makes it gives it."""
 
-    def __init__(self, **options: Any) -> None:
-        _Numbered.count += 1
-        self._number = _Numbered.count
-        super().__init__(**options)
+    _number: int
 
     def __hash__(self) -> int:
         return self._number
 
 
-def life_of(handle: asyncio.Handle) -> Life | None:
-    """Whose code a handle would run."""
-    return handle._context.get(LIFE)  # type: ignore[attr-defined]
+class SimHandle(asyncio.Handle):
+    """`life`: whose code it runs. A context never changes hands, so it is asked once."""
+
+    __slots__ = ("life",)
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: SimLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        _fill(self, callback, args, loop, context)
+
+
+class SimTimer(asyncio.TimerHandle):
+    """The same, for a time."""
+
+    __slots__ = ("life",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: SimLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        _fill(self, callback, args, loop, context)
+        self._when = when
+        self._scheduled = True
+
+
+def _fill(
+    handle: Any,
+    callback: Callable[..., object],
+    args: Sequence[Any],
+    loop: SimLoop,
+    context: contextvars.Context | None,
+) -> None:
+    """What asyncio.Handle's constructor does, without its questions about debugging: there are a hundred
+    thousand of them in a seed."""
+    if context is None:  # an empty one is false
+        context = contextvars.copy_context()
+    handle._context = context
+    handle._loop = loop
+    handle._callback = callback
+    handle._args = args
+    handle._cancelled = False
+    handle._repr = None
+    handle.life = context.get(LIFE)
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """`network` answers for sockets; `on_round(life names)` is called after every round that ran code."""
+    """`network` answers for sockets; `on_round()` is called after every round that ran a process's code."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -96,13 +141,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network = network
         self.rounds = 0
         self.handles_run = 0
-        self.on_round: Callable[[set[str]], None] = lambda _: None
-        self._touched: set[str] = set()
+        self.on_round: Callable[[], None] = lambda: None
+        self._timers: list[tuple[float, int, SimTimer]] = []
+        self._timer_count = 0
         _Numbered.count = 0
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         return self._now
+
+    def get_debug(self) -> bool:
+        return False
 
     @property
     def elapsed_ms(self) -> int:
@@ -119,50 +168,87 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimFuture(loop=self)
+        future: SimFuture = SimFuture(loop=self)
+        _Numbered.count += 1
+        future._number = _Numbered.count
+        return future
+
+    # ---- scheduling ------------------------------------------------------------------------------
+
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = SimHandle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Of timers for the same instant, the one that was set first comes first."""
+        timer = SimTimer(when, callback, args, self, context)
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, timer))
+        return timer
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
+        return None  # it is dropped when its time comes
 
     # ---- one round -------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        while scheduled and self._is_void(scheduled[0]):
-            heapq.heappop(scheduled)
+        """One round after the other, until somebody stops the loop."""
+        ready: deque[SimHandle | SimTimer] = self._ready  # type: ignore[attr-defined]
+        while not self._stopping:  # type: ignore[attr-defined]
+            self._wake_timers(ready)
+            ran = False
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:  # type: ignore[union-attr]
+                    continue
+                life = handle.life
+                if life is not None:
+                    if life.is_dead:
+                        continue
+                    if life.is_paused:
+                        life.held.append(handle)
+                        continue
+                    ran = True
+                self.handles_run += 1
+                handle._run()
+            self._now += ROUND_S
+            self.rounds += 1
+            if ran:
+                self.on_round()
+
+    def _wake_timers(self, ready: deque[SimHandle | SimTimer]) -> None:
+        """Those whose time has come are ready; when nothing else is, time goes on to the next one."""
+        timers = self._timers
+        while timers and _is_void(timers[0][2]):
+            heapq.heappop(timers)
         if not ready:
-            if not scheduled:
+            if not timers:
                 raise Deadlock("nothing is scheduled")
-            self._now = max(self._now, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now:
-            timer = heapq.heappop(scheduled)
-            if not self._is_void(timer):
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            if not _is_void(timer):
                 ready.append(timer)
-        for _ in range(len(ready)):
-            self._run_handle(ready.popleft())
-        self._now += ROUND_S
-        self.rounds += 1
-        if self._touched:
-            touched, self._touched = self._touched, set()
-            self.on_round(touched)
-
-    def _is_void(self, handle: asyncio.Handle) -> bool:
-        if handle.cancelled():
-            return True
-        life = life_of(handle)
-        return life is not None and life.is_dead
-
-    def _run_handle(self, handle: asyncio.Handle) -> None:
-        if handle.cancelled():
-            return
-        life = life_of(handle)
-        if life is not None:
-            if life.is_dead:
-                return
-            if life.is_paused:
-                life.held.append(handle)
-                return
-            self._touched.add(life.name)
-        self.handles_run += 1
-        handle._run()
 
     def resume(self, life: Life) -> None:
         """SIGCONT: what has waited comes first, in its order."""
@@ -173,9 +259,6 @@ class SimLoop(asyncio.BaseEventLoop):
     def spawn(self, life: Life, coroutine: Coroutine[Any, Any, Any], name: str = "") -> asyncio.Task[Any]:
         """Start a coroutine as code of that process."""
         return life.context.copy().run(self.create_task, coroutine, name=name or life.name)
-
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """There are no threads: the work is done at once, its answer comes with the next round."""
@@ -214,6 +297,10 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def remove_reader(self, fd: Any) -> bool:
         return bool(fd.clear_reader())
+
+
+def _is_void(handle: SimTimer) -> bool:
+    return bool(handle._cancelled or (handle.life is not None and handle.life.is_dead))  # type: ignore[attr-defined]
 
 
 def _succeed(future: asyncio.Future[Any], outcome: Any) -> None:

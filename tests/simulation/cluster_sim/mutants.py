@@ -218,7 +218,7 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
 
 
 MUTANTS = (
-    Mutant(ack_before_sync, LOSS, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
+    Mutant(ack_before_sync, LOSS, first_seed=4, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         forget_the_vote,
         ("OneVotePerTerm", "ElectionSafety"),
-        first_seed=2,
+        first_seed=3,
         knobs=_only("kill_one", "kill_leader", **ELECTIONS),
     ),
     Mutant(
@@ -242,11 +242,11 @@ MUTANTS = (
     ),
     Mutant(no_dedupe, ("History",), knobs=_only("kill_leader", "cut_leader", "mute_leader")),
     Mutant(serve_uncommitted, ("History",), knobs=_only("cut_leader", "mute_leader", "power_leader")),
-    Mutant(read_without_asking, ("History",), first_seed=6, knobs=BUSY | {"pauses": True, "cuts": True}),
+    Mutant(read_without_asking, ("History",), first_seed=12, knobs=BUSY | {"pauses": True, "cuts": True}),
     Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
     Mutant(call_everything_definite, ("History",), first_seed=7, knobs=BUSY | {"cuts": True, "kills": True}),
-    Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=3, knobs=REPLACED),
-    Mutant(remove_before_adding, ("NeverFewerVoters",), first_seed=1, knobs=REPLACED),
+    Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=10, knobs=REPLACED),
+    Mutant(remove_before_adding, ("NeverFewerVoters",), first_seed=5, knobs=REPLACED),
     Mutant(
         believe_failed_syncs,
         LOSS,

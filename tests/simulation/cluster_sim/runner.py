@@ -6,17 +6,22 @@ leaves (coroutines that were killed and never ended) cannot reach the next.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import select
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
 
+LINE_BYTES_MAX = 60_000
+"""A pipe takes so much, whether or not anybody reads."""
 SUMMARY = re.compile(r"(\d+) faults, (\d+) records acknowledged")
 
 
@@ -48,39 +53,82 @@ def run_seed(seed: int, *, trace: bool) -> str:
     return f"seed {seed} ok: {simulation.summary()}"
 
 
-def run_apart(seed: int, *, trace: bool) -> str:
-    """The same, in a process of its own, which ends without cleaning up."""
+@dataclass
+class _Running:
+    """A seed in a process of its own. `pipe` gives its line when it has ended."""
+
+    seed: int
+    pid: int
+    pipe: int
+
+    def line(self) -> str:
+        """How it ended; waits for it."""
+        with os.fdopen(self.pipe, "rb") as pipe:
+            said = pipe.read().decode(errors="replace")
+        os.waitpid(self.pid, 0)
+        return said or f"seed {self.seed} FAILED: its process died"
+
+
+def _begin(seed: int, *, trace: bool) -> _Running:
+    """The process ends without cleaning up."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
+        gc.disable()  # to the end: coroutines that were killed are never collected
         status = 1
         try:
             line = run_seed(seed, trace=trace)
             sys.stdout.flush()
-            os.write(writing, line.encode()[:60_000])
+            os.write(writing, line.encode()[:LINE_BYTES_MAX])
             status = 0
         finally:
             os._exit(status)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        line = pipe.read().decode(errors="replace")
-    os.waitpid(pid, 0)
-    return line or f"seed {seed} FAILED: its process died"
+    return _Running(seed, pid, reading)
 
 
-def run_seeds(seeds: Iterable[int], *, trace: bool = False, seconds: float | None = None) -> Outcome:
-    """Prints each seed with its knobs and its end; no seed is begun after `seconds`."""
+def _ended(
+    seeds: Iterable[int], *, trace: bool, seconds: float | None, jobs: int
+) -> Iterator[tuple[int, str]]:
+    """Seeds and their lines, in the order of the seeds, whichever ends first."""
     started = time.monotonic()
+    waiting = iter(seeds)
+    running: dict[int, _Running] = {}
+    lines: dict[int, str] = {}
+    order: deque[int] = deque()
+    while True:
+        while len(running) < jobs and (seed := next(waiting, None)) is not None:
+            if seconds is not None and time.monotonic() - started > seconds:
+                print(f"time is up: seeds from {seed} on were left out")
+                waiting = iter(())
+                break
+            if trace:
+                print(f"seed {seed} {Knobs.of_seed(seed)}", flush=True)
+            begun = _begin(seed, trace=trace)
+            running[begun.pipe] = begun
+            order.append(seed)
+        if not running:
+            return
+        for pipe in select.select(list(running), [], [])[0]:
+            done = running.pop(pipe)
+            lines[done.seed] = done.line()
+        while order and order[0] in lines:
+            seed = order.popleft()
+            yield seed, lines.pop(seed)
+
+
+def run_seeds(
+    seeds: Iterable[int], *, trace: bool = False, seconds: float | None = None, jobs: int = 1
+) -> Outcome:
+    """Prints each seed with its knobs and its end; no seed is begun after `seconds`. `jobs`: how many run at
+    once, which changes nothing in any of them."""
     outcome = Outcome()
-    for seed in seeds:
-        if seconds is not None and time.monotonic() - started > seconds:
-            print(f"time is up: seeds from {seed} on were left out")
-            break
-        print(f"seed {seed} {Knobs.of_seed(seed)}", flush=True)
-        line = run_apart(seed, trace=trace)
+    for seed, line in _ended(seeds, trace=trace, seconds=seconds, jobs=jobs):
+        if not trace:
+            print(f"seed {seed} {Knobs.of_seed(seed)}")
         print(line, flush=True)
         outcome.seeds += 1
         outcome.next_seed = seed + 1
