@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import bench_topics
+import benchmarks_client
 import benchmarks_gossip
 import benchmarks_replication
 import benchmarks_store
@@ -170,6 +171,10 @@ class Bench:
         """The segment store alone, without an agent around it."""
         return benchmarks_store.rows(self.directory, self.alternate)
 
+    def client(self) -> list[Row]:
+        """Shoal's own blocking client: single records, batches, reading."""
+        return benchmarks_client.rows(self)
+
     def gossip(self) -> list[Row]:
         """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
         return benchmarks_gossip.rows()
@@ -214,7 +219,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    everything = ["produce", "single", "latency", "failover", "replication", "read", "store", "gossip"]
+    everything = "produce single latency failover replication read client store gossip".split()
     names = [*everything, "replicated", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")

@@ -1,0 +1,145 @@
+"""What Shoal's own client costs: single records, batches and reading, as a Python user has them.
+
+Law of this file: the blocking client as users import it, on one core of its own, one agent on what is left;
+floors do the least that the same work cannot do without, in the same process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import bench_topics
+import cluster
+import floors
+import load
+import pyarrow as pa
+from bench_topics import ARROW, RECORD_BYTES, post
+from row import Row
+
+from shoal import DEFAULT_SCHEMA, BatchingConfig, Client
+from shoal.aio_producer import batch_of, encode_stream
+
+SINGLE_RECORDS = 1_000_000
+SINGLE_GOAL_PER_SECOND = 400_000
+FLOOR_ROWS = 8_000  # of a chunk: as many as fill the client's request of 1 MiB
+BATCH_ROWS = 8_000
+BATCHES = 250
+CONSUME_BYTES = 512 * 2**20
+FETCH_BYTES = 16 * 2**20
+
+
+class Bench(Protocol):
+    """What this file needs of a run."""
+
+    def agents(self, count: int) -> contextlib.AbstractContextManager[cluster.LocalCluster]: ...
+    def alternate(self, ours: Callable[[], float], floor: Callable[[], float]) -> tuple[float, float]: ...
+
+
+def rows(bench: Bench) -> list[Row]:
+    """All of them, with one agent."""
+    with bench.agents(1) as agents:
+        url = agents.agents[0].url
+        for topic in ("single", "batches", "read"):
+            bench_topics.create_topic(url, topic, 1, 1)
+        with one_core():
+            return [*single(bench, url), *batches(bench, url), *consume(bench, url)]
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """This process, all its threads made from now on included, on one core; the agents may use all."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def single(bench: Bench, url: str) -> list[Row]:
+    """Client.send of single records, acknowledged, beside a list that is made into the same Arrow streams."""
+    value = b"x" * RECORD_BYTES
+    cpu_rates: list[float] = []
+    with Client(url) as client:
+
+        def send() -> float:
+            started, cpu = time.perf_counter(), time.process_time()
+            for _ in range(SINGLE_RECORDS):
+                client.send("single", value)
+            client.flush()
+            cpu_rates.append(SINGLE_RECORDS / (time.process_time() - cpu))
+            return SINGLE_RECORDS / (time.perf_counter() - started)
+
+        ours, floor = bench.alternate(send, lambda: append_and_encode(value))
+    name = "Client.send, single records, acks=all, one core"
+    measured = f"{ours:,.0f}/s ({sorted(cpu_rates)[len(cpu_rates) // 2]:,.0f} a CPU second)"
+    return [
+        Row(name, measured, f"goal {SINGLE_GOAL_PER_SECOND:,}/s", ours / SINGLE_GOAL_PER_SECOND, 1.0),
+        Row(name, measured, f"list.append + Arrow stream {floor:,.0f}/s", ours / floor, None),
+    ]
+
+
+def append_and_encode(value: bytes) -> float:
+    """Records a second that a plain loop appends to a list and pyarrow makes into streams of 1 MiB."""
+    started = time.perf_counter()
+    chunk: list[bytes] = []
+    for _ in range(SINGLE_RECORDS):
+        chunk.append(value)
+        if len(chunk) == FLOOR_ROWS:
+            encode_stream([batch_of(chunk)])
+            chunk = []
+    return SINGLE_RECORDS / (time.perf_counter() - started)
+
+
+def batches(bench: Bench, url: str) -> list[Row]:
+    """Producer.send_batch of 8,000 records, beside plain POSTs of the same bytes over one connection."""
+    batch = batch_of([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)])
+    body = encode_stream([batch])
+    target = f"{url}/v1/topics/batches/partitions/0/records"
+    request = load.request_bytes("POST", target, body, Content_Type=ARROW)
+    batching = BatchingConfig(batch_rows_max=BATCH_ROWS, batch_bytes_max=2 * len(body))
+    with Client(url) as client, client.producer("batches", batching=batching) as producer:
+
+        def send() -> float:
+            started = time.perf_counter()
+            for _ in range(BATCHES):
+                producer.send_batch(batch)
+            producer.flush()
+            return BATCHES * BATCH_ROWS / (time.perf_counter() - started)
+
+        ours, floor = bench.alternate(
+            send, lambda: post(request, url, connections=1, requests=BATCHES).per_second * BATCH_ROWS
+        )
+    name = "Producer.send_batch, 8,000 records each"
+    beside = f"plain POST, one connection {floor / 1e6:.2f} M/s"
+    return [Row(name, f"{ours / 1e6:.2f} M records/s", beside, ours / floor, None)]
+
+
+def consume(bench: Bench, url: str) -> list[Row]:
+    """Consumer.batches from the beginning, beside a bare socket copy of as many bytes."""
+    batch = batch_of([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)])
+    assert batch.schema.equals(DEFAULT_SCHEMA)
+    with Client(url) as client:
+        with client.producer("read") as producer:
+            for _ in range(CONSUME_BYTES // batch.nbytes):
+                producer.send_batch(batch)
+
+        def read() -> float:
+            started, seen_bytes = time.perf_counter(), 0
+            with client.consumer("read", max_bytes=FETCH_BYTES) as consumer:
+                for found in consumer.batches():
+                    seen_bytes += held_bytes(found)
+            return seen_bytes / (time.perf_counter() - started)
+
+        ours, floor = bench.alternate(read, lambda: floors.socket_copy_bytes_per_second(CONSUME_BYTES))
+    name = "Consumer.batches, Arrow, one partition"
+    return [Row(name, f"{ours / 1e9:.2f} GB/s", f"socket copy {floor / 1e9:.2f} GB/s", ours / floor, 0.60)]
+
+
+def held_bytes(batch: pa.RecordBatch) -> int:
+    size_bytes: int = batch.nbytes
+    return size_bytes
