@@ -1,7 +1,7 @@
 """What Shoal's own client costs: single records, batches and reading, as a Python user has them.
 
-Law of this file: the blocking client as users import it, on one core of its own, one agent on what is left;
-floors do the least that the same work cannot do without, in the same process.
+Law of this file: the blocking client as users import it, beside one agent; floors do the least that the same
+work cannot do without, in the same process.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def rows(bench: Bench) -> list[Row]:
         url = agents.agents[0].url
         for topic in ("single", "batches", "read"):
             bench_topics.create_topic(url, topic, 1, 1)
-        with one_core():
-            return [*single(bench, url), *batches(bench, url), *consume(bench, url)]
+        return [*single(bench, url), *batches(bench, url), *consume(bench, url)]
 
 
 @contextlib.contextmanager
@@ -64,7 +63,7 @@ def single(bench: Bench, url: str) -> list[Row]:
     """Client.send of single records, acknowledged, beside a list that is made into the same Arrow streams."""
     value = b"x" * RECORD_BYTES
     cpu_rates: list[float] = []
-    with Client(url) as client:
+    with one_core(), Client(url) as client:
 
         def send() -> float:
             started, cpu = time.perf_counter(), time.process_time()

@@ -70,6 +70,8 @@ __all__ = [
 ]
 
 DEFAULT_FETCH_BYTES = 4 << 20
+CONSUMER_FETCH_BYTES = 8 << 20
+"""Of a consumer, which fetches ahead: larger ones read a long backlog a tenth faster, smaller begin sooner."""
 SEND_TOPICS_MAX = 64
 """Each has its own buffers and a watching request; who sends to more chooses when to close which."""
 
@@ -297,7 +299,7 @@ class AsyncClient:
         partitions: Sequence[int] | None = None,
         start: Start = "earliest",
         follow: bool = False,
-        max_bytes: int = DEFAULT_FETCH_BYTES,
+        max_bytes: int = CONSUMER_FETCH_BYTES,
         nearest: bool = False,
     ) -> AsyncConsumer:
         """A reader of some or all partitions, with positions; use it in an `async with` block.

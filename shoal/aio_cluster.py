@@ -18,6 +18,7 @@ from urllib.parse import quote
 import aiohttp
 
 from shoal import client_routing as routing
+from shoal.aio_bulk import BulkConnections, OnHead, UnknownLength
 from shoal.client_routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.errors import ERRORS, ShoalError
 
@@ -56,14 +57,14 @@ class Answer(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | memoryview
 
     def document(self) -> dict[str, Any]:
         """The body as a JSON object. Raises ShoalError internal if it is none: the agent broke its
         contract.
         """
         try:
-            document = json.loads(self.body)
+            document = json.loads(bytes(self.body))
         except ValueError:
             document = None
         if not isinstance(document, dict):
@@ -84,6 +85,8 @@ class Call(NamedTuple):
     headers: Mapping[str, str] = {}
     body: bytes | None = None
     wait_ms: int = 0  # how long the agent may hold it beyond the attempt's timeout
+    bulk: bool = False  # a GET whose answer is large: it is received in place
+    on_head: OnHead | None = None  # for those: hears the headers before the body has come
 
 
 class AttemptFailed(Exception):
@@ -119,6 +122,9 @@ class Cluster:
         """The newest look at a topic's routes for requests whose leader is silent: they share it."""
         self._distances: dict[str, tuple[float, int]] = {}
         """Seconds to an answer of each agent that was measured, and when (now_ms)."""
+        self._bulk = BulkConnections(config.connect_timeout_ms / 1_000, ANSWER_BYTES_MAX)
+        self._not_in_place: set[str] = set()
+        """Agents behind something that hides the length of answers; at most as many as AgentList holds."""
         self._answered = False
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
@@ -132,6 +138,7 @@ class Cluster:
         for look in self._looks.values():
             look.cancel()
         await asyncio.gather(*self._looks.values(), return_exceptions=True)
+        self._bulk.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -368,8 +375,12 @@ class Cluster:
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._exchange(self._session, url, call)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                answer = await self._answer(self._session, url, call)
+        except (
+            aiohttp.ClientConnectorError,
+            aiohttp.ConnectionTimeoutError,
+            ConnectionRefusedError,
+        ) as error:
             self.agents.failed(url)
             detail = f"{url} cannot be reached: {_reason(error)}"
             raise AttemptFailed(Failure(routing.UNREACHABLE, detail, True, definite=True)) from error
@@ -385,6 +396,16 @@ class Cluster:
         self._answered = True
         return answer
 
+    async def _answer(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
+        if call.bulk and url not in self._not_in_place and url.startswith("http://"):
+            try:
+                got = await self._bulk.get(url, call.path, call.params, call.headers, call.on_head)
+            except UnknownLength:
+                self._not_in_place.add(url)
+            else:
+                return _judged(got.status, got.headers, got.body)
+        return await self._exchange(session, url, call)
+
     async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
         request = session.request(
             call.method,
@@ -396,14 +417,15 @@ class Cluster:
         )
         async with request as response:
             body = await _read_bounded(response)
-            if response.status >= 300:
-                problem = _problem(body)
-                raise AttemptFailed(
-                    routing.failure_from_problem(
-                        response.status, problem, response.headers.get("Retry-After")
-                    )
-                )
-            return Answer(response.status, response.headers, body)
+            return _judged(response.status, response.headers, body)
+
+
+def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -> Answer:
+    if status < 300:
+        return Answer(status, headers, body)
+    raise AttemptFailed(
+        routing.failure_from_problem(status, _problem(bytes(body)), headers.get("Retry-After"))
+    )
 
 
 def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:

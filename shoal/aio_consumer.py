@@ -7,7 +7,7 @@ decodes a record. Offsets are dense, so a row's offset is its batch's first one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -156,11 +156,13 @@ async def fetch_batches(
     wait_ms: int = 0,
     nearest: bool = False,
     seen: int = 0,
+    on_next: Callable[[int], None] | None = None,
 ) -> FetchedBatches:
     """As `fetch`, batch by batch: nothing is copied, but that many small ones become one.
 
     `nearest`: a replica that answers sooner than the leader may answer; `seen` is the high watermark that
-    this reader knows, below which no replica's answer may fall back.
+    this reader knows, below which no replica's answer may fall back. `on_next` hears where the next fetch
+    begins before this one's body has come.
     """
     call = Call(
         "GET",
@@ -168,6 +170,8 @@ async def fetch_batches(
         {"offset": str(offset), "max_bytes": str(max_bytes), "wait": f"{wait_ms}ms"},
         {"Accept": ARROW_STREAM},
         wait_ms=wait_ms,
+        bulk=True,
+        on_head=None if on_next is None else lambda headers: _tell_next(headers, on_next),
     )
     answer = None
     if nearest:
@@ -182,6 +186,12 @@ async def fetch_batches(
             topic, partition, call, retry_ms=retry_ms, deposed_grace_ms=DEPOSED_GRACE_MS
         )
     return _decoded(answer, partition, offset)
+
+
+def _tell_next(headers: Mapping[str, str], on_next: Callable[[int], None]) -> None:
+    next_offset = headers.get("Shoal-Next-Offset", "")
+    if next_offset.isdecimal():
+        on_next(int(next_offset))
 
 
 def _decoded(answer: Answer, partition: int, offset: int) -> FetchedBatches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -58,6 +58,7 @@ class _Lot:
     reading: _Reading
     lap: int
     found: deque[Fetched] = field(default_factory=deque)
+    next_offset: int = 0
     error: Exception | None = None
     holds_slot: bool = False
 
@@ -182,6 +183,13 @@ class AsyncConsumer:
         except TimeoutError:
             return None
         return None
+
+    def ready(self) -> Fetched | None:
+        """What `poll` would return at once, for who runs in another thread; None when it has to be asked."""
+        lot = self._current
+        if self._partial is not None or lot is None or not lot.found or lot.lap != lot.reading.lap:
+            return None
+        return self._next_of(lot)
 
     async def chunks(self) -> AsyncIterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
@@ -335,10 +343,13 @@ class AsyncConsumer:
                     lot.reading.offset = lot.reading.position
                     raise lot.error
                 return None
-            found = lot.found.popleft()
-            lot.reading.position = found.base_offset + found.batch.num_rows
-            return found
+            return self._next_of(lot)
         return None
+
+    def _next_of(self, lot: _Lot) -> Fetched:
+        found = lot.found.popleft()
+        lot.reading.position = found.base_offset + found.batch.num_rows
+        return found
 
     def _fetch_on(self) -> None:
         """Every partition that may have more is being fetched."""
@@ -350,40 +361,73 @@ class AsyncConsumer:
                 reading.task = asyncio.create_task(self._pull(reading, reading.lap))
 
     async def _pull(self, reading: _Reading, lap: int) -> None:
-        """Fetch one partition until its end, or until something is wrong with it."""
+        """Fetch one partition until its end, or until something is wrong with it. While one answer's body
+        arrives the next is asked for already."""
+        ahead: dict[int, asyncio.Task[_Lot]] = {}
+
+        def begin(offset: int) -> None:
+            if (
+                offset not in ahead
+                and len(ahead) < FETCHES_AHEAD_MAX
+                and reading.end is not None
+                and offset < reading.end
+            ):
+                ahead[offset] = asyncio.create_task(self._fetched(reading, lap, offset, begin))
+
         try:
             while reading.end is None or reading.offset < reading.end:
-                backlog = reading.offset < reading.high_watermark
-                if backlog:
-                    await self._slots.acquire()
-                try:
-                    lot = await self._fetched(reading, lap, backlog)
-                except BaseException:
-                    if backlog:
-                        self._slots.release()
-                    raise
+                begun = ahead.pop(reading.offset, None)
+                if begun is None:
+                    for task in ahead.values():  # answered otherwise the second time, by another leader
+                        task.cancel()
+                    ahead.clear()
+                lot = await (begun or self._fetched(reading, lap, reading.offset, begin))
+                reading.offset = lot.next_offset
                 if lot.found:
                     self._lots.put_nowait(lot)
-                elif backlog:
+                elif lot.holds_slot:
                     self._slots.release()
         except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             self._lots.put_nowait(_Lot(reading, lap, error=error))
+        finally:
+            for task in ahead.values():
+                task.cancel()
+            await asyncio.gather(*ahead.values(), return_exceptions=True)
 
-    async def _fetched(self, reading: _Reading, lap: int, backlog: bool) -> _Lot:
-        wait_ms = 0 if backlog else FOLLOW_WAIT_MS
+    async def _fetched(
+        self, reading: _Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None
+    ) -> _Lot:
+        backlog = offset < reading.high_watermark
+        if not backlog:
+            return await self._fetch(reading, lap, offset, backlog, on_next)
+        await self._slots.acquire()
+        try:
+            return await self._fetch(reading, lap, offset, backlog, on_next)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def _fetch(
+        self,
+        reading: _Reading,
+        lap: int,
+        offset: int,
+        backlog: bool,
+        on_next: Callable[[int], None] | None,
+    ) -> _Lot:
         found = await fetch_batches(
             self._cluster,
             self.topic,
             reading.partition,
-            reading.offset,
+            offset,
             max_bytes=self._max_bytes if backlog else min(self._max_bytes, TAIL_BYTES_MAX),
-            wait_ms=wait_ms,
+            wait_ms=0 if backlog else FOLLOW_WAIT_MS,
             nearest=self._nearest,
             seen=reading.high_watermark,
+            on_next=on_next,
         )
-        reading.offset = found.next_offset
         reading.high_watermark = max(reading.high_watermark, found.high_watermark)
-        lot = _Lot(reading, lap, holds_slot=backlog)
+        lot = _Lot(reading, lap, next_offset=found.next_offset, holds_slot=backlog)
         for piece in found.pieces:
             rows = piece.batch.num_rows
             if reading.end is not None and piece.base_offset + rows > reading.end:

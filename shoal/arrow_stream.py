@@ -108,7 +108,7 @@ def _greatest(timestamps: pa.Array) -> int:
     return 0 if greatest is None else int(greatest)
 
 
-def decode_stream(data: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+def decode_stream(data: bytes | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     """Read a whole fetched stream (from an agent, which verified it). Raises BatchError("invalid")."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:

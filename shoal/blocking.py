@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from shoal.aio import DEFAULT_FETCH_BYTES, SEND_TOPICS_MAX, AsyncClient
+from shoal.aio import CONSUMER_FETCH_BYTES, DEFAULT_FETCH_BYTES, SEND_TOPICS_MAX, AsyncClient
 from shoal.aio_cluster import ClientConfig
 from shoal.aio_consumer import Fetched, PartitionOffsets
 from shoal.aio_producer import (
@@ -241,7 +241,7 @@ class Client:
         partitions: Sequence[int] | None = None,
         start: Start = "earliest",
         follow: bool = False,
-        max_bytes: int = DEFAULT_FETCH_BYTES,
+        max_bytes: int = CONSUMER_FETCH_BYTES,
         nearest: bool = False,
     ) -> Consumer:
         """A reader of some or all partitions, with positions, open.
@@ -438,7 +438,8 @@ class Consumer:
         Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
         may seek, or try again.
         """
-        return self._thread.run(self._inner.poll(timeout_seconds))
+        found = self._inner.ready()
+        return found if found is not None else self._thread.run(self._inner.poll(timeout_seconds))
 
     def chunks(self) -> Iterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
