@@ -219,7 +219,8 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> int:
-    everything = "produce single latency failover replication read client store gossip".split()
+    everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
+    everything += ["store", "gossip"]
     names = [*everything, "replicated", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")

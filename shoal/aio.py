@@ -71,7 +71,7 @@ __all__ = [
 
 DEFAULT_FETCH_BYTES = 4 << 20
 CONSUMER_FETCH_BYTES = 8 << 20
-"""Of a consumer, which fetches ahead: larger ones read a long backlog a tenth faster, smaller begin sooner."""
+"""Of a consumer, which fetches ahead: larger ones read a backlog a tenth faster, smaller begin sooner."""
 SEND_TOPICS_MAX = 64
 """Each has its own buffers and a watching request; who sends to more chooses when to close which."""
 
