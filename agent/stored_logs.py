@@ -57,9 +57,11 @@ def stored_logs(path: str, cluster_id: str | None) -> Iterator[list[StoredLog]]:
     `cluster_id` (32 hexadecimal digits) is for files that were copied out of their data directory. Raises
     NotALog.
     """
-    path = os.path.abspath(path)
     if not os.path.exists(path):
-        raise NotALog(f"{path} does not exist: give an agent's data directory, or a path in it")
+        raise NotALog(
+            f"{path or 'an empty path'} does not exist: give an agent's data directory, or a path in it"
+        )
+    path = os.path.abspath(path)
     data_directory = _data_directory(path)
     with contextlib.ExitStack() as stack:
         if data_directory is not None and os.path.exists(os.path.join(data_directory, LOCK_FILE)):
@@ -86,12 +88,10 @@ def _data_directory(path: str) -> str | None:
 
 
 def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
-    if cluster_id is not None:
-        with contextlib.suppress(ValueError):
-            if len(cluster_id) == _ID_CHARACTERS:
-                return _Owner(bytes.fromhex(cluster_id))
-        raise NotALog(f"--cluster-id {cluster_id!r}: a cluster id is {_ID_CHARACTERS} hexadecimal digits")
+    given = None if cluster_id is None else _parsed_id(cluster_id)
     if data_directory is None:
+        if given is not None:
+            return _Owner(given)
         raise NotALog(
             "no data directory lies around that path, and checksums depend on the cluster: give --cluster-id"
         )
@@ -100,10 +100,23 @@ def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
     try:
         record = ClusterRecord.from_bytes(data)
     except ClusterFileError as error:
+        if given is not None:
+            return _Owner(given)
         raise NotALog(f"{file.name} is damaged ({error}): give --cluster-id") from None
+    if given not in (None, record.cluster_id):  # everything would look damaged
+        raise NotALog(
+            f"{data_directory} belongs to cluster {record.cluster_id.hex()}: leave --cluster-id away"
+        )
     names = {entry.topic_id.hex(): name for name, entry in Catalog.from_bytes(record.catalog).topics.items()}
     names[CATALOG_GROUP.topic_id.hex()] = CATALOG_NAME
     return _Owner(record.cluster_id, names)
+
+
+def _parsed_id(text: str) -> bytes:
+    with contextlib.suppress(ValueError):
+        if len(text) == _ID_CHARACTERS:
+            return bytes.fromhex(text)
+    raise NotALog(f"--cluster-id {text!r}: a cluster id is {_ID_CHARACTERS} hexadecimal digits")
 
 
 def _find(path: str, owner: _Owner) -> Iterator[StoredLog]:

@@ -49,9 +49,12 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    logs.command("inspect", epilog=example("shoal log inspect /var/lib/shoal", "shoal log inspect *.arrows"))(
-        inspect
-    )
+    logs.command(
+        "inspect",
+        epilog=example(
+            "shoal log inspect /var/lib/shoal", "shoal log inspect /var/lib/shoal/topics/TOPIC-ID/0"
+        ),
+    )(inspect)
     logs.command("verify", epilog=example("shoal log verify /var/lib/shoal && echo sound"))(verify)
     logs.command(
         "export",

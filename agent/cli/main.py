@@ -26,6 +26,7 @@ from shoal.agent.cli import (
 from shoal.agent.cli.output import CliError, drop_stdout, example, fail, reopen_closed, say
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 app = typer.Typer(
     name="shoal",
@@ -68,6 +69,7 @@ def _root(
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 only if all went well."""
     reopen_closed()
+    code: object = 0
     try:
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -83,9 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit:
+        drop_stdout()  # how typer ends where the reader has seen enough (`| head`) before all was done
+        return BROKEN_PIPE
     except BrokenPipeError:
-        drop_stdout()  # the reader has seen enough (`| head`): nothing failed
-        return 0
+        drop_stdout()  # all was done, and the reader has seen enough of it: nothing failed for that
     except OSError as error:
         drop_stdout()
         fail(f"{error.filename or 'the output cannot be written'}: {error.strerror or error}")

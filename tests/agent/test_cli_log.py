@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -177,6 +179,9 @@ def test_wrong_paths_and_running_agents_are_one_line(
 ) -> None:
     """What is wrong and what to do, and nothing on stdout."""
     assert_one_line(_run(capfd, "verify", tmp_path / "nowhere"), "nowhere does not exist")
+    assert_one_line(_run(capfd, "verify", ""), "an empty path does not exist")
+    assert_one_line(_run(capfd, "verify", data, "--cluster-id", "00" * 16), CLUSTER_ID.hex(), "leave")
+    assert _run(capfd, "verify", data, "--cluster-id", CLUSTER_ID.hex()).code == 0
     assert_one_line(_run(capfd, "verify", data / "lock"), "lock is no segment")
     assert_one_line(_run(capfd, "export", data), "2 partitions", "one of them")
     assert_one_line(_run(capfd, "export", _partition(data), "-o", "csv"), "csv", "parquet")
@@ -188,3 +193,20 @@ def test_wrong_paths_and_running_agents_are_one_line(
     cluster = data / "cluster"
     cluster.write_bytes(cluster.read_bytes()[:-1])
     assert_one_line(_run(capfd, "verify", data), "damaged", "--cluster-id")
+    assert _run(capfd, "verify", data, "--cluster-id", CLUSTER_ID.hex()).code == 0
+
+
+def test_a_reader_that_has_seen_enough(data: pathlib.Path) -> None:
+    """`| head`: no traceback and no complaint, and neither 0 (sound) nor 1 (damaged): the end was not
+    reached."""
+    for command in ("verify", "export", "inspect"):
+        with subprocess.Popen(
+            [sys.executable, "-m", "shoal.agent", "log", command, str(_partition(data))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()  # before the first byte
+            err = process.stderr.read()
+        assert (process.returncode, err) == (141, b""), command
