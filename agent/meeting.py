@@ -29,6 +29,8 @@ MAX_FOUND = 64  # announcements waiting to be answered; a lost one is announced 
 MAX_CALLS = 8  # exchanges under way at a time: one that answers tells of all others
 REMEMBERED_A_ROUND = 8  # of those remembered, chosen anew each time: most of a pool is where it was
 REMEMBER_INTERVAL_S = 5.0
+SEED_PATIENCE_S = 5.0  # agents that are started together need some seconds to answer each other
+COMPLAINT_INTERVAL_S = 60.0  # about each seed, while nobody at all has been met: it may be misspelt
 KNOWN_STATUSES = ("alive", "suspect", "failed")  # in the order of how likely one answers after a restart
 
 Address = tuple[str, int]
@@ -64,6 +66,8 @@ class Meeting:
         self._remember = remember
         self._found: asyncio.Queue[Address] = asyncio.Queue(MAX_FOUND)
         self._kept: Snapshot | None = None
+        self._complain_at_s: dict[Address, float] = {}
+        """When it is said of a seed, which does not answer, why that is."""
 
     def on_found(self, found: Found) -> None:
         """mDNS has heard somebody."""
@@ -144,14 +148,25 @@ class Meeting:
         async def call(address: Address) -> bool:
             async with limit:
                 try:
-                    return await self._join([address]) > 0
+                    answered = await self._join([address]) > 0
                 except JoinError as error:
-                    logger.debug("no contact: %s", error)
+                    self._note_silence(address, error)
                     return False
+                self._complain_at_s.pop(address, None)
+                return answered
 
         async with asyncio.TaskGroup() as tasks:
             calls = [tasks.create_task(call(address)) for address in addresses]
         return any(task.result() for task in calls)
+
+    def _note_silence(self, address: Address, error: JoinError) -> None:
+        logger.debug("no contact: %s", error)
+        if address not in self._seeds or not self._is_alone():
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._complain_at_s.setdefault(address, now_s + SEED_PATIENCE_S):
+            self._complain_at_s[address] = now_s + COMPLAINT_INTERVAL_S
+            logger.warning("no answer from %s; calling on", error)
 
     # ---- the snapshot of this run -------------------------------------------------------------------------
 

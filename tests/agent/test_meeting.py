@@ -141,6 +141,32 @@ async def test_seeds_are_called_for_ever_and_by_name() -> None:
         await pool.until(lambda: len(pool.calls) >= 3)
 
 
+async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt name would otherwise look like patience. Not at once, since agents start one after the other;
+    once a while, not once a call; and no more when somebody else is there."""
+    monkeypatch.setattr(module, "SEED_PATIENCE_S", 0.05)
+    pool = Pool()
+    async with meeting(pool, seeds=[("nohost", 7946)], remembered=[Peer("x", "10.0.0.2", 2)]):
+        await pool.until(lambda: len(pool.calls) >= 2)
+        assert caplog.text == ""
+        await pool.until(lambda: bool(caplog.records))
+        monkeypatch.setattr(module, "COMPLAINT_INTERVAL_S", 0.0)
+        count = len(pool.calls)
+        await pool.until(lambda: len(pool.calls) >= count + 10)
+        assert [record.getMessage() for record in caplog.records] == [
+            "no answer from nobody there yet; calling on"
+        ]
+    pool = Pool()
+    pool.present = [member("b")]
+    caplog.clear()
+    monkeypatch.setattr(module, "SEED_PATIENCE_S", 0.0)
+    async with meeting(pool, seeds=[("nohost", 7946)]):
+        await pool.until(lambda: len(pool.calls) >= 3)
+    assert caplog.text == ""
+
+
 async def test_a_seed_that_hangs_delays_nobody() -> None:
     """It is one of several called at a time, and those are bounded."""
     pool = Pool()
