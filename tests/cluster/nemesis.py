@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import os
 import pathlib
@@ -36,6 +37,8 @@ INSIDE = "SHOAL_NEMESIS_INSIDE"
 SEGMENT_HEADER_BYTES = 1_024
 RESERVE_BYTES = 48 * 2**20
 """What a disk that is filled up has left."""
+FILL_BYTES = 2**20
+"""The piece in which it is filled: so much at most stays free beyond that, far below an agent's own reserve."""
 
 
 @dataclass
@@ -167,10 +170,7 @@ class Faults:
         """A disk of its own runs full while the agent writes."""
         [host] = self._some(1)
         filler = host.data / "filler"
-        status = os.statvfs(host.data)
-        free = status.f_bavail * status.f_frsize
-        with open(filler, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, free - self._rng.choice((0, RESERVE_BYTES))))
+        _fill(filler, self._rng.choice((0, RESERVE_BYTES)))
         await asyncio.sleep(self._rng.uniform(2, 4))
         filler.unlink()
 
@@ -214,6 +214,23 @@ FAULTS = (
     "partition-ring", "partition-one-way", "partition-flapping", "full-disk", "bit-flip", "restart-storm",
     "rolling-restart",
 )  # fmt: skip
+
+
+def _fill(filler: pathlib.Path, keep_bytes: int) -> None:
+    """Take the disk but for `keep_bytes`, in pieces: the agent beside it writes too, and may take the last of it."""
+    size = 0
+    with open(filler, "wb") as file:
+        while True:
+            status = os.statvfs(filler)
+            if status.f_bavail * status.f_frsize - FILL_BYTES < keep_bytes:
+                return
+            try:
+                os.posix_fallocate(file.fileno(), size, FILL_BYTES)
+            except OSError as problem:
+                if problem.errno != errno.ENOSPC:
+                    raise
+                return
+            size += FILL_BYTES
 
 
 def _used(path: pathlib.Path) -> int:
