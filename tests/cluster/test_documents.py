@@ -10,6 +10,8 @@ import pathlib
 import re
 import shlex
 import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,12 @@ def examples(document: pathlib.Path) -> list[str]:
     for block in re.findall(r"<!-- run: [^>]*-->\n((?:    .*\n|\n(?=    ))+)", document.read_text()):
         commands += [line.strip() for line in block.splitlines() if line.strip()]
     return commands
+
+
+def program(document: pathlib.Path) -> str:
+    """The Python of every block marked so, as one program: later blocks use what earlier ones made."""
+    blocks = re.findall(r"<!-- run: python -->\n((?:    .*\n|\n(?=\n?    ))+)", document.read_text())
+    return "\n".join(textwrap.dedent(block) for block in blocks)
 
 
 def run_curl(command: str, url: str) -> tuple[int, str]:
@@ -53,6 +61,26 @@ def test_the_readme_works_as_it_stands(start_cluster: Callable[..., Any]) -> Non
         status, body = run_curl(command, url)
         assert 200 <= status < 300, (command, status, body)
         assert json.loads(body), command
+
+
+def test_the_client_page_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Every block of docs/clients.md, in order, in one process against one agent; it ends without a word on
+    standard error."""
+    url = start_cluster(1).agents[0].url
+    text = program(ROOT / "docs" / "clients.md")
+    assert text.count(DEFAULT_AGENT) == 2
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace(DEFAULT_AGENT, url)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "0 1002"  # after one, two and a thousand others
+    assert lines[1] == "[(0, 1003), (0, 1004)]"
+    assert lines[-1] == "b'from a coroutine'"
 
 
 def test_the_quickstart_prints_commands_that_work(start_cluster: Callable[..., Any]) -> None:
