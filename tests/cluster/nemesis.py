@@ -38,7 +38,7 @@ SEGMENT_HEADER_BYTES = 1_024
 RESERVE_BYTES = 48 * 2**20
 """What a disk that is filled up has left."""
 FILL_BYTES = 2**20
-"""The piece in which it is filled: so much at most stays free beyond that, far below an agent's own reserve."""
+"""The piece in which it is filled: at most so much stays free beyond that."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ FAULTS = (
 
 
 def _fill(filler: pathlib.Path, keep_bytes: int) -> None:
-    """Take the disk but for `keep_bytes`, in pieces: the agent beside it writes too, and may take the last of it."""
+    """Take the disk but for `keep_bytes`, in pieces, since the agent writes beside it."""
     size = 0
     with open(filler, "wb") as file:
         while True:
