@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from shoal.agent.identity import HardStateFile
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.segment_wire import EntryId, Held, decode_entry, encode_entry_wanted
-from shoal.batch import LogIndex, Term
+from shoal.agent.waiting import Appended
+from shoal.batch import LogIndex, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
@@ -19,6 +21,7 @@ from tests.agent.harness import GROUP, Cluster, Node, message, read_values, unti
 
 COUNT = 40
 VALUES = [f"{number}:" + "x" * 700 for number in range(COUNT)]
+SEQUENCES: WeakKeyDictionary[Cluster, int] = WeakKeyDictionary()
 
 
 def memory_cluster(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
@@ -34,10 +37,19 @@ def memory_cluster(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
     return cluster, disks
 
 
+async def store(cluster: Cluster, value: str) -> Appended:
+    """Append it once: on a busy machine an append may be tried again that was stored the first time."""
+    stamp = ProducerStamp(b"once" * 4, 0, SEQUENCES.setdefault(cluster, 0))
+    SEQUENCES[cluster] += 1
+    appended = await cluster.append(value, producer=stamp)
+    assert isinstance(appended, Appended)
+    return appended
+
+
 async def filled(cluster: Cluster) -> Node:
     """The leader of a group whose three logs hold VALUES, in several segments."""
     for value in VALUES:
-        await cluster.append(value)
+        await store(cluster, value)
     await until(lambda: same_ends(cluster))
     return await cluster.leader()
 
@@ -144,7 +156,7 @@ async def test_damage_found_at_a_start_is_mended_before_the_replica_speaks(index
             place.hit()
         if not indexed:
             await disk.unlink(index_path)
-        await cluster.append("while it was away")
+        await store(cluster, "while it was away")
         await cluster.start(node)
         await until(lambda: node.host.status(GROUP).state == "active")
         assert [place.bytes() for place in places] == before
@@ -169,7 +181,7 @@ async def test_three_agents_that_start_with_different_damage_mend_each_other() -
         for node in cluster.nodes:
             await cluster.start(node)
         await whole(cluster)
-        assert (await cluster.append("more")).base_offset == COUNT
+        assert (await store(cluster, "more")).base_offset == COUNT
 
 
 async def test_what_a_silent_voter_may_have_is_waited_for() -> None:
@@ -208,7 +220,7 @@ async def test_what_every_voter_has_lost_is_quarantined(count: int, caplog: pyte
             place.hit()
         for node in cluster.nodes:
             await cluster.start(node)
-        assert (await cluster.append("more")).base_offset == COUNT
+        assert (await store(cluster, "more")).base_offset == COUNT
         leader = await cluster.leader()
         with pytest.raises(ShoalError, match="damaged"):
             await leader.host.read(GROUP, 37, max_bytes=1)  # type: ignore[arg-type]
@@ -241,7 +253,7 @@ async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
         assert leader.host.status(GROUP).state == "failed"
         for node in others:
             await cluster.start(node)
-        assert (await cluster.append("committed")).base_offset == COUNT
+        assert (await store(cluster, "committed")).base_offset == COUNT
         await whole(cluster)
         assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
 
@@ -265,7 +277,7 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
         leader = await filled(cluster)
         lacking, away = (node for node in cluster.nodes if node is not leader)
         await cluster.stop(lacking)
-        assert (await cluster.append("acknowledged")).base_offset == COUNT
+        assert (await store(cluster, "acknowledged")).base_offset == COUNT
         entry = index_of(leader, COUNT)
         term = log_of(leader).last_term
         place = Place(disks[leader.agent_id], leader, entry)
@@ -280,7 +292,7 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
             await until(lambda: leader.leads or lacking.leads, 1.5)
         assert leader.host.status(GROUP).state == "failed"
         await cluster.start(away)
-        await cluster.append("after")
+        await store(cluster, "after")
         await whole(cluster)
         for node in cluster.nodes:
             assert (await read_values(node, local=True))[COUNT:] == ["acknowledged", "after"]
@@ -308,7 +320,7 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
         assert await ask(log_of(node).last_index + 1, term) is Held.LACKS
         assert await ask(last, term + 5) is Held.UNKNOWN
         place.hit()
-        assert await ask(place.entry.index, term) is Held.DAMAGED
+        assert await ask(place.entry.index, place.entry.term) is Held.DAMAGED
         await whole(cluster)
 
 

@@ -365,3 +365,37 @@ def test_contradicting_knobs_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         RaftConfig(**change).validate()
     RaftConfig().validate()
+
+
+def test_candidates_of_an_older_term_are_told_the_newer_one() -> None:
+    """RequestVote rule 1 (figure 2): an older term gets no vote; the answer carries the term, which ends the
+    late candidacy (section 5.1). The same for a pre-vote (thesis 9.6)."""
+    core = make_core(1, term=5)
+    core.step(vote(A, 3, last=99, last_term=3), 0)
+    core.step(PreVote(C, B, Term(4), LogIndex(99), Term(4)), 0)
+    ready = core.ready()
+    assert ready is not None
+    assert ready.hard_state is None
+    assert ready.messages == (VoteReply(B, A, Term(5), False), PreVoteReply(B, C, Term(5), False))
+
+
+def test_a_leader_speaks_at_once_and_then_at_every_interval() -> None:
+    """Rules for leaders, 1 (figure 2): upon election AppendEntries to everybody, repeated while idle so that no
+    election timeout ends; no follower's timer ever does."""
+    group = Group()
+    leader = group.elect(0)
+    assert {m.receiver for m in group.sent if isinstance(m, AppendRequest)} == {B, C}
+    group.settle()
+    for _ in range(50):
+        group.sent.clear()
+        deadline_ms = leader.deadline()
+        assert deadline_ms is not None
+        assert deadline_ms - group.now_ms <= group.config.heartbeat_interval_ms
+        group.now_ms = deadline_ms
+        leader.wake(group.now_ms)
+        group.drain(0)
+        assert {m.receiver for m in group.sent if isinstance(m, AppendRequest)} == {B, C}
+        group.settle()
+        timers = [core.deadline() for core in group.cores.values()]
+        assert all(timer is not None and timer > group.now_ms for timer in timers)
+    assert (leader.term, group.leaders()) == (1, [0])

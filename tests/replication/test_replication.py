@@ -526,3 +526,20 @@ def test_a_reply_for_entries_beyond_the_log_is_impossible() -> None:
     leader.step(replace(reply, match_index=LogIndex(1)), group.now_ms)
     assert leader.statistics().violation_count == 1
     leader.check_invariants()
+
+
+def test_a_leader_only_appends_to_its_own_log() -> None:
+    """Section 5.3 and figure 3, leader append-only: whatever it is told in its term, by followers that have
+    more or something else, or by an impostor, its own entries stay as they are."""
+    group = Group(logs={0: [1, 2], 1: [1, 1, 1, 1], 2: []})
+    leader = group.elect(0)
+    group.propose(0, 2)
+    before = terms(leader)
+    impostor = replace(append((1, 1), (2, 4, leader.term)), sender=C, receiver=A)
+    leader.step(impostor, group.now_ms)
+    assert leader.violation_count == 1
+    truncated = [ready.truncate_from for ready in group.drain(0)]
+    group.settle()
+    assert not any(truncated)
+    assert terms(leader) == before
+    assert all(terms(core) == before for core in group.cores.values())
