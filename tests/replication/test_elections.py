@@ -380,8 +380,8 @@ def test_candidates_of_an_older_term_are_told_the_newer_one() -> None:
 
 
 def test_a_leader_speaks_at_once_and_then_at_every_interval() -> None:
-    """Rules for leaders, 1 (figure 2): upon election AppendEntries to everybody, repeated while idle so that no
-    election timeout ends; no follower's timer ever does."""
+    """Rules for leaders, 1 (figure 2): upon election AppendEntries to everybody, repeated while idle so that
+    no election timeout ends; no follower's timer ever does."""
     group = Group()
     leader = group.elect(0)
     assert {m.receiver for m in group.sent if isinstance(m, AppendRequest)} == {B, C}
