@@ -13,6 +13,7 @@ import secrets
 import statistics
 import time
 import urllib.request
+from typing import Any
 
 import cluster
 import load
@@ -51,8 +52,11 @@ def arrow_body() -> bytes:
     return bytes(sink.getvalue())
 
 
-def create_topic(url: str, name: str, partitions: int, replicas: int) -> None:
-    body = json.dumps({"partitions": partitions, "replication_factor": replicas}).encode()
+def create_topic(
+    url: str, name: str, partitions: int, replicas: int, settings: dict[str, Any] | None = None
+) -> None:
+    asked = {"partitions": partitions, "replication_factor": replicas, **(settings or {})}
+    body = json.dumps(asked).encode()
     request = urllib.request.Request(  # noqa: S310
         f"{url}/v1/topics/{name}", body, {"Content-Type": "application/json"}, method="PUT"
     )

@@ -22,6 +22,7 @@ import bench_topics
 import benchmarks_client
 import benchmarks_gossip
 import benchmarks_replication
+import benchmarks_start
 import benchmarks_store
 import cluster
 import environment
@@ -171,6 +172,10 @@ class Bench:
         """The segment store alone, without an agent around it."""
         return benchmarks_store.rows(self.directory, self.alternate)
 
+    def start(self) -> list[Row]:
+        """An agent with a thousand partitions, or hundreds of segments, killed and started again."""
+        return benchmarks_start.rows(self)
+
     def client(self) -> list[Row]:
         """Shoal's own blocking client: single records, batches, reading."""
         return benchmarks_client.rows(self)
@@ -220,7 +225,7 @@ def print_table(rows: list[Row]) -> None:
 
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
-    everything += ["store", "gossip"]
+    everything += ["store", "start", "gossip"]
     names = [*everything, "replicated", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")

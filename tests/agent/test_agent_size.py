@@ -1,5 +1,5 @@
-"""An agent with many partitions starts again soon and holds little for each of them. The thousand has been
-measured by hand (docs/operations.md); this is a fifth of it."""
+"""An agent with many partitions starts again soon and holds little for each of them. The thousand is
+`scripts/bench start`; this is a fifth of it."""
 
 import asyncio
 import gc
