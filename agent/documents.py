@@ -11,6 +11,8 @@ from typing import Any
 
 from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
+from shoal.discovery import TAG_CLUSTER as TAG_CLUSTER
+from shoal.discovery import TAG_URL as TAG_URL
 from shoal.membership.interface import Member
 from shoal.records import format_time
 from shoal.segment_store.damage import DamagedRange
@@ -21,9 +23,7 @@ LIVE = ("alive", "suspect")  # a suspect may still answer; only a failed member 
 
 TAG_VERSION = "v"
 TAG_NAME = "name"
-TAG_CLUSTER = "cl"
 TAG_CLUSTER_ID = "cid"
-TAG_URL = "url"
 TAG_DOMAIN = "fd"
 TAG_WEIGHT = "w"
 TAG_DRAINED = "dr"

@@ -14,8 +14,15 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
-from zeroconf import BadTypeInNameException, IPVersion, ServiceStateChange, Zeroconf
+from zeroconf import (
+    BadTypeInNameException,
+    InterfaceChoice,
+    IPVersion,
+    ServiceStateChange,
+    Zeroconf,
+)
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 logger = logging.getLogger(__name__)
@@ -77,8 +84,10 @@ class Discovery:
         address: str,
         gossip_port: int,
         on_found: Callable[[Found], None],
-        interfaces: list[str] | None = None,
+        interfaces: list[str] | InterfaceChoice | None = None,
+        announce: bool = True,
     ) -> None:
+        self._announce = announce
         self._cluster = cluster
         self._agent_id = agent_id
         self._address = address
@@ -90,13 +99,27 @@ class Discovery:
         self._resolving: set[asyncio.Task[None]] = set()
         self._heard: dict[str, Found] = {}
 
+    @classmethod
+    def listener(cls, on_found: Callable[[Found], None]) -> Self:
+        """One that announces nobody, on all interfaces: for clients."""
+        return cls(
+            cluster="",
+            agent_id="",
+            address=LOOPBACK,
+            gossip_port=0,
+            on_found=on_found,
+            interfaces=InterfaceChoice.All,
+            announce=False,
+        )
+
     async def start(self) -> None:
         """Announce and listen. Raises OSError when multicast is not to be had."""
         assert self._zeroconf is None
         self._zeroconf = AsyncZeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
         try:
             # The name holds a random id, so that nobody else has it: probing for it first would cost 0.5 s.
-            await self._zeroconf.async_register_service(self._service(), cooperating_responders=True)
+            if self._announce:
+                await self._zeroconf.async_register_service(self._service(), cooperating_responders=True)
             self._browser = AsyncServiceBrowser(
                 self._zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_service]
             )

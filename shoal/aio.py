@@ -46,6 +46,7 @@ from shoal.batching import BatchingConfig
 from shoal.client_routing import RetryPolicy, bootstrap_urls
 from shoal.consumed import Record
 from shoal.delivery import Appended, Delivery, Place
+from shoal.discovery import urls_by_mdns, urls_of_seeds
 from shoal.errors import ClientError, ShoalError
 from shoal.gathering import HeadersLike, Text, Timestamp
 
@@ -80,13 +81,26 @@ class AsyncClient:
     """A client of one cluster. Use as `async with AsyncClient(urls) as client`.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
-    agents are learnt from them, so that any may die later. All methods raise ShoalError (an agent refused;
+    agents are learnt from them, so that any may die later. Or `seeds`, gossip addresses ("host:7946") of any
+    members, or `mdns`, a cluster's name (True: the only one there is); a sealed pool needs one of its keys
+    as `gossip_key` in base64, a labelled one its label. All methods raise ShoalError (an agent refused;
     .code says why) or Unreachable (no agent answered).
     """
 
     def __init__(
-        self, bootstrap: str | Sequence[str] | None = None, config: ClientConfig | None = None
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        config: ClientConfig | None = None,
+        *,
+        seeds: Sequence[str] | None = None,
+        mdns: str | bool | None = None,
+        gossip_key: str | None = None,
+        gossip_label: str = "",
     ) -> None:
+        if sum(way is not None for way in (bootstrap, seeds, mdns)) > 1:
+            raise ValueError("name agents in one way: bootstrap, seeds or mdns")
+        self._seeds, self._mdns = seeds, mdns
+        self._gossip_key, self._gossip_label = gossip_key, gossip_label
         self._cluster = Cluster(
             bootstrap_urls(bootstrap, os.environ.get("SHOAL_AGENT")), config or ClientConfig()
         )
@@ -94,6 +108,12 @@ class AsyncClient:
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
+        sealed = {"gossip_key": self._gossip_key, "gossip_label": self._gossip_label}
+        if self._seeds is not None:
+            self._cluster.agents.replace(await urls_of_seeds(self._seeds, **sealed))  # type: ignore[arg-type]
+        elif self._mdns:
+            cluster = self._mdns if isinstance(self._mdns, str) else None
+            self._cluster.agents.replace(await urls_by_mdns(cluster, **sealed))  # type: ignore[arg-type]
         await self._cluster.open()
         return self
 

@@ -56,14 +56,25 @@ class Client:
     """A client of one cluster. Use it in a `with` block, or call `close`.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
-    agents are learnt from them, so that any may die later. All methods raise ShoalError (an agent refused;
-    .code says why), Unreachable (no agent answered), ClientClosed and ClientForked.
+    agents are learnt from them, so that any may die later. Or `seeds`, gossip addresses ("host:7946") of any
+    members, or `mdns`, a cluster's name (True: the only one there is); a sealed pool needs one of its keys
+    as `gossip_key` in base64, a labelled one its label. All methods raise ShoalError (an agent refused; .code
+    says why), Unreachable (no agent answered), ClientClosed and ClientForked.
     """
 
     def __init__(
-        self, bootstrap: str | Sequence[str] | None = None, config: ClientConfig | None = None
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        config: ClientConfig | None = None,
+        *,
+        seeds: Sequence[str] | None = None,
+        mdns: str | bool | None = None,
+        gossip_key: str | None = None,
+        gossip_label: str = "",
     ) -> None:
-        self._async = AsyncClient(bootstrap, config)
+        self._async = AsyncClient(
+            bootstrap, config, seeds=seeds, mdns=mdns, gossip_key=gossip_key, gossip_label=gossip_label
+        )
         self._senders: dict[str, Producer] = {}
         """Those of `send`, by topic."""
         self._producers: set[Producer] = set()

@@ -262,6 +262,11 @@ class AgentList:
             if cleaned and cleaned not in self.urls and len(self.urls) < self.agents_max:
                 self.urls.append(cleaned)
 
+    def replace(self, urls: Sequence[str]) -> None:
+        """These instead of those known so far."""
+        self.urls.clear()
+        self.add(urls)
+
     def in_order(self) -> list[str]:
         """Those with the fewest failures in a row first; equals in the order in which they became known."""
         return sorted(self.urls, key=lambda url: self._failures.get(url, 0))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_agents import leaders, wait_until
 
-from shoal import Client
+from shoal import Client, ClientError
 
 pytestmark = pytest.mark.slow
 SENDERS = 3
@@ -78,3 +78,29 @@ def test_single_records_survive_a_killed_leader_exactly_once(start_cluster: Call
     for record in records:
         by_key.setdefault(record.key, []).append(int((record.value or b"").split()[1]))
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_agents_are_found_by_seeds_and_by_mdns(
+    start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gossip address, or the cluster's name, leads to every agent's URL; wrong ones to one clear error."""
+    agents = start_cluster(2)
+    urls = {agent.url for agent in agents.agents}
+    with Client(agents.agents[0].url) as client:
+        document = client.members()
+    name, port = document["cluster"], document["members"][0]["gossip_port"]
+    for way in ({"seeds": ["127.0.0.1:1", f"127.0.0.1:{port}"]}, {"mdns": name}):
+        with Client(**way) as client:
+            assert {member["url"] for member in client.members()["members"]} == urls
+            assert all(url in repr(client) for url in urls)
+    monkeypatch.setattr("shoal.discovery.LISTEN_SECONDS", 0.3)
+    for wrong, words in (
+        ({"seeds": ["127.0.0.1:1"]}, "no seed led to an agent: 127.0.0.1:1"),
+        ({"seeds": ["a:b"]}, "is no gossip address"),
+        ({"seeds": [f"127.0.0.1:{port}"], "gossip_key": "x"}, "gossip key is 16, 24 or 32 bytes"),
+        ({"mdns": "nobody-is-called-so"}, "mDNS found no agent of cluster"),
+    ):
+        with pytest.raises(ClientError, match=words):
+            Client(**wrong)
+    with pytest.raises(ValueError, match="in one way"):
+        Client("http://127.0.0.1:7070", mdns=True)
