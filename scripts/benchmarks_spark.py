@@ -28,6 +28,7 @@ import terminal
 from row import Row
 
 TOPIC = "bench"
+SINK_TOPIC = "written"
 PARTITIONS = 2
 RECORDS = 10_000_000
 BATCH_RECORDS = 10_000
@@ -191,6 +192,7 @@ def rows(bench: Bench, records: int = RECORDS) -> list[Row]:
         with program(directory) as spark, file_server(files, url) as server:
             found = reading(bench, spark, url, server, files, records)
             found += micro_batches(bench, spark, url, directory)
+            found += writing(bench, spark, url, directory, records)
             found += kafka(bench, spark, url, records)
     return found
 
@@ -255,6 +257,31 @@ def micro_batches(bench: Bench, spark: Program, url: str, directory: pathlib.Pat
     mine, least = statistics.median(found["shoal"]), statistics.median(found["empty_stream"])
     name = f"Spark micro-batch, {PARTITIONS} tasks, median of {len(found['shoal'])}"
     return [Row(name, f"{mine:.0f} ms", f"empty Python source {least:.0f} ms", mine / least, 1.15, True)]
+
+
+def writing(bench: Bench, spark: Program, url: str, directory: pathlib.Path, records: int) -> list[Row]:
+    """A DataFrame out of a Parquet file into a topic, beside an Arrow writer that forgets what it is given."""
+    bench_topics.create_topic(url, SINK_TOPIC, PARTITIONS, 1)
+    made = str(directory / "parquet")
+    spark.run("parquet", format="shoal", options={"agent": url, "subscribe": TOPIC}, parquet=made)
+    ours = {"format": "shoal", "options": {"agent": url, "topic": SINK_TOPIC}}
+    nothing: dict[str, Any] = {"format": "null_sink", "options": {}}
+    for sink in (ours, nothing):
+        spark.seconds("write", parquet=made, **sink)
+    mine, least = bench.alternate(
+        lambda: records / spark.seconds("write", parquet=made, **ours),
+        lambda: records / spark.seconds("write", parquet=made, **nothing),
+    )
+    stored = sum(
+        partition["high_watermark"]
+        for partition in cluster.get(url, f"/v1/topics/{SINK_TOPIC}/offsets")["partitions"]
+    )
+    if stored != records * (1 + bench.rounds):
+        raise cluster.ClusterProblem(f"Spark wrote {records} records {1 + bench.rounds} times: {stored} are stored")
+    name = f"Spark writes {records / 1e6:g} M records"
+    return [
+        Row(name, f"{mine / 1e6:.2f} M records/s", f"null Arrow sink {least / 1e6:.2f} M/s", mine / least, 0.80)
+    ]
 
 
 def kafka(bench: Bench, spark: Program, url: str, records: int) -> list[Row]:
