@@ -574,12 +574,22 @@ class Broker:
         self._parts().host.take_turns()
 
     async def read(
-        self, topic: Topic, partition: int, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
+        self,
+        topic: Topic,
+        partition: int,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        wait_ms: int,
+        local: bool,
+        limit: int | None = None,
     ) -> Fetch:
-        """Committed batches from the one that holds `offset`."""
+        """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
         host, group = self._led_here(topic, partition)
         try:
-            return await host.read(group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local)
+            return await host.read(
+                group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit
+            )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
 

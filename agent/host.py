@@ -485,10 +485,18 @@ class Host:
         return entry.replica.log.start_offset
 
     async def read(
-        self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int = 0, local: bool = False
+        self,
+        group: GroupId,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        local: bool = False,
+        limit: int | None = None,
     ) -> Fetch:
-        """Committed batches from the one that holds `offset`. See reading.py for errors."""
-        return await self._entry(group).reader.read(offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local)
+        """Committed batches from the one that holds `offset`. See reading.py."""
+        reader = self._entry(group).reader
+        return await reader.read(offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit)
 
     async def offsets(self, group: GroupId, *, local: bool = False) -> Offsets:
         """Start, high watermark and end, confirmed by a majority unless `local`."""

@@ -180,9 +180,11 @@ class Reader:
             await self._next_commit(remaining_ms)
         return True
 
-    async def read(self, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool) -> Fetch:
-        """Whole batches from the one that holds `offset`. Raises ShoalError trimmed, beyond-end, not-leader,
-        damaged."""
+    async def read(
+        self, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool, limit: int | None = None
+    ) -> Fetch:
+        """Whole batches from the one that holds `offset`, at most to the one that holds the last of `limit`
+        records. Raises ShoalError trimmed, beyond-end, not-leader, damaged."""
         replica = self._replica
         if local:
             if replica.failure is not None:
@@ -195,7 +197,7 @@ class Reader:
             if offset < replica.log.start_offset:
                 await self._refuse("trimmed", f"offset {offset} has been removed", local)
             if offset < replica.state.high_watermark:
-                return await self._fetch_when_written(offset, max_bytes)
+                return await self._fetch_when_written(offset, max_bytes, limit)
             remaining_ms = deadline_ms - replica.host.clock.now_ms()
             if offset > replica.state.high_watermark and not confirmed:
                 await self.confirm()
@@ -227,17 +229,17 @@ class Reader:
         offsets = await self.offsets(local=local)
         if offsets.high_watermark > offset:
             # It came while the end was confirmed.
-            return await self._fetch_when_written(offset, 1)
+            return await self._fetch_when_written(offset, 1, 1)
         return Fetch(
             self._replica.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
         )
 
-    async def _fetch_when_written(self, offset: Offset, max_bytes: int) -> Fetch:
+    async def _fetch_when_written(self, offset: Offset, max_bytes: int, limit: int | None) -> Fetch:
         """The group may commit an entry before this replica's own log was given it: then wait for the log."""
         clock = self._replica.host.clock
         deadline_ms = clock.now_ms() + READ_INDEX_TIMEOUT_MS
         while True:
-            fetch = await self._fetch(offset, max_bytes)
+            fetch = await self._fetch(offset, max_bytes, limit)
             if fetch is not None:
                 return fetch
             if offset < self._replica.log.start_offset:
@@ -246,7 +248,7 @@ class Reader:
                 raise ShoalError("not-ready", f"offset {offset} is committed, and not written here yet")
             await asyncio.sleep(WRITTEN_POLL_MS / 1000)
 
-    async def _fetch(self, offset: Offset, max_bytes: int) -> Fetch | None:
+    async def _fetch(self, offset: Offset, max_bytes: int, limit: int | None) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
         replica = self._replica
         try:
@@ -254,6 +256,9 @@ class Reader:
             last = replica.readable_index
             if first > last:
                 return None
+            # Beyond what is written nothing is looked up: then the bytes decide where it ends.
+            if limit is not None and offset + limit < replica.log.end_offset:
+                last = min(last, await replica.log.find_offset(Offset(offset + limit - 1)))
             frames, _ = await replica.log.read_bytes(first, last, min(max_bytes, MAX_FETCH_BYTES))
         except OffsetOutOfRange:
             return None

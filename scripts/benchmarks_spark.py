@@ -260,7 +260,7 @@ def micro_batches(bench: Bench, spark: Program, url: str, directory: pathlib.Pat
 
 
 def writing(bench: Bench, spark: Program, url: str, directory: pathlib.Path, records: int) -> list[Row]:
-    """A DataFrame out of a Parquet file into a topic, beside an Arrow writer that forgets what it is given."""
+    """A DataFrame out of a Parquet file into a topic, beside an Arrow writer that forgets it."""
     bench_topics.create_topic(url, SINK_TOPIC, PARTITIONS, 1)
     made = str(directory / "parquet")
     spark.run("parquet", format="shoal", options={"agent": url, "subscribe": TOPIC}, parquet=made)
@@ -277,10 +277,18 @@ def writing(bench: Bench, spark: Program, url: str, directory: pathlib.Path, rec
         for partition in cluster.get(url, f"/v1/topics/{SINK_TOPIC}/offsets")["partitions"]
     )
     if stored != records * (1 + bench.rounds):
-        raise cluster.ClusterProblem(f"Spark wrote {records} records {1 + bench.rounds} times: {stored} are stored")
+        raise cluster.ClusterProblem(
+            f"Spark wrote {records} records {1 + bench.rounds} times: {stored} are stored"
+        )
     name = f"Spark writes {records / 1e6:g} M records"
     return [
-        Row(name, f"{mine / 1e6:.2f} M records/s", f"null Arrow sink {least / 1e6:.2f} M/s", mine / least, 0.80)
+        Row(
+            name,
+            f"{mine / 1e6:.2f} M records/s",
+            f"null Arrow sink {least / 1e6:.2f} M/s",
+            mine / least,
+            0.80,
+        )
     ]
 
 

@@ -44,6 +44,9 @@ ARROW_MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 LARGE_BATCH_BYTES: Final = 512 * 1024
 """Stored batches of this size go to Spark as they are; smaller ones are joined to one for each answer."""
 
+LIMIT_MAX: Final = 10_000_000
+"""The most records that an agent lets one read ask for."""
+
 NEAR_TIMEOUT: Final = "500ms"
 """How long a replica on this machine may take to learn what was committed before the range was planned."""
 
@@ -138,7 +141,12 @@ class RangeReader:
     def _attempt(self, offset: int, attempt: int) -> Records:
         """The replica beside us or the leader as known; then by turns the leader as agents name it, and any
         agent to forward."""
-        query: dict[str, str | int] = {"offset": offset, "max_bytes": self._scan.policy.fetch_bytes}
+        limit = min(self._scan.range.end - offset, LIMIT_MAX)
+        query: dict[str, str | int] = {
+            "offset": offset,
+            "max_bytes": self._scan.policy.fetch_bytes,
+            "limit": limit,  # whole batches, none behind the range: a micro-batch may be a part of one
+        }
         headers = {"Accept": ARROW_MEDIA_TYPE}
         near, self._near = self._near, None
         if attempt == 0 and near is not None:

@@ -196,7 +196,15 @@ class Broker(Protocol):
     ) -> None: ...
     def hurry(self) -> None: ...
     async def read(
-        self, topic: Any, partition: int, offset: Any, *, max_bytes: int, wait_ms: int, local: bool
+        self,
+        topic: Any,
+        partition: int,
+        offset: Any,
+        *,
+        max_bytes: int,
+        wait_ms: int,
+        local: bool,
+        limit: int | None = None,
     ) -> Fetch: ...
     async def offsets(self, topic: Any, partition: int) -> Offsets: ...
     async def wait_past(self, topic: Any, partition: int, offset: Any, wait_ms: int) -> bool: ...

@@ -193,6 +193,7 @@ class ReadRequest:
                 max_bytes=self._max_bytes,
                 wait_ms=self._wait_ms,
                 local=self._local,
+                limit=self._rendering.limit,
             ),
         )
 

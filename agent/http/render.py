@@ -104,7 +104,7 @@ async def render(
 ) -> web.StreamResponse:
     """The answer to a read that began at `offset`."""
     if rendering.media == ARROW_TYPE:
-        return await _render_arrow(call, rendering, fetch)
+        return await _render_arrow(call, rendering, fetch, offset)
     records: list[bytes] = []
     next_offset = max(offset, fetch.next_offset) if not fetch.frames else fetch.next_offset
     remaining = rendering.limit
@@ -155,16 +155,15 @@ async def _slices(fetch: Fetch, offset: int, limit: int | None) -> AsyncIterator
             return
 
 
-async def _render_arrow(call: Call, rendering: Rendering, fetch: Fetch) -> web.StreamResponse:
+async def _render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: int) -> web.StreamResponse:
     """Whole stored batches; the reader drops the rows before the offset it asked for."""
     frames = list(fetch.frames)
     next_offset = fetch.next_offset
     if rendering.limit is not None:
-        count = 0
+        wanted_end = offset + rendering.limit
         for position, frame in enumerate(frames):
             stamp, _ = parse_stamp(frame, 0)
-            count += stamp.record_count
-            if count >= rendering.limit:
+            if stamp.base_offset + stamp.record_count >= wanted_end:
                 next_offset = stamp.base_offset + stamp.record_count
                 frames = frames[: position + 1]
                 break

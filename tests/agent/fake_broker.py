@@ -517,7 +517,15 @@ class FakeBroker:
         )
 
     async def read(
-        self, topic: FakeTopic, partition: int, offset: int, *, max_bytes: int, wait_ms: int, local: bool
+        self,
+        topic: FakeTopic,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int,
+        local: bool,
+        limit: int | None = None,
     ) -> FakeFetch:
         self._raise_injected()
         log = self._log(topic, partition, local=local)
@@ -543,7 +551,7 @@ class FakeBroker:
         for first, count, _, data in log.batches:
             if first + count <= offset or (frames and size + len(data) > max_bytes):
                 continue
-            if first + count > end and local:
+            if (first + count > end and local) or (limit is not None and first >= offset + limit):
                 break
             if not frames:
                 base = first

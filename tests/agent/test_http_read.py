@@ -138,6 +138,8 @@ async def test_arrow(agent: Agent) -> None:
     assert limited.headers["Shoal-Next-Offset"] == "7"
     table = pa.ipc.open_stream(io.BytesIO(limited.body)).read_all()
     assert table.num_rows == 7
+    inside = await agent.get(PATH + "?offset=2&limit=3", Accept=ARROW)
+    assert (inside.headers["Shoal-Base-Offset"], inside.headers["Shoal-Next-Offset"]) == ("0", "7")
     empty = await agent.get(PATH + "?offset=latest", Accept=ARROW)
     assert pa.ipc.open_stream(io.BytesIO(empty.body)).read_all().num_rows == 0
 

@@ -54,6 +54,27 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_the_end(tmp_path: Path) 
         assert (refused.value.code, refused.value.extra["high_watermark"]) == ("not-leader", 1)
 
 
+async def test_a_limit_spares_what_nobody_wants(tmp_path: Path) -> None:
+    """Batches up to the one with the last record wanted, however many bytes may come; also beyond the end."""
+    async with Cluster(str(tmp_path), 1) as cluster:
+        for number in range(8):
+            await cluster.append(f"{number}a", f"{number}b", f"{number}c")
+        host = (await cluster.leader()).host
+        for offset, limit, end in (
+            (0, 1, 3),
+            (0, 3, 3),
+            (0, 4, 6),
+            (2, 1, 3),
+            (2, 2, 6),
+            (4, 17, 21),
+            (4, 99, 24),
+        ):
+            fetch = await host.read(GROUP, Offset(offset), max_bytes=2**20, limit=limit)
+            assert (fetch.base_offset, fetch.next_offset) == (offset // 3 * 3, end), (offset, limit)
+        fetch = await host.read(GROUP, Offset(5), max_bytes=1, limit=9)
+        assert fetch.next_offset == 6
+
+
 async def test_every_acknowledged_record_is_in_the_next_read_of_any_leader(tmp_path: Path) -> None:
     """While leadership goes round: whoever answers for the end names at least what was acknowledged before it
     was asked, a new leader that has not committed in its term included."""
