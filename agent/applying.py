@@ -26,10 +26,12 @@ logger = logging.getLogger(__name__)
 
 class StateMachine(NamedTuple):
     """apply: takes one committed DATA frame; what it has already changes nothing. next_offset: of the first
-    record that it does not have."""
+    record that it does not have. saved_offset: what came before it survives a crash without the log, which
+    may drop that and nothing else."""
 
     apply: Callable[[Frame], None]
     next_offset: Callable[[], int]
+    saved_offset: Callable[[], int]
 
 
 class Applier:

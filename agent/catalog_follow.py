@@ -55,6 +55,10 @@ RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
 MAX_OPENING = 8  # replicas opened at the same time: each recovers a log and syncs
 
+CATALOG_SEGMENT_BYTES = 4 * 2**20
+CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
+"""Some thousand commands: nobody reads them again but a voter that lags, and each has the whole state beside
+its log, without which nothing of the log goes."""
 MAX_OUTCOMES = 1_024  # proposals waited for at the same time are far fewer: each is an HTTP request
 
 logger = logging.getLogger(__name__)
@@ -78,6 +82,7 @@ class Groups(Protocol):
     """What the catalog needs of the host."""
 
     def has(self, group: GroupId) -> bool: ...
+    def start_offset(self, group: GroupId) -> int: ...
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
     def set_retention(self, group: GroupId, retention: Retention) -> None: ...
     async def open_group(
@@ -188,8 +193,9 @@ class CatalogService:
             CATALOG_GROUP,
             birth=Configuration.birth(self._record.catalog_birth),
             schema=DEFAULT_SCHEMA,
-            log_config=LogConfig(),
-            machine=StateMachine(self.apply, lambda: self.catalog.version),
+            log_config=LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES),
+            retention=CATALOG_RETENTION,
+            machine=StateMachine(self.apply, lambda: self.catalog.version, lambda: self._saved_version),
             replica_id=replica_id,
         )
 
@@ -346,7 +352,8 @@ class CatalogService:
                 await _wait_or(self._news, FOLLOW_INTERVAL_MS)
 
     def _newest_peer(self) -> str | None:
-        if self._catalog_leader() == self._agent_id:
+        lacks_trimmed = self.catalog.version < self._groups.start_offset(CATALOG_GROUP)
+        if self._catalog_leader() == self._agent_id and not lacks_trimmed:
             return None  # nobody knows more, and whoever proposes here wants to know what came of it
         versions = self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):

@@ -77,7 +77,6 @@ class _Group:
     applier: Applier | None
     trimmer: Trimmer
     plan: Plan
-    machine: StateMachine | None
 
 
 class Host:
@@ -168,12 +167,12 @@ class Host:
             self._raft_config,
             replica_id,
             state,
-            machine is not None,
+            machine,
             retention or Retention(),
         )
-        await self._open(plan, machine)
+        await self._open(plan)
 
-    async def _open(self, plan: Plan, machine: StateMachine | None) -> None:
+    async def _open(self, plan: Plan) -> None:
         group = plan.group
         self._opening.add(group)
         try:
@@ -182,7 +181,6 @@ class Host:
             self._give_up(group, "lost", str(error))
             return
         except DamagedReplica as damaged:
-            damaged.machine = machine
             self._give_up(group, "failed", f"its log is damaged, and is mended from peers: {damaged}")
             self.mender.wait(damaged)
             return
@@ -193,7 +191,7 @@ class Host:
             return
         finally:
             self._opening.discard(group)
-        self._adopt(plan, replica, machine)
+        self._adopt(plan, replica)
 
     def _give_up(self, group: GroupId, state: str, reason: str) -> None:
         """The other groups are served all the same."""
@@ -201,19 +199,18 @@ class Host:
         self._unserved[group] = (state, reason)
         self.changed(group)
 
-    def _adopt(self, plan: Plan, replica: Replica, machine: StateMachine | None) -> None:
+    def _adopt(self, plan: Plan, replica: Replica) -> None:
         group = plan.group
         self._unserved.pop(group, None)
         self._broken.discard(group)
-        applier = None if machine is None else Applier(replica, machine)
+        applier = None if plan.machine is None else Applier(replica, plan.machine)
         self._groups[group] = _Group(
             replica,
             Appender(replica),
             Reader(replica, lambda: self.schedule(replica)),
             applier,
-            Trimmer(replica, plan.retention, self._clocks),
+            Trimmer(replica, plan.retention, self._clocks, plan.machine),
             plan,
-            machine,
         )
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         replica.quarantined = plan.quarantined
@@ -242,7 +239,7 @@ class Host:
         try:
             await self._close(entry)
             await work()
-            await self._open(entry.plan, entry.machine)
+            await self._open(entry.plan)
         except INSTALL_FAULTS as error:
             self._give_up(group, "failed", f"its log could not be replaced: {error}")
         finally:
@@ -252,7 +249,7 @@ class Host:
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
         if not self._stopping:
-            await self._open(replace(damaged.plan, quarantined=quarantined), damaged.machine)
+            await self._open(replace(damaged.plan, quarantined=quarantined))
 
     def damaged(self, group: GroupId) -> None:
         """A replica has met damage."""
@@ -335,6 +332,11 @@ class Host:
         if entry is not None:
             entry.trimmer.retention = retention
             entry.plan = replace(entry.plan, retention=retention)
+
+    def start_offset(self, group: GroupId) -> Offset:
+        """Of the first record that the log here still has; 0 where none is served."""
+        entry = self._groups.get(group)
+        return Offset(0) if entry is None else entry.replica.log.start_offset
 
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
@@ -601,7 +603,7 @@ class Host:
                 continue
             logger.warning("replica %s is opened again: there is room on the disk", group)
             await self.close_group(group)
-            await self._open(entry.plan, entry.machine)
+            await self._open(entry.plan)
 
     async def _watch_retention(self) -> None:
         """Leaders look at the age and size of their logs."""

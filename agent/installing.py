@@ -9,6 +9,9 @@ log, so that nothing this replica ever acknowledged and that counts is missing (
 paper). Where the own log is longer than what is committed, its end may count still: then the copy goes on to
 the end of a leader's log, which stands for an AppendEntries of that leader's term, and counts only if no
 newer term is known here.
+
+A state machine's replica takes no copy that begins beyond what it has saved of its state: so every replica
+has the whole state, in that and its log.
 """
 
 import asyncio
@@ -32,7 +35,7 @@ from shoal.agent.segment_wire import (
     encode_held,
     encode_wanted,
 )
-from shoal.batch import BatchError, Flag, Frame, Kind, LogIdentity, LogIndex, Term, parse_frame
+from shoal.batch import BatchError, Flag, Frame, Kind, LogIdentity, LogIndex, Offset, Term, parse_frame
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState
 from shoal.segment_store.errors import StoreError
@@ -154,6 +157,8 @@ class Installer:
                 first_index = copy.next_index or job.offer.first_index
                 piece, frames = await self._fetch(group, job, Wanted(replica.replica_id, first_index))
                 await copy.take(piece, frames, replica)
+                if plan.machine is not None and copy.start_offset > plan.machine.saved_offset():
+                    raise CopyFailed("the state before it has not come from a peer yet")
         finally:
             await copy.close()
         if not copy.may_replace(replica) or self._host.replica(group) is not replica:
@@ -220,6 +225,12 @@ class _Copy:
     def next_index(self) -> LogIndex | None:
         """The entry to ask for; None before the first."""
         return None if self._log is None else LogIndex(self.last_index + 1)
+
+    @property
+    def start_offset(self) -> Offset:
+        """Of its first record."""
+        assert self._log is not None
+        return self._log.start_offset
 
     async def clear(self) -> None:
         """Without what an attempt before this one left."""

@@ -492,6 +492,9 @@ class Links:
                 self._respond(peer, correlation, _FAILED, f"unknown request type {request_type}".encode())
                 return
             self._respond(peer, correlation, _OK, await handler(peer.agent_id, question))
+        except ShoalError as error:
+            logger.info("a request of %s is refused: %s", peer.agent_id[:8], error)
+            self._respond(peer, correlation, _FAILED, str(error).encode())
         except Exception as error:
             # Whatever failed, the asker must not wait for its timeout to learn of it.
             logger.exception("a request of %s failed", peer.agent_id)

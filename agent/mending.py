@@ -243,7 +243,7 @@ class Mender:
             for voter in damaged.configuration.replicas
             if not voter.learner and voter.agent_id != self._host.agent_id
         ]
-        if plan.applies or plan.folds is not None or not damaged.configuration_is_certain:
+        if plan.machine is not None or plan.folds is not None or not damaged.configuration_is_certain:
             return False
         if any(answers.get(agent_id) not in (Held.DAMAGED, Held.LACKS) for agent_id in others):
             return False

@@ -63,7 +63,6 @@ class DamagedReplica(Exception):
     ) -> None:
         super().__init__(f"{len(damage)} damaged stretches: {damage[0]}")
         self.plan = plan
-        self.machine: StateMachine | None = None
         self.log = log
         self.damage = tuple(damage)
         self.term = hard_state.term
@@ -126,7 +125,7 @@ class Stores:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one group is to be opened. `replica_id`: of a replica added after birth; at birth its ordinal
-    stands in `birth`. `folds`: a state machine in the log itself; `applies`: one fed with committed frames
+    stands in `birth`. `folds`: a state machine in the log itself; `machine`: one fed with committed frames
     by the host."""
 
     group: GroupId
@@ -136,7 +135,7 @@ class Plan:
     raft_config: RaftConfig
     replica_id: ReplicaId | None = None
     folds: GroupState | None = None
-    applies: bool = False
+    machine: StateMachine | None = None
     retention: Retention = field(default_factory=Retention)
     quarantined: frozenset[LogIndex] = frozenset()
     """Batches of records of which no voter has an intact copy: the replica goes on without them."""
@@ -192,7 +191,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         state=state,
         core=core,
         max_append_bytes=plan.raft_config.max_append_bytes,
-        answers_on_apply=plan.applies,
+        answers_on_apply=plan.machine is not None,
     )
 
 

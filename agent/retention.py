@@ -101,6 +101,11 @@ def droppable(spans: Sequence[Span], index: int) -> int:
     return max(0, sum(span.first_index <= index for span in spans) - 1)
 
 
+def known_from(spans: Sequence[Span], offset: int) -> LogIndex:
+    """Where the log may begin for whoever has the records before the offset elsewhere."""
+    return max((span.first_index for span in spans if span.first_offset <= offset), default=LogIndex(0))
+
+
 class ClockWatch:
     """Whether the wall clock goes as the monotonic one does. After a jump no age is believed until both
     agree again."""

@@ -8,9 +8,10 @@ dropped. Files go behind the log's own writes.
 import asyncio
 import logging
 
+from shoal.agent.applying import StateMachine
 from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.replica import Replica
-from shoal.agent.retention import Retention, droppable, encode_trim
+from shoal.agent.retention import Retention, droppable, encode_trim, known_from
 from shoal.batch import Kind, LogIndex, Offset
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import LogClosed, StoreError
@@ -21,9 +22,16 @@ logger = logging.getLogger(__name__)
 class Trimmer:
     """One per replica. `check` is called from time to time; commits are heard of by themselves."""
 
-    def __init__(self, replica: Replica, retention: Retention, clocks: PeerClocks) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        retention: Retention,
+        clocks: PeerClocks,
+        machine: StateMachine | None = None,
+    ) -> None:
         self._replica = replica
         self.retention = retention
+        self._machine = machine
         self._clocks = clocks
         self._removals: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -37,6 +45,8 @@ class Trimmer:
         pinned_index = replica.shipments.pinned_index(replica.host.clock.now_ms())
         if pinned_index is not None:  # somebody copies from here; the check after that is in time
             before = min(before, pinned_index)
+        if self._machine is not None:  # what it has not saved stands in the log alone
+            before = min(before, known_from(log.spans(), self._machine.saved_offset()))
         if before <= log.first_index or self._stopped or replica.failure is not None:
             return
         if replica.disk.log_is_behind or log.last_index < before:

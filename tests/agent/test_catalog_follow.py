@@ -78,12 +78,16 @@ class FakeGroups:
     deleted: list[GroupId] = field(default_factory=list)
     refuse: int = 0
     end: int = 0
+    start: int = 0
     on_append: Callable[[Sequence[Message]], None] = lambda _: None
 
     records: dict[GroupId, ReplicaRecord] = field(default_factory=dict)
 
     def has(self, group: GroupId) -> bool:
         return group in self.opened
+
+    def start_offset(self, group: GroupId) -> int:
+        return self.start
 
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
         self.opened[group]["segment_bytes"] = segment_bytes
@@ -387,3 +391,19 @@ def test_the_cluster_record_survives_its_bytes_and_nothing_else() -> None:
             ClusterRecord.from_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(ClusterFileError):
             ClusterRecord.from_bytes(data[:position])
+
+
+async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> None:
+    """Whose copy of the state was lost; otherwise a leader asks nobody, since nobody knows more."""
+    newer = Catalog()
+    newer.apply(0, CreateTopic(entry(3, (OTHER,))))
+    fixture = Fixture((SELF,))
+    fixture.peers.versions = {OTHER: 1}
+    fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+    async with fixture.running():
+        fixture.service.look()
+        await asyncio.sleep(0.05)
+        assert PeerMessage.CATALOG_PULL not in [kind for _, kind in fixture.peers.asked]
+        fixture.groups.start = 1
+        fixture.service.look()
+        await fixture.until(lambda: fixture.service.catalog.version == 1)

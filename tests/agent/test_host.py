@@ -338,7 +338,9 @@ async def test_committed_frames_are_applied_in_order_before_the_answer(tmp_path:
         for known, expected in rounds:
             seen: list[int] = []
             machine = StateMachine(
-                lambda frame, seen=seen: seen.append(frame.stamp.base_offset), lambda known=known: known
+                lambda frame, seen=seen: seen.append(frame.stamp.base_offset),
+                lambda known=known: known,
+                lambda: 0,
             )
             await node.open(cluster.birth, machine=machine)
             await cluster.leader()

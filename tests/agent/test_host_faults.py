@@ -117,7 +117,7 @@ async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feed
     feeds a state machine, as the catalog's does, which gets each record once."""
     cluster, disks = memory_cluster(3)
     taken: list[int] = []
-    machine = StateMachine(lambda frame: taken.append(frame.stamp.base_offset), lambda: len(taken))
+    machine = StateMachine(lambda frame: taken.append(frame.stamp.base_offset), lambda: len(taken), lambda: 0)
     async with cluster:
         await cluster.append("a")
         leader = await cluster.leader()

@@ -515,6 +515,22 @@ FAULTS: tuple[Fault, ...] = (
         (A + "test_catch_up.py::test_the_head_stays_while_it_is_copied",),
     ),
     Fault(
+        27,
+        "a state machine's log drops what its state on disk lacks",
+        "agent/trimming.py",
+        "            before = min(before, known_from(log.spans(), self._machine.saved_offset()))\n",
+        "            pass\n",
+        (A + "test_machine_logs.py::test_nothing_goes_that_a_state_machine_has_not_saved",),
+    ),
+    Fault(
+        27,
+        "a state machine's log is copied without the state before it",
+        "agent/installing.py",
+        "copy.start_offset > plan.machine.saved_offset()",
+        "False",
+        (A + "test_machine_logs.py::test_a_copy_waits_for_the_state_that_it_lacks",),
+    ),
+    Fault(
         28,
         "each change is an event of its own",
         "agent/route_exchange.py",

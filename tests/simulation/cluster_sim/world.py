@@ -23,7 +23,9 @@ import shoal.agent.topic_settings
 import shoal.membership.gossip as gossip_module
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
+from shoal.agent import catalog_follow
 from shoal.agent.host import Host
+from shoal.agent.retention import Retention
 from shoal.segment_store.config import LogConfig
 
 EPOCH_S = 1_700_000_000
@@ -35,6 +37,8 @@ TIME_READERS = (
     shoal.agent.http.short_answer,
 )
 SMALL_SEGMENT_BYTES = 16 * 1_024
+CATALOG_BYTES = 8 * 1_024
+"""A dozen commands: so much is kept, and more goes."""
 RETENTION_INTERVAL_MS = 500
 GOSSIP_PORT = 7946
 HTTP_PORT = 7070
@@ -122,6 +126,8 @@ def replacements(
         places.append((agent_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
         defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": RETENTION_INTERVAL_MS}
         places.append((Host.__init__, "__kwdefaults__", defaults))
+        places.append((catalog_follow, "CATALOG_SEGMENT_BYTES", CATALOG_BYTES))
+        places.append((catalog_follow, "CATALOG_RETENTION", Retention(size_bytes=CATALOG_BYTES)))
     return places
 
 
