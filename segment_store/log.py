@@ -391,7 +391,8 @@ class PartitionLog:
             self._indexes.keep(last)
         self._count_nothing(removed)
         term = self.term_at(LogIndex(from_index - 1)) or Term(0)
-        self._writer.submit(Truncate(from_index, last, removed, term, done))
+        end_offset = self.end_offset if last is None else last.end_offset_before(from_index)
+        self._writer.submit(Truncate(from_index, last, removed, term, end_offset, done))
         self._rewind(LogIndex(from_index - 1))
         return _wait(done)
 

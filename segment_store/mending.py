@@ -16,6 +16,7 @@ from shoal.segment_store.index import Entry, SegmentIndex, entry_of
 from shoal.segment_store.log import PartitionLog
 from shoal.segment_store.recovery import Chain, chain_problem, follow_chain
 from shoal.segment_store.segment import Segment
+from shoal.segment_store.tail import TailRecord
 
 
 async def mend_entries(log: PartitionLog, frames: Sequence[Frame]) -> None:
@@ -97,9 +98,9 @@ async def mend_frame(log: PartitionLog, item: DamagedRange) -> None:
             if item.position < len(segment.header):
                 await file.write_and_sync(0, segment.header)
             elif segment.last_index < log.last_index:  # the active segment's is the writer's, and changes
-                last, term = segment.last_index, segment.index.entry(segment.last_index).term
-                end = segment.planned_end
-                await file.write_and_sync(end, segment.trailer(last, term, end, last))
+                last, end = segment.index.entry(segment.last_index), segment.planned_end
+                record = TailRecord(last.index, last.term, end, last.index, last.end_offset)
+                await file.write_and_sync(end, segment.trailer(record))
     except FileNotFoundError as error:
         raise OffsetOutOfRange(item.first_index, log.first_index, log.last_index + 1) from error
     except OSError as error:

@@ -26,6 +26,7 @@ from shoal.segment_store.examination import LogReport, SegmentReport, StoredFram
 from shoal.segment_store.index import Entry, IndexFile, SegmentIndex, decode_index_file, entry_of
 from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES
 from shoal.segment_store.layout import SegmentName, parse_name
+from shoal.segment_store.newest_write import Verdict, found_at, judge, newest_of, range_to_judge
 from shoal.segment_store.opening import MAX_HEADER_BYTES
 from shoal.segment_store.recovery import (
     Chain,
@@ -35,7 +36,7 @@ from shoal.segment_store.recovery import (
     find_tail_records,
     nonzero_extent,
 )
-from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, decode_trailer
+from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, TailRecord, decode_trailer
 
 CHUNK_BYTES = 4 * 2**20
 
@@ -106,10 +107,14 @@ class _SegmentReader:
                 report.count(found)
                 visit(found)
                 chain, position = chain.after(found.entry), found.entry.end_position
-            known = max(known, self._synced_beyond(position))
-            if chain.next_index > known:
+            synced, newest = self._tail_records(position, chain)
+            known = max(known, synced)
+            verdict = self._judge(position, chain, newest)
+            if chain.next_index > known and not verdict.was_written:
                 break
-            later = self._later(position, chain)
+            later = verdict.behind or self._later(position, chain)
+            if later is None and successor is None:
+                later = found_at(newest)
             if later is None:
                 chain = self._lost_end(position, reason, chain, known, successor)
                 break
@@ -190,17 +195,22 @@ class _SegmentReader:
             length = CHUNK_BYTES if at else min(2 * length, 2 * MAX_FRAME_BYTES)
             position += at
 
-    def _synced_beyond(self, position: int) -> int:
-        """The last entry that any tail record from here on proves to have been synced; 0 for none."""
-        synced = 0
+    def _tail_records(self, position: int, chain: Chain) -> tuple[int, TailRecord | None]:
+        """The last entry that any tail record from here on proves to have been synced (0 for none), and the
+        newest record that knows of entries behind the chain."""
+        records: list[TailRecord] = []
         while position < self._size:
             buffer = read_fully(self._fd, position, CHUNK_BYTES)
-            for record in find_tail_records(buffer, position, self._identity):
-                synced = max(synced, record.synced_index)
+            records += find_tail_records(buffer, position, self._identity)
             if len(buffer) <= TAIL_RECORD_BYTES:
                 break
             position += len(buffer) - TAIL_RECORD_BYTES
-        return synced
+        return max([0, *(record.synced_index for record in records)]), newest_of(records, chain)
+
+    def _judge(self, position: int, chain: Chain, newest: TailRecord | None) -> Verdict:
+        """What the next frame is, which does not verify."""
+        start, length = range_to_judge(position, self._size, newest)
+        return judge(read_fully(self._fd, start, length), start, position, chain, newest, self._identity)
 
     def _later(self, position: int, chain: Chain) -> Found | None:
         """The next whole frame of this log from here on that can stand behind the chain."""

@@ -24,6 +24,7 @@ from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, Wr
 from shoal.segment_store.index import Entry, decode_index_file
 from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.layout import SegmentName, sort_directory
+from shoal.segment_store.newest_write import Verdict, found_at, judge, newest_of, range_to_judge
 from shoal.segment_store.recovery import (
     Chain,
     Found,
@@ -34,7 +35,7 @@ from shoal.segment_store.recovery import (
     nonzero_extent,
 )
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
-from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, decode_trailer
+from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, TailRecord, decode_trailer
 
 MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
 
@@ -82,12 +83,14 @@ class _Window:
 
 
 class _Beyond(NamedTuple):
-    """What lies behind the last good frame: the greatest synced index any tail record there proves, and
-    where bytes that are not zero begin and end (equal: none)."""
+    """What lies behind the last good frame: the greatest synced index any tail record there proves, where
+    bytes that are not zero begin and end (equal: none), and the newest tail record that knows of entries
+    behind that frame."""
 
     synced_index: int
     dirty_start: int
     dirty_end: int
+    newest: TailRecord | None = None
 
 
 class _Scan:
@@ -112,13 +115,14 @@ class _Scan:
         while True:
             reason = await self._follow()
             self.beyond = await self._look_beyond()
-            if max(known_index, self.beyond.synced_index) < self.chain.next_index:
+            last = max(known_index, self.beyond.synced_index)
+            verdict = await self._judge()
+            if last < self.chain.next_index and not verdict.was_written:
                 return
-            found = await self._find_later() or successor
+            found = verdict.behind or await self._find_later() or successor or found_at(self.beyond.newest)
             if found is not None and found is successor and await self._ends_cleanly():
                 return  # not damage here: a whole segment is missing behind this one
             if found is None:
-                last = max(known_index, self.beyond.synced_index)
                 first = self.chain.next_index
                 raise Damaged(self._segment.path, self.end_position, reason, first, last)
             self._cross(found, reason)
@@ -126,7 +130,8 @@ class _Scan:
                 return
 
     async def _ends_cleanly(self) -> bool:
-        return await ends_cleanly(self._segment, self._file, self.chain, self.end_position)
+        record = await read_tail_record(self._segment, self._file, self.chain, self.end_position)
+        return record is not None
 
     async def _follow(self) -> str:
         """Take good frames; why that ended."""
@@ -143,16 +148,25 @@ class _Scan:
     async def _look_beyond(self) -> _Beyond:
         """Read to the end of the file for evidence and for bytes that must be cleared."""
         synced, start, end = 0, self.end_position, self.end_position
+        newest: TailRecord | None = None
         window = self._window(self.end_position)
         while await window.extend():
             extent = nonzero_extent(window.buffer, window.base)
             if extent is not None:
                 records = find_tail_records(window.buffer, window.base, self._segment.files.identity)
                 synced = max([synced, *(record.synced_index for record in records)])
+                newest = newest_of([*records, *([newest] if newest else [])], self.chain)
                 start, end = (start if end > start else extent[0]), max(end, extent[1])
             overlap = min(len(window.buffer), TAIL_RECORD_BYTES)
             window.advance(window.base + len(window.buffer) - overlap)
-        return _Beyond(synced, start, end)
+        return _Beyond(synced, start, end, newest)
+
+    async def _judge(self) -> Verdict:
+        """What the next frame is, of which nothing verifies."""
+        newest = self.beyond.newest
+        start, length = range_to_judge(self.end_position, self.beyond.dirty_end, newest)
+        data = await self._file.read(start, length)
+        return judge(data, start, self.end_position, self.chain, newest, self._segment.files.identity)
 
     async def _find_later(self) -> Found | None:
         """The next whole frame behind a damaged one, with at most a frame and a chunk in memory."""
@@ -242,6 +256,7 @@ class _Opening:
         previous_term = await self._previous_term(name, file, size)
         segment = Segment(self.files, name, previous_term)
         segment.allocated = size
+        segment.is_over_zeros = successor is None  # settling clears what lies behind the last entry
         header_problem = await _header_problem(segment, file)
         time = self.chain.append_time_us if self.chain else 0
         scan = _Scan(
@@ -355,21 +370,27 @@ class _Opening:
         """Rewrite what may be in the page cache only, clear a torn tail, and sync, before anything is
         answered."""
         last, end = segment.last_index, scan.end_position
-        clean = await ends_cleanly(segment, file, scan.chain, end)
+        newest = await read_tail_record(segment, file, scan.chain, end)
+        clean = newest is not None
         synced = max(segment.indexed_index, min(scan.beyond.synced_index, last))
         dirty_end = max(scan.beyond.dirty_end, end)
         if clean and synced == last and dirty_end <= end + TRAILER_BYTES:
             await self._complete_index(segment)
             return
+        written = 0
         if synced < last:
-            await self._rewrite(file, segment.index.entry(LogIndex(synced + 1)).position, end)
+            start = segment.index.entry(LogIndex(synced + 1)).position
+            await self._rewrite(file, start, end)
+            if newest is not None and newest.start_position == start:
+                written = newest.written_bytes  # the same bytes at the same place: what it says holds on
         if dirty_end > end + TRAILER_BYTES or not clean:
             self.notes.append(f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}")
         await segment.reserve(file, end + TRAILER_BYTES)
         segment.count_unused(0)  # counted with the rest once the whole log has opened
         await write_zeros(file, end, dirty_end)
-        trailer = segment.trailer(last, segment.index.entry(last).term, end, LogIndex(synced))
-        await file.write_and_sync(end, trailer)
+        entry = segment.index.entry(last)
+        record = TailRecord(last, entry.term, end, LogIndex(synced), entry.end_offset, written)
+        await file.write_and_sync(end, segment.trailer(record))
         await self._complete_index(segment)
 
     async def _complete_index(self, segment: Segment) -> None:
@@ -391,13 +412,14 @@ class _Opening:
             await file.write(at, await file.read(at, min(chunk, end - at)))
 
 
-async def ends_cleanly(segment: Segment, file: File, chain: Chain, end: int) -> bool:
-    """Whether the tail record at `end` says that the chain's last entry was the last one."""
+async def read_tail_record(segment: Segment, file: File, chain: Chain, end: int) -> TailRecord | None:
+    """The tail record at `end` if it says that the chain's last entry was the last one."""
     try:
         record = decode_trailer(await file.read(end, TRAILER_BYTES), 0, segment.files.identity)
     except FormatError:
-        return False
-    return record.end_position == end and record.last_index == chain.next_index - 1
+        return None
+    is_end = record.end_position == end and record.last_index == chain.next_index - 1
+    return record if is_end else None
 
 
 async def _header_problem(segment: Segment, file: File) -> str | None:

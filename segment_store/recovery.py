@@ -3,9 +3,10 @@
 The chain decides: each frame must verify under the log's identity and continue the one before it (index +
 1, offset = previous base + count, previous term). Where the chain stops there is either the end, a torn
 tail (the last write was not complete when the power went: those entries were never acknowledged), or damage
-(an entry that was known synced does not verify). Only knowledge tells the last two apart: an index entry, a
-tail record's synced index, or a successor segment. A torn tail is cleared; damage is reported and bridged,
-never cut.
+(an entry that may have been acknowledged does not verify). What tells the last two apart: an index entry, a
+tail record's synced index, a successor segment; a frame that lacks but one bit (bit_flip.py); a newest write
+that has left its trace in every sector (newest_write.py). A torn tail is cleared; damage is reported and
+bridged, never cut.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from shoal.batch import (
     LogIdentity,
     LogIndex,
     Offset,
+    Stamp,
     Term,
     parse_frame,
     view_frame,
@@ -73,13 +75,18 @@ def follow_chain(buffer: View, base: int, chain: Chain, identity: LogIdentity) -
             stamp, data = view_frame(view, at, identity)
         except BatchError as error:
             return Stretch(entries, base + at, chain, error.reason, str(error))
-        problem = chain_problem(chain, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)
+        problem = frame_problem(chain, stamp)
         if problem:
             return Stretch(entries, base + at, chain, "chain", problem)
         entry = entry_of(stamp, base + at, len(data))
         entries.append(entry)
         chain = chain.after(entry)
         at += len(data)
+
+
+def frame_problem(chain: Chain, stamp: Stamp) -> str | None:
+    """Why the frame of this stamp does not come next; None when it does."""
+    return chain_problem(chain, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)
 
 
 def chain_problem(chain: Chain, kind: Kind, index: int, base_offset: int, previous_term: int) -> str | None:

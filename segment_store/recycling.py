@@ -107,6 +107,7 @@ class Spares:
                 self._spares.append(spare)  # still there, and still counted
                 raise
             segment.allocated = segment.prewritten_end = segment.recycled_bytes = spare.size
+            segment.is_over_zeros = False
             self.recycled += 1
             return True
         return False

@@ -8,7 +8,7 @@ The caller (log.py) orders the calls: at most one of write, roll, truncate runs 
 
 import pyarrow as pa
 
-from shoal.batch import Frame, LogIdentity, LogIndex, Term, schema_frame
+from shoal.batch import Frame, LogIdentity, LogIndex, Offset, Term, schema_frame
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Buffer, Disk, File
 from shoal.segment_store.index import Entry, SegmentIndex, encode_blocks, entry_of
@@ -73,6 +73,7 @@ class Segment:
         self.allocated = 0
         self.unused_bytes = 0  # of what is allocated, as counted when the file grew
         self.prewritten_end = 0
+        self.is_over_zeros = True  # behind written_end the file holds nothing but a trailer and zeros
         self.recycled_bytes = 0  # of the file, if it had an earlier life and this one is not full
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
         self.index_bytes = 0  # good bytes of the index file
@@ -100,6 +101,10 @@ class Segment:
         """Where the entry starts; where the next would when it is not here."""
         return self.index.entry(index).position if index <= self.last_index else self.planned_end
 
+    def end_offset_before(self, index: LogIndex) -> Offset:
+        """Where the entries of this segment before `index`, at least one, end."""
+        return self.index.entry(LogIndex(min(index - 1, self.last_index))).end_offset
+
     def cut(self, from_index: LogIndex) -> None:
         """Forget planned entries from `from_index` on; the disk is another matter."""
         self.index.truncate(from_index)
@@ -110,10 +115,10 @@ class Segment:
         """Of an entry here, or of the one right before the segment."""
         return self.index.entry(index).term if index >= self.first_index else self.previous_term
 
-    def trailer(self, last: LogIndex, last_term: Term, end: int, synced_index: LogIndex) -> bytes:
-        """What a write ends with. The term comes from the write: the plan may have been cut meanwhile."""
-        record = TailRecord(last, last_term, end, LogIndex(min(synced_index, last)))
-        return encode_trailer(record, self.files.identity)
+    def trailer(self, record: TailRecord) -> bytes:
+        """What a write ends with. Its numbers come from the write: the plan may have been cut meanwhile."""
+        synced_index = LogIndex(min(record.synced_index, record.last_index))
+        return encode_trailer(record._replace(synced_index=synced_index), self.files.identity)
 
     async def create(self, file: File) -> None:
         """Header, marker and tail record durable in the file; the caller syncs the directory before any
@@ -125,7 +130,8 @@ class Segment:
     async def write_beginning(self, file: File) -> None:
         """Header, marker and tail record of a segment without entries, synced."""
         before = LogIndex(self.first_index - 1)
-        trailer = self.trailer(before, self.previous_term, len(self.header), before)
+        record = TailRecord(before, self.previous_term, len(self.header), before, self.name.first_offset)
+        trailer = self.trailer(record)
         await file.write_and_sync(0, [self.header, trailer])
 
     async def reserve(self, file: File, needed: int) -> None:

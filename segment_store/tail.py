@@ -3,9 +3,11 @@
     | frames ... | FF FF FF FF 00 00 00 00 | tail record, 64 bytes | zeros |
 
 Each write ends with marker and record; the next write overwrites both. The record says which entry was the
-last, where the frames end, and up to which index the disk was known to be synced before this write. That
-last number is what tells damage from a torn tail: an entry at or below it was acknowledged, an entry above
-it never was proven.
+last, where the frames end, and up to which index the disk was known to be synced before this write: an entry
+at or below that was acknowledged. Of the entries above, those of the write itself, it says where the write
+begins if nothing but zeros and the record before stood in its place: then a sector that the disk has never
+written can be told from one that has changed since (newest_write.py). `end_offset` gives a last entry that
+does not verify its place in the log.
 """
 
 import struct
@@ -13,14 +15,16 @@ from typing import NamedTuple
 
 import crc32c
 
-from shoal.batch import END_OF_STREAM, LogIdentity, LogIndex, Term
+from shoal.batch import END_OF_STREAM, LogIdentity, LogIndex, Offset, Term
 from shoal.segment_store.errors import FormatError
 
 TAIL_MAGIC = b"ShoalEnd"
-TAIL_VERSION = 1
+TAIL_VERSION = 2
 TAIL_RECORD_BYTES = 64
-# magic, crc32c, version, reserved, last index, last term, end position, synced index, reserved 16
-_LAYOUT = struct.Struct("<8sIHHQQQQ16x")
+# magic, crc32c, version, reserved, last index, last term, end position, synced index, end offset, written
+# bytes, reserved 4
+_LAYOUT = struct.Struct("<8sIHHQQQQQI4x")
+_RESERVED_BYTES = 4
 _CHECKED_FROM = 12  # the checksum covers everything behind itself, the magic is compared in full
 assert _LAYOUT.size == TAIL_RECORD_BYTES
 
@@ -30,20 +34,27 @@ TRAILER_BYTES = len(END_OF_STREAM) + TAIL_RECORD_BYTES
 class TailRecord(NamedTuple):
     """last_index and last_term of the last frame written (0, 0: none); end_position: bytes from the start
     of the file to the end-of-stream marker; synced_index: known synced before the write that carries this
-    record."""
+    record; end_offset: the next record's; written_bytes: so many bytes of frames in front of the marker came
+    in one write with it, over zeros (0: several writes, or who knows over what)."""
 
     last_index: LogIndex
     last_term: Term
     end_position: int
     synced_index: LogIndex
+    end_offset: Offset
+    written_bytes: int = 0
+
+    @property
+    def start_position(self) -> int:
+        """Where the write begins that written_bytes speaks of."""
+        return self.end_position - self.written_bytes
 
 
 def encode_trailer(record: TailRecord, identity: LogIdentity) -> bytes:
     """End-of-stream marker and tail record, as every write ends."""
-    fields = (record.last_index, record.last_term, record.end_position, record.synced_index)
-    unsigned = _LAYOUT.pack(TAIL_MAGIC, 0, TAIL_VERSION, 0, *fields)
+    unsigned = _LAYOUT.pack(TAIL_MAGIC, 0, TAIL_VERSION, 0, *record)
     checksum = crc32c.crc32c(unsigned[_CHECKED_FROM:], identity.seed)
-    return END_OF_STREAM + _LAYOUT.pack(TAIL_MAGIC, checksum, TAIL_VERSION, 0, *fields)
+    return END_OF_STREAM + _LAYOUT.pack(TAIL_MAGIC, checksum, TAIL_VERSION, 0, *record)
 
 
 def decode_tail_record(
@@ -53,16 +64,16 @@ def decode_tail_record(
     raw = bytes(buffer[position : position + TAIL_RECORD_BYTES])
     if len(raw) < TAIL_RECORD_BYTES:
         raise FormatError("short", f"a tail record has {TAIL_RECORD_BYTES} bytes, {len(raw)} are there")
-    magic, checksum, version, reserved, index, term, end, synced = _LAYOUT.unpack(raw)
+    magic, checksum, version, reserved, index, term, end, synced, offset, written = _LAYOUT.unpack(raw)
     if magic != TAIL_MAGIC:
         raise FormatError("magic", "no tail record here")
     if crc32c.crc32c(raw[_CHECKED_FROM:], identity.seed) != checksum:
         raise FormatError("checksum", "tail record does not verify")
     if version != TAIL_VERSION:
         raise FormatError("version", f"tail record version {version}, this code knows {TAIL_VERSION}")
-    if reserved or any(raw[-16:]) or synced > index or end % 8:
+    if reserved or any(raw[-_RESERVED_BYTES:]) or synced > index or end % 8 or written % 8 or written > end:
         raise FormatError("invalid", "tail record fields contradict each other")
-    return TailRecord(LogIndex(index), Term(term), end, LogIndex(synced))
+    return TailRecord(LogIndex(index), Term(term), end, LogIndex(synced), Offset(offset), written)
 
 
 def decode_trailer(

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Offset
 from shoal.segment_store.disk import Buffer, File
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.open_files import Handle
 from shoal.segment_store.recycling import Spares
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
-from shoal.segment_store.tail import TRAILER_BYTES
+from shoal.segment_store.tail import TRAILER_BYTES, TailRecord
 from shoal.segment_store.writes import Append, Roll, Trim, Truncate, Work, take_group
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,12 @@ class Writer:
         segment, last = group[0].segment, group[-1]
         end = last.position + last.length
         buffers: list[Buffer] = [frame.data for work in group for frame in work.frames]
-        buffers.append(segment.trailer(last.last_index, last.last_term, end, self.synced_index))
+        # Without a sync for each, what several writes have left stands there, in any mixture.
+        written = end - group[0].position if segment.is_over_zeros and self._files.config.fsync else 0
+        stamp = last.frames[-1].stamp
+        end_offset = Offset(stamp.base_offset + stamp.record_count)
+        record = TailRecord(stamp.index, stamp.term, end, self.synced_index, end_offset, written)
+        buffers.append(segment.trailer(record))
         buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
         segment.soiled_end = end + TRAILER_BYTES
         return buffers
@@ -391,10 +396,9 @@ class Writer:
         # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
         await file.write_and_sync(segment.written_end, bytes(TRAILER_BYTES))
         await write_zeros(file, start + TRAILER_BYTES, end)
-        trailer = segment.trailer(
-            last, work.last_term, start, last if self._files.config.fsync else LogIndex(0)
-        )
-        await file.write_and_sync(start, trailer)
+        synced = last if self._files.config.fsync else LogIndex(0)
+        record = TailRecord(last, work.last_term, start, synced, work.end_offset)
+        await file.write_and_sync(start, segment.trailer(record))
         segment.written_end = start
         segment.soiled_end = 0
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shoal.batch import Frame, LogIndex, Term
+from shoal.batch import Frame, LogIndex, Offset, Term
 from shoal.segment_store.disk import MAX_BUFFERS_PER_WRITE
 from shoal.segment_store.errors import StoreError
 from shoal.segment_store.segment import Segment
@@ -50,10 +50,10 @@ class Truncate:
     """Remove `from_index` and everything after it: whole segments, and zeros over the rest of `kept`.
 
     Computed from the plan when the truncation is asked for: the frames that go start at `cut_position` of
-    `kept`, behind an entry of `last_term`.
+    `kept`, behind an entry of `last_term` that ends at `end_offset`.
     """
 
-    __slots__ = ("cut_position", "done", "from_index", "kept", "last_term", "removed")
+    __slots__ = ("cut_position", "done", "end_offset", "from_index", "kept", "last_term", "removed")
 
     def __init__(
         self,
@@ -61,12 +61,14 @@ class Truncate:
         kept: Segment | None,
         removed: list[Segment],
         last_term: Term,
+        end_offset: Offset,
         done: asyncio.Future[None],
     ) -> None:
         self.from_index = from_index
         self.kept = kept
         self.removed = removed
         self.last_term = last_term
+        self.end_offset = end_offset
         self.done = done
         self.cut_position = kept.position_of(from_index) if kept is not None else 0
 

@@ -106,6 +106,9 @@ _STAMP = struct.Struct(
 assert _STAMP.size == STAMP_BYTES
 _MAGIC: Final = b"SHOL"
 _CRC_OFFSET: Final = 4
+STAMP_MAGIC: Final = _MAGIC
+STAMP_CHECKSUM_AT: Final = _CRC_OFFSET
+STAMP_BODY_LENGTH_AT: Final = 48
 _NO_PRODUCER: Final = bytes(16)
 _RESERVED: Final = bytes(24)
 _NO_STAMP: Final = bytes(STAMP_BYTES)

@@ -68,6 +68,8 @@ PURE = (
     "segment_store/fairness.py",
     "segment_store/damage.py",
     "segment_store/recovery.py",
+    "segment_store/bit_flip.py",
+    "segment_store/newest_write.py",
     "agent/bootstrap.py",
     "agent/catalog.py",
     "agent/config.py",

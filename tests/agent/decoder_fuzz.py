@@ -247,7 +247,7 @@ def targets() -> list[Target]:
 def _log_targets() -> list[Target]:
     """What the segment store reads."""
     frames = _frames()
-    trailer = encode_trailer(TailRecord(LogIndex(5), Term(2), 4096, LogIndex(4)), IDENTITY)
+    trailer = encode_trailer(TailRecord(LogIndex(5), Term(2), 4096, LogIndex(4), Offset(9)), IDENTITY)
     blocks = encode_blocks(_entries(), IDENTITY)
     return [
         Target("stamp", frames, _decode_stamp, (BatchError,), _heal_frame),

@@ -54,7 +54,7 @@ def _make_segment(
         index = LogIndex(last.index + 1)
         entries.append(Entry(index, last.end_offset, position, ENTRY_BYTES, RECORDS, term, 5))
     last = entries[-1]
-    record = TailRecord(last.index, term, last.end_position, last.index)
+    record = TailRecord(last.index, term, last.end_position, last.index, last.end_offset)
     with open(f"{directory}/{name.segment_file}", "wb") as file:
         file.write(header + first.data)
         file.seek(last.end_position)

@@ -25,7 +25,7 @@ from shoal.segment_store.index import (
 from shoal.segment_store.layout import SegmentName, next_allocation, parse_name, sort_directory
 from shoal.segment_store.tail import TRAILER_BYTES, TailRecord, decode_trailer, encode_trailer
 
-RECORD = TailRecord(LogIndex(7), Term(3), 4096, LogIndex(6))
+RECORD = TailRecord(LogIndex(7), Term(3), 4096, LogIndex(6), Offset(11), 800)
 
 
 def _entries(count: int) -> list[Entry]:

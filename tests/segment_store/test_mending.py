@@ -104,6 +104,7 @@ async def test_a_stretch_that_was_bridged_is_mended_as_a_whole(damaged: tuple[in
     entries = [log.entry(LogIndex(index)) for index in range(17, 25)]
     for index in damaged:
         hit(disk, log, index, 40)
+        hit(disk, log, index, 48)  # one bit alone would tell where its frame ends
     index_path = log.segment_of(LogIndex(18)).index_path
     await log.close()
     await disk.unlink(index_path)

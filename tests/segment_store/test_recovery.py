@@ -159,7 +159,7 @@ async def test_what_was_not_known_synced_is_written_again() -> None:
     end = log.entry(LogIndex(3)).end_position
     _lose(disk)
     file = await disk.open(SEGMENT)
-    record = TailRecord(LogIndex(4), Term(1), end + len(frame.data), LogIndex(3))
+    record = TailRecord(LogIndex(4), Term(1), end + len(frame.data), LogIndex(3), Offset(7), len(frame.data))
     await file.write(end, frame.data + encode_trailer(record, IDENTITY))
     await file.close()
     disk._names[SEGMENT].dirty.clear()  # as after a failed sync: the page cache believes it clean
@@ -213,7 +213,7 @@ async def test_several_damaged_frames_in_a_row() -> None:
     await log.close()
     await disk.unlink(INDEX)
     for entry in (2, 3, 4):
-        disk.damage(SEGMENT, positions[entry - 1] + 300)
+        disk.damage(SEGMENT, positions[entry - 1] + 300, 3)
     log = await open_log(disk)
     assert (log.last_index, log.end_offset) == (6, 18)
     assert [(damage.first_index, damage.last_index) for damage in log.damage] == [(2, 4)]
@@ -236,7 +236,7 @@ async def test_damage_over_a_change_of_terms_is_not_guessed() -> None:
     await log.close()
     await disk.unlink(INDEX)
     for entry in (2, 3):
-        disk.damage(SEGMENT, positions[entry - 1] + 300)
+        disk.damage(SEGMENT, positions[entry - 1] + 300, 3)
     before = disk.content(SEGMENT)
     with pytest.raises(Damaged, match="terms"):
         await open_log(disk)
@@ -328,7 +328,7 @@ class TestPure:
 
     def test_tail_records_are_found_only_where_they_belong(self) -> None:
         """At their own position and alignment, verifying under this log's identity."""
-        record = TailRecord(LogIndex(4), Term(2), 4096, LogIndex(3))
+        record = TailRecord(LogIndex(4), Term(2), 4096, LogIndex(3), Offset(8))
         trailer = encode_trailer(record, IDENTITY)
         assert find_tail_records(trailer, 4096, IDENTITY) == [record]
         assert find_tail_records(b"x" * 16 + trailer, 4080, IDENTITY) == [record]

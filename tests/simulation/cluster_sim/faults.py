@@ -26,6 +26,8 @@ CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
 NODES_MAX = 6
 ROOM_BYTES = 96 * 1_024
+NEWEST_BYTES = 3_000
+"""Some entries and the tail record at the end of a log."""
 ERROR_PLACES = ("/topics/", "/topics/", "hard-state", "replicas", "cluster", "identity")
 
 
@@ -299,29 +301,18 @@ class Nemesis:
         return node.name
 
     def rot(self) -> str:
-        """One bit of one stored byte of a log flips. Not in the newest entries of a log, those that its index
-        file does not know yet: there a restart takes a frame that does not verify for one that the crash has
-        torn, which it may be."""
-        nodes = [node for node in self._running() if self.rotten in (None, node.address)]
-        places = [(node, *place) for node in nodes for place in _proven(node)]
+        """One bit of one stored byte of a log flips, as often as not among the newest ones, which nothing
+        behind them proves; on a disk whose process runs or not."""
+        nodes = [node for node in self._simulation.nodes if self.rotten in (None, node.address)]
+        places = [(node, path) for node in nodes for path in node.disk.segments()]
         if not places:
             return "nowhere"
-        node, path, end = self._rng.choice(places)
+        node, path = self._rng.choice(places)
         self.rotten = node.address
-        position = self._rng.randrange(end)
+        end = len(node.disk.content(path).rstrip(b"\0"))
+        if not end:
+            return "nowhere"
+        newest = min(end, NEWEST_BYTES if self._rng.random() < 0.5 else end)
+        position = end - 1 - self._rng.randrange(newest)
         node.disk.damage(path, position, 1 << self._rng.randrange(8))
         return f"{node.name} {path}@{position}"
-
-
-def _proven(node: Node) -> list[tuple[str, int]]:
-    """Segment files of a node, and how much of each is known to be there by its index file as well."""
-    found = []
-    host = node.host
-    for entry in () if host is None else host._groups.values():
-        log = entry.replica.log
-        for segment in log._segments:
-            if segment.indexed_index >= segment.first_index:
-                end = segment.index.entry(segment.indexed_index).end_position
-                if segment.path in node.disk.segments():
-                    found.append((segment.path, end))
-    return found
