@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError as error:
+    raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal[spark]'") from error
+
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -21,14 +27,20 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import (
     ArrayType,
@@ -52,11 +64,14 @@ from shoal.spark_options import (
     parse_sink_options,
     parse_source_options,
 )
-from shoal.spark_plan import OffsetRange, plan
+from shoal.spark_plan import Narrowing, OffsetRange, plan
 from shoal.spark_send import ChunkSender, Sink
+from shoal.spark_setup import check_session, prepare
 from shoal.spark_stream import StreamPlanner
 from shoal.spark_topics import Directory
 from shoal.spark_write import TaskWriter, Written
+
+__all__ = ["ShoalDataSource", "SourceError", "prepare", "register"]
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _TYPES: Final[dict[str, DataType]] = {
@@ -99,7 +114,8 @@ class ShoalDataSource(DataSource):
     def reader(self, schema: StructType) -> ShoalReader:
         """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
         self._require_own(schema)
-        return ShoalReader(self._parsed(Mode.BATCH))
+        options = self._parsed(Mode.BATCH)
+        return ShoalPushdownReader(options) if options.pushdown else ShoalReader(options)
 
     def streamReader(self, schema: StructType) -> ShoalStreamReader:
         """A stream's reader, likewise."""
@@ -154,6 +170,7 @@ class ShoalReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         """Ask the agents once for routes and offsets, and fix every task's range."""
@@ -162,11 +179,43 @@ class ShoalReader(DataSourceReader):
         states = directory.states(options.selection)
         starts = directory.resolve(options.starting, "starting", states)
         ends = directory.resolve(options.ending, "ending", states)
-        return _tasks(plan(options, states, starts, ends), options, directory.agents)
+        narrowing = self._narrowing
+        since = None if narrowing.since_ms is None else directory.first_since(narrowing.since_ms, states)
+        return _tasks(plan(options, states, starts, ends, narrowing, since), options, directory.agents)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
+
+
+class ShoalPushdownReader(ShoalReader):
+    """Also cuts ranges by filters. A class of its own, made on demand: one that overrides pushFilters fails
+    every query while spark.sql.python.filterPushdown.enabled is false, which it is unless set."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
+        for condition in filters:
+            comparison = _COMPARISONS.get(type(condition))
+            if comparison is not None:
+                column, value = _operands(condition)
+                self._narrowing = self._narrowing.by(column, comparison, value)
+        return filters
+
+
+_COMPARISONS: Final[dict[type[Filter], str]] = {
+    EqualTo: "=",
+    In: "in",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+
+
+def _operands(condition: Any) -> tuple[str, Any]:
+    """(column, literal); the column of a nested field has no name here."""
+    column = condition.attribute[0].lower() if len(condition.attribute) == 1 else ""
+    return column, condition.value
 
 
 class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -258,5 +307,9 @@ class ShoalStreamWriter(DataSourceStreamArrowWriter):
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile)."""
+    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile).
+
+    Raises SourceError, one line, when the session's workers could not run it.
+    """
+    check_session(spark)
     spark.dataSource.register(ShoalDataSource)

@@ -6,6 +6,8 @@ Pure: no Spark, no network; it works on what agents said. Errors are SourceError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -128,7 +130,14 @@ def _check_partitions(choice: Mapping[str, Mapping[int, int]], name: str, states
             raise SourceError(f"option {name} has no offset for partition {missing[0]} of topic {topic!r}")
 
 
-def plan(options: SourceOptions, states: States, starts: Offsets, ends: Offsets) -> list[OffsetRange]:
+def plan(
+    options: SourceOptions,
+    states: States,
+    starts: Offsets,
+    ends: Offsets,
+    narrowing: Narrowing | None = None,
+    since: TimeAnswers | None = None,
+) -> list[OffsetRange]:
     """The tasks of a batch query; `states` as agents gave them. Raises SourceError."""
     ranges = []
     for topic, partitions in states.items():
@@ -137,7 +146,7 @@ def plan(options: SourceOptions, states: States, starts: Offsets, ends: Offsets)
             start, end = _within(options, f"partition {partition} of topic {topic!r}", start, end, state)
             if start < end:
                 ranges.append(OffsetRange(topic, partition, start, end, state.urls))
-    return split(ranges, options)
+    return split(ranges if narrowing is None else narrowing.apply(ranges, since or {}), options)
 
 
 def _within(
@@ -174,6 +183,65 @@ def split(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[OffsetR
         edges = [piece.start + records * number // count for number in range(count + 1)]
         pieces += [piece._replace(start=start, end=end) for start, end in pairwise(edges)]
     return pieces
+
+
+# Push-down
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What filters leave of a query: every record that they let pass lies within. None: no bound."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    first_offset: int = 0
+    last_offset: int | None = None
+    since_ms: int | None = None
+
+    def by(self, column: str, comparison: str, value: Any) -> Narrowing:
+        """With one more filter: column, one of = in > >= < <=, value. What is not understood is no bound."""
+        if value is None:
+            return self
+        if column == "topic" and comparison in ("=", "in"):
+            topics = frozenset(_listed(comparison, value))
+            return replace(self, topics=topics if self.topics is None else self.topics & topics)
+        if column == "partition" and comparison in ("=", "in"):
+            some = frozenset(_listed(comparison, value))
+            return replace(self, partitions=some if self.partitions is None else self.partitions & some)
+        if column == "offset" and isinstance(value, int):
+            return self._by_offset(comparison, value)
+        if column == "timestamp" and comparison in ("=", ">", ">=") and isinstance(value, datetime):
+            since_ms = int(value.timestamp() * 1000) - 1  # rounded down; a time too early bounds less
+            return replace(self, since_ms=max(0, since_ms, self.since_ms or 0))
+        return self
+
+    def _by_offset(self, comparison: str, value: int) -> Narrowing:
+        first, last = self.first_offset, self.last_offset
+        if comparison in ("=", ">", ">="):
+            first = max(first, value + (comparison == ">"))
+        if comparison in ("=", "<", "<="):
+            end = value - (comparison == "<")
+            last = end if last is None else min(last, end)
+        return replace(self, first_offset=first, last_offset=last)
+
+    def apply(self, ranges: Sequence[OffsetRange], since: TimeAnswers) -> list[OffsetRange]:
+        """The ranges without what no filter lets pass. `since`: of each partition the first offset whose
+        record is not before since_ms; before it there is none, in whatever order times come."""
+        kept = []
+        for piece in ranges:
+            if self.topics is not None and piece.topic not in self.topics:
+                continue
+            if self.partitions is not None and piece.partition not in self.partitions:
+                continue
+            start = max(piece.start, self.first_offset, since.get((piece.topic, piece.partition), 0))
+            end = piece.end if self.last_offset is None else min(piece.end, self.last_offset + 1)
+            if start < end:
+                kept.append(piece._replace(start=start, end=end))
+        return kept
+
+
+def _listed(comparison: str, value: Any) -> Sequence[Any]:
+    return (value,) if comparison == "=" else tuple(value)
 
 
 # Streams

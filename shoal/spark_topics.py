@@ -191,6 +191,10 @@ class Directory:
                     found[place] = offset
         return resolve(bound, name, states, found)
 
+    def first_since(self, time_ms: int, states: States) -> Offsets:
+        """Of each partition the offset of its first record of that time or later, or its end."""
+        return self.resolve(Bound(time_ms=time_ms), "starting", states)
+
     def wait(
         self, selection: Selection, after: Mapping[str, Mapping[int, int]], seconds: float
     ) -> dict[str, dict[int, PartitionState]]:

@@ -21,6 +21,7 @@ from shoal.agent.cli import (
     log,
     partition,
     produce,
+    spark,
     topic,
 )
 from shoal.agent.cli.output import CliError, drop_stdout, example, fail, reopen_closed, say
@@ -47,6 +48,7 @@ partition.register(app)
 produce.register(app)
 consume.register(app)
 log.register(app)
+spark.register(app)
 
 
 def _version(wanted: bool) -> None:

