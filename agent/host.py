@@ -642,8 +642,7 @@ class Host:
             logger.exception("the change of %s could not be taken", group)
 
     async def save_hard_state(self, replica: Replica, state: HardState) -> None:
-        """The stored commit index is one that this disk has synced: a shorter log found later is a lost
-        one."""
+        """Its commit index is one that this disk has synced: a shorter log found later is a lost one."""
         kept = replace(state, commit_index=min(state.commit_index, replica.log.synced_index))
         await self._stores.hard_states.save(replica.group, replica.replica_id, kept)
 
