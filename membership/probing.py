@@ -27,6 +27,7 @@ from shoal.membership.wire.messages import (
     Ping,
     State,
     Suspect,
+    is_ipv4,
 )
 
 MAX_RELAYS = 512
@@ -67,6 +68,14 @@ class Relay:
     sequence: int
     wants_nack: bool
     until_ms: int
+
+
+def reply_address(came_from: Endpoint, named: Endpoint | None) -> Endpoint:
+    """Where an answer goes: to the address that the question names, unless that is of another family than the
+    packet: a Serf agent bound to 0.0.0.0 may advertise an IPv6 address, which no IPv4 socket reaches."""
+    if named is None or is_ipv4(named.address) != is_ipv4(came_from.address):
+        return came_from
+    return named
 
 
 class Prober:
@@ -180,7 +189,7 @@ class Prober:
     def on_ping(self, source: Endpoint, ping: Ping) -> None:
         """Answer, unless it is meant for another node that had our address before."""
         if ping.node in ("", self._table.local.name):
-            self._outbox.send(ping.source or source, Ack(ping.sequence), *self._accusation(ping))
+            self._outbox.send(reply_address(source, ping.source), Ack(ping.sequence), *self._accusation(ping))
 
     def _accusation(self, ping: Ping) -> tuple[Message, ...]:
         """What is believed of a node that pings us, if it is wrong: it lives, and should hear that it must
@@ -200,7 +209,7 @@ class Prober:
         local = self._table.local
         sequence = self._next_sequence()
         until_ms = now_ms + self._config.probe_timeout_ms
-        requester = request.source or source
+        requester = reply_address(source, request.source)
         self._relays[sequence] = Relay(requester, request.sequence, request.nack, until_ms)
         self._outbox.send(request.target, Ping(sequence, request.node, local.endpoint, local.name))
 

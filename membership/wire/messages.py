@@ -80,6 +80,11 @@ def host_text(address: bytes) -> str:
     return str(parsed)
 
 
+def is_ipv4(address: bytes) -> bool:
+    """Whether packets go there by IPv4, whatever clothes the address wears."""
+    return ":" not in host_text(address)
+
+
 @lru_cache(maxsize=4096)
 def host_bytes(text: str) -> bytes:
     """An address (not a host name) to bytes. Raises ValueError."""

@@ -127,6 +127,22 @@ def test_ping_is_answered_to_its_source() -> None:
     assert [(receiver, message.sequence) for receiver, message in script.of(Ack)] == [(at(3), 5), (at(9), 6)]
 
 
+def test_answers_go_where_our_socket_can_send() -> None:
+    """A Serf agent bound to 0.0.0.0 on a host with IPv6 names an IPv6 address and asks over IPv4: the answer
+    goes back the way the question came. An IPv4 address in IPv6 clothes is one of IPv4."""
+    script = Script()
+    six = Endpoint(bytes.fromhex("fd00" + 12 * "00" + "0002"), 7946)
+    clothed = Endpoint(bytes(10) + b"\xff\xff" + at(4).address, 7946)
+    for number, named in enumerate((six, clothed, at(5))):
+        script.hear(Ping(number, "me", named, "n3"), source=at(9))
+    assert [receiver for receiver, _ in script.of(Ack)] == [at(9), clothed, at(5)]
+    script.know(2, 3)
+    script.sent.clear()
+    script.hear(IndirectPing(7, at(2), "n2", True, six, "n3"), source=at(9))
+    script.run(script.now_ms + 510)
+    assert [receiver for receiver, _ in script.of(Nack)] == [at(9)]
+
+
 def without_news(script: Script) -> None:
     """All is told: from now on packets carry what they are sent for."""
     for _ in range(20):
