@@ -182,7 +182,8 @@ class Agent:
         """Leadership first, while everything still works; then no more work."""
         assert self.host is not None
         moved = await self.host.transfer_all(self.config.shutdown_timeout_ms // 2)
-        logger.info("handed over %d partitions", moved)
+        if moved:
+            logger.info("partitions handed over: %d", moved)
         self.broker.stopping = True
         self._watch.changed()
 

@@ -87,7 +87,9 @@ class Starter:
     async def _carry_out(self, decision: Decision) -> ClusterRecord | None:
         match decision:
             case Found(voters):
-                logger.info("founding cluster %s with %d catalog voters", self._config.cluster, len(voters))
+                logger.info(
+                    "founding cluster %s; voters of its catalog: %d", self._config.cluster, len(voters)
+                )
                 return self._record(os.urandom(ID_BYTES), voters)
             case Join(cluster_id, urls):
                 return await self._join(cluster_id, urls)
