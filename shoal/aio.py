@@ -295,12 +295,26 @@ class AsyncClient:
         producer = self._producers.get(topic)
         if producer is None:
             producer = await self._opened(topic)
-        return await producer.send(value, key, headers=headers, timestamp=timestamp, partition=partition)
+        try:
+            return await producer.send(value, key, headers=headers, timestamp=timestamp, partition=partition)
+        except ProduceFailed:
+            await self._forget(producer)
+            raise
 
     async def flush(self) -> None:
-        """Wait until everything that `send` took is acknowledged. Raises ProduceFailed."""
+        """Wait until everything that `send` took is acknowledged. Raises ProduceFailed; its `undelivered` is
+        what was not. After it was raised once, `send` begins anew."""
         for producer in list(self._producers.values()):
-            await producer.flush()
+            try:
+                await producer.flush()
+            except ProduceFailed:
+                await self._forget(producer)
+                raise
+
+    async def _forget(self, producer: Producer) -> None:
+        if self._producers.get(producer.topic) is producer:
+            del self._producers[producer.topic]
+            await producer.abort()
 
     async def _opened(self, topic: str) -> Producer:
         async with self._opening:

@@ -50,6 +50,8 @@ class ProduceFailed(Exception):
         super().__init__(detail)
         self.cause_code = cause_code
         self.definite = definite
+        self.undelivered: list[tuple[int, pa.RecordBatch]] = []
+        """What its producer took and nobody acknowledged, by partition and in order: see Producer."""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,7 @@ class Producer:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._spread = 0
+        self._last_routes: TopicRoutes | None = None
         self._aborted = False
 
     async def __aenter__(self) -> Self:
@@ -323,10 +326,14 @@ class Producer:
             await asyncio.sleep(0.05)
 
     def _routes(self) -> TopicRoutes:
+        """As far as known: an agent that has just come may not know the topic yet, and whether it is really
+        gone is found out by the next request."""
         routes = self._cluster.routes.topic(self.topic)
-        if routes is None or not routes.partitions:
+        if routes is not None and routes.partitions:
+            self._last_routes = routes
+        if self._last_routes is None:
             raise ShoalError("unknown-topic", f"the topic {self.topic!r} is gone")
-        return routes
+        return self._last_routes
 
     async def _wait_for_room(self, timeout_seconds: float | None) -> None:
         gatherer = self.gatherer
@@ -490,8 +497,10 @@ class Producer:
         if self._gatherer is not None:
             self._gatherer.stop(error)
             self._gatherer.seal()
-            while self._cluster.routes.topic(self.topic) is not None and self._absorb():
+            while self._absorb():
                 pass
+        if isinstance(error, ProduceFailed):
+            error.undelivered = self.undelivered()
         for delivery in self._unsettled:
             delivery.failed(error)
         self._unsettled.clear()

@@ -32,6 +32,7 @@ from shoal.aio_producer import (
     Acks,
     Compression,
     OnDelivery,
+    ProduceFailed,
     ProducerStatistics,
 )
 from shoal.aio_producer import Producer as AsyncProducer
@@ -238,12 +239,28 @@ class Client:
         producer = self._senders.get(topic)
         if producer is None:
             producer = self._opened(topic)
-        return producer.gatherer.put(value, key, headers, timestamp, partition, timeout_seconds)
+        try:
+            return producer.gatherer.put(value, key, headers, timestamp, partition, timeout_seconds)
+        except ProduceFailed:
+            self._forget(producer)
+            raise
 
     def flush(self) -> None:
-        """Wait until everything that was sent is acknowledged, by all producers. Raises ProduceFailed."""
+        """Wait until everything that was sent is acknowledged, by all producers. Raises ProduceFailed; its
+        `undelivered` is what was not. After it was raised once, `send` begins anew."""
         for producer in list(self._producers):
-            producer.flush()
+            try:
+                producer.flush()
+            except ProduceFailed:
+                self._forget(producer)
+                raise
+
+    def _forget(self, producer: Producer) -> None:
+        """A sender that failed, and said so, makes room for another."""
+        with self._lock:
+            if self._senders.get(producer.topic) is producer:
+                del self._senders[producer.topic]
+                producer.abort()
 
     def consumer(
         self,

@@ -2,7 +2,9 @@
 
 Law of this file: `put` may be called from any thread and does next to nothing: it checks, appends to lists
 and counts. Encoding, routing and sending happen where the chunks are taken, on the client's own event loop.
-What is held is bounded: `put` waits, or says that the buffer is full, and then has taken nothing.
+What is held is bounded: `put` waits, or says that the buffer is full, and then has taken nothing. An
+interrupt (Ctrl-C in a notebook, which raises between any two steps of the main thread) leaves every list
+whole: each change of state is a single step, or is taken back.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -49,6 +52,7 @@ class Whole:
     size_bytes: int
     delivery: Delivery
     first_row: int
+    sealed: bool = True
 
     @property
     def rows(self) -> int:
@@ -77,10 +81,18 @@ class Chunk:
     size_bytes: int = 0
     delivery: Delivery = field(default_factory=Delivery)
     first_row: int = 0
+    sealed: bool = False
+    """Complete: nothing is appended any more."""
 
     @property
     def rows(self) -> int:
         return len(self.values)
+
+    def cut(self) -> None:
+        """Take back a record that was not appended whole."""
+        rows = min(len(self.values), len(self.keys))
+        del self.values[rows:], self.keys[rows:]
+        self.extras.pop(rows, None)
 
     @property
     def partitions(self) -> dict[int, int]:
@@ -130,8 +142,8 @@ class Gatherer:
         self._on_news = on_news
         self._renew_lock()
         self._chunk: Chunk | None = None
-        self._sealed: deque[Chunk | Whole] = deque()
-        self._sealed_bytes = 0
+        self._chunks: deque[Chunk | Whole] = deque()
+        """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
         """What was taken and is not acknowledged yet, as its owner says."""
         self._stopped: Exception | None = None
@@ -171,19 +183,24 @@ class Gatherer:
             if partition is not None:
                 self._check_partition(partition)
             size_bytes += more_bytes
-        if size_bytes > MAX_RECORD_BYTES:
+        if size_bytes > MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES:
+            size_bytes -= RECORD_OVERHEAD_BYTES
             raise ShoalError("too-large", f"a record of {size_bytes} bytes: at most {MAX_RECORD_BYTES}")
         with self._lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
             chunk = self._chunk
-            if chunk is None:
+            if chunk is None or chunk.sealed:
                 chunk = self._begin()
-            if extra is not None:
-                chunk.extras[len(chunk.values)] = extra
-            chunk.values.append(value)
-            chunk.keys.append(key)
-            chunk.size_bytes += size_bytes
+            try:
+                if extra is not None:
+                    chunk.extras[len(chunk.values)] = extra
+                chunk.values.append(value)
+                chunk.keys.append(key)
+                chunk.size_bytes += size_bytes
+            except BaseException:
+                chunk.cut()
+                raise
             if chunk.size_bytes >= self._bytes_max or len(chunk.values) >= self._rows_max:
                 self._seal()
             return chunk.delivery
@@ -209,10 +226,8 @@ class Gatherer:
         with self._lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
-            if self._chunk is not None:
-                self._seal()
-            self._sealed.append(chunk)
-            self._sealed_bytes += chunk.size_bytes
+            self._seal()
+            self._chunks.append(chunk)
             self._look_at_gate()
             self._on_news()
         return delivery
@@ -223,19 +238,18 @@ class Gatherer:
         """Take batches of DEFAULT_SCHEMA, behind the records put before: all of them or, when there is no
         room for the first, none. Raises as `put`. They are not copied: the bound may be passed once."""
         batches = [batch for batch in batches if batch.num_rows]
-        delivery = Delivery()
-        first_row, now_ms = 0, time.monotonic_ns() // 1_000_000
-        sizes = [batch.nbytes for batch in batches]
+        delivery = Delivery().expect(sum(batch.num_rows for batch in batches))
+        now_ms = time.monotonic_ns() // 1_000_000
+        firsts = accumulate((batch.num_rows for batch in batches), initial=0)
+        whole = [
+            Whole(now_ms, batch, batch.nbytes, delivery, first)
+            for batch, first in zip(batches, firsts, strict=False)
+        ]
         with self._lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
-            if self._chunk is not None:
-                self._seal()
-            delivery.expect(sum(batch.num_rows for batch in batches))
-            for batch, size_bytes in zip(batches, sizes, strict=True):
-                self._sealed.append(Whole(now_ms, batch, size_bytes, delivery, first_row))
-                self._sealed_bytes += size_bytes
-                first_row += batch.num_rows
+            self._seal()
+            self._chunks.extend(whole)
             self._look_at_gate()
             self._on_news()
         return delivery
@@ -249,47 +263,42 @@ class Gatherer:
     def gathered_rows(self) -> int:
         """Records that nobody has taken yet."""
         with self._lock:
-            waiting = sum(chunk.rows for chunk in self._sealed)
-            return waiting + (len(self._chunk.values) if self._chunk is not None else 0)
+            return sum(chunk.rows for chunk in self._chunks)
 
     @property
     def sealed(self) -> int:
         """Complete chunks that nobody has taken yet."""
-        return len(self._sealed)
+        with self._lock:
+            return sum(chunk.sealed for chunk in self._chunks)
 
     def due_ms(self) -> int | None:
         """When the chunk that is being gathered has lingered long enough; None while there is none."""
         chunk = self._chunk
-        return None if chunk is None else chunk.begun_ms + self._config.linger_ms
+        return None if chunk is None or chunk.sealed else chunk.begun_ms + self._config.linger_ms
 
     def seal(self, before_ms: int | None = None) -> None:
         """Complete the chunk that is being gathered; with `before_ms` only if it was due by then."""
         with self._lock:
-            chunk = self._chunk
-            if chunk is not None and (
-                before_ms is None or chunk.begun_ms + self._config.linger_ms <= before_ms
-            ):
+            due_ms = self.due_ms()
+            if before_ms is None or (due_ms is not None and due_ms <= before_ms):
                 self._seal()
 
     def take(self) -> Chunk | Whole | None:
         """The oldest complete chunk; its owner accounts for it with `account` from now on."""
         with self._lock:
-            if not self._sealed:
-                return None
-            chunk = self._sealed.popleft()
-            self._sealed_bytes -= chunk.size_bytes
-            return chunk
+            while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self._chunk):
+                chunk = self._chunks.popleft()
+                if chunk.rows and not chunk.delivery.rows:
+                    chunk.delivery.expect(chunk.rows)
+                if chunk.rows:  # else it was begun as an interrupt came
+                    return chunk
+            return None
 
     def account(self, taken_bytes: int) -> None:
         """So much of what was taken is not acknowledged: room is what the bound leaves beside it."""
         with self._lock:
             self._taken_bytes = taken_bytes
             self._look_at_gate()
-
-    def check_open(self) -> None:
-        """Raises what this was stopped with."""
-        if self._stopped is not None:
-            raise self._stopped
 
     def stop(self, error: Exception) -> None:
         """From now on every `put` raises `error`, waiting ones included. The first error stays."""
@@ -312,23 +321,22 @@ class Gatherer:
 
     def _begin(self) -> Chunk:
         now_ns = time.time_ns()
-        self._chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
+        chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
+        self._chunks.append(chunk)
+        self._chunk = chunk
         self._on_news()
-        return self._chunk
+        return chunk
 
     def _seal(self) -> None:
-        chunk = self._chunk
-        assert chunk is not None
-        self._chunk = None
-        chunk.delivery.expect(len(chunk.values))
-        self._sealed.append(chunk)
-        self._sealed_bytes += chunk.size_bytes
-        self._look_at_gate()
-        self._on_news()
+        if self._chunk is not None and not self._chunk.sealed:
+            self._chunk.sealed = True
+            self._look_at_gate()
+            self._on_news()
 
     def _look_at_gate(self) -> None:
         was_shut = self._gate_shut
-        full = self._sealed_bytes + self._taken_bytes >= self._config.buffered_bytes_max
+        held_bytes = sum(chunk.size_bytes for chunk in self._chunks if chunk.sealed)
+        full = held_bytes + self._taken_bytes >= self._config.buffered_bytes_max
         self._gate_shut = full or self._stopped is not None
         if was_shut and not self._gate_shut:
             self._room.notify_all()

@@ -319,6 +319,33 @@ def test_a_failure_is_raised_at_the_next_send_and_gives_the_records_back(
     assert stored(cluster, "t") == []
 
 
+def test_client_send_begins_anew_after_a_failure_was_told(cluster: FakeCluster, client: Client) -> None:
+    """A notebook goes on with its client; the error has what was not delivered."""
+    cluster.create("t", 1)
+    cluster.faults.append(refuse("too-large"))
+    client.send("t", b"refused", key=b"k")
+    with pytest.raises(ProduceFailed) as failed:
+        client.flush()
+    assert [(p, batch.column("value").to_pylist()) for p, batch in failed.value.undelivered] == [
+        (0, [b"refused"])
+    ]
+    client.send("t", b"later")
+    client.flush()
+    assert stored(cluster, "t") == [b"later"]
+
+
+def test_a_topic_that_is_deleted_is_reported_and_nothing_hangs(cluster: FakeCluster) -> None:
+    """When retries are over: until then an agent might only not know it yet."""
+    cluster.create("t", 1)
+    with Client(cluster.urls, ClientConfig(retry=RetryPolicy(total_ms=300))) as client:
+        producer = client.producer("t")
+        producer.append(b"a")
+        del cluster.topics["t"]
+        with pytest.raises(ProduceFailed, match="is not stored: unknown-topic"):
+            producer.append(b"b")
+        producer.abort()
+
+
 def test_leaving_by_an_exception_does_not_wait(cluster: FakeCluster, client: Client) -> None:
     """The user's own error comes through at once, whatever is in flight."""
     cluster.create("t", 1)
