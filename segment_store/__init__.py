@@ -19,6 +19,7 @@ from shoal.segment_store.errors import (
     OffsetOutOfRange,
     Overloaded,
     StoreError,
+    WrongLength,
     WrongSchema,
 )
 from shoal.segment_store.lock import DirectoryLock
@@ -45,6 +46,7 @@ __all__ = [
     "StoreError",
     "SyncFailed",
     "ThreadDisk",
+    "WrongLength",
     "WrongSchema",
     "open_disk",
 ]

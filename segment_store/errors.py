@@ -1,7 +1,8 @@
 """What can go wrong in the store, as types: whose fault, whether it happened, whether to retry.
 
 Faults only. A caller that breaks a rule of this package (a frame that does not continue the log) is met by
-`ChainBroken`, because its frames may come from the network; everything else that cannot happen is an assert.
+`ChainBroken` or `WrongLength`, because its frames may come from the network; everything else that cannot
+happen is an assert.
 """
 
 import errno
@@ -92,6 +93,11 @@ class WrongSchema(StoreError):
 class ChainBroken(StoreError):
     """Frames offered to append do not continue the log (index, offset or previous term). Nothing was
     written."""
+
+
+class WrongLength(StoreError):
+    """A frame offered to append is longer than any may be, or not as long as its own head and stamp say.
+    Nothing was written."""
 
 
 class Overloaded(StoreError):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Term, stamp_of
+from shoal.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Term, is_whole, stamp_of
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import (
@@ -25,6 +25,7 @@ from shoal.segment_store.errors import (
     OffsetOutOfRange,
     Overloaded,
     StoreError,
+    WrongLength,
     disk_fault,
 )
 from shoal.segment_store.index import Entry, IndexReleased
@@ -291,10 +292,10 @@ class PartitionLog:
         """Await it: returns once the frames are written and synced (written, with fsync off).
 
         The planned end advances in the call itself. Frames must continue the log; one flagged
-        FIRST_OF_SEGMENT starts a segment. Awaiting raises ChainBroken, Overloaded, LogClosed (nothing was
-        taken), DiskFull (the planned end went back: the same frames may be offered again), DiskFailed (for
-        ever). Calls are carried out in their order, all those queued while a write is under way by one
-        following write and sync.
+        FIRST_OF_SEGMENT starts a segment. Awaiting raises ChainBroken, WrongLength, Overloaded, LogClosed
+        (nothing was taken), DiskFull (the planned end went back: the same frames may be offered again),
+        DiskFailed (for ever). Calls are carried out in their order, all those queued while a write is under
+        way by one following write and sync.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -323,6 +324,10 @@ class PartitionLog:
                 problem = f"entry {stamp.index} has term {stamp.term} behind term {chain.previous_term}"
             if problem is not None:
                 raise ChainBroken(f"{self._files.directory}: {problem}")
+            if not is_whole(stamp, data):  # it would be there, and could not be read
+                raise WrongLength(
+                    f"{self._files.directory}: entry {stamp.index} cannot have {len(data)} bytes"
+                )
             offset = Offset(stamp.base_offset + stamp.record_count)
             chain = Chain(LogIndex(stamp.index + 1), offset, stamp.term, stamp.append_time_us)
             size += len(data)

@@ -70,6 +70,7 @@ __all__ = [
     "decode_stream",
     "encode_producer_table",
     "is_frame",
+    "is_whole",
     "message_from_batch",
     "parse_frame",
     "parse_stamp",
@@ -383,6 +384,11 @@ def parse_stamp(buffer: bytes | memoryview, position: int) -> tuple[Stamp, int]:
     stamp_position, total, fields = _read_stamp(buffer, position)
     assert stamp_position > position
     return _decode_stamp(fields), total
+
+
+def is_whole(stamp: Stamp, data: bytes | memoryview) -> bool:
+    """Whether a frame has as many bytes as its head and its stamp say, and no more than any may have."""
+    return len(data) == 8 + int.from_bytes(data[4:8], "little") + stamp.body_length <= MAX_FRAME_BYTES
 
 
 def stamp_of(frame: memoryview) -> Stamp:
