@@ -58,7 +58,9 @@ from tests.agent.harness import message
 from tests.agent.test_catalog import entry, folded
 
 IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
-SLOWEST_SECONDS = 0.5  # of CPU, of one decoding of a few kilobytes: more means that a hostile length was believed
+SLOWEST_SECONDS = (
+    0.5  # of CPU, of one decoding of a few kilobytes: more means that a hostile length was believed
+)
 CHAIN = Chain(LogIndex(1), Offset(0), Term(0))
 Heal = Callable[[bytearray], None]
 
