@@ -125,11 +125,11 @@ class Mender:
         if replica.failure is not None:
             return
         damaged = [
-            item.first_index
+            (item.first_index, item.last_index)
             for item in replica.damaged_ranges
             if item.costs_entries and item.first_index not in replica.quarantined
         ]
-        replica.core.damaged(min(damaged, default=None), self._host.clock.now_ms())
+        replica.core.damaged(damaged, self._host.clock.now_ms())
         self._host.schedule(replica)
 
     async def _mend_running(self, replica: Replica) -> None:

@@ -128,7 +128,7 @@ class Follower:
 
     def on_timeout_now(self, message: TimeoutNow, now_ms: int) -> None:
         """The leader hands over (thesis 3.10); not to a damaged log (safety 10)."""
-        if self._state.damaged_index is not None:
+        if self._state.damaged:
             return
         if self._state.is_voter and message.sender == self._state.leader:
             self._state.campaign(now_ms, transfer=True)

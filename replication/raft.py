@@ -392,17 +392,18 @@ class RaftCore:
         if progress is not None and progress.state is ProgressState.CATCH_UP:
             progress.probe(LogIndex(min(last_index, self._state.log.last_index) + 1), now_ms)
 
-    def damaged(self, first_index: LogIndex | None, now_ms: int) -> None:
-        """Bytes of the log do not verify, from this entry on as far as is known; None: everything does again.
+    def damaged(self, stretches: Sequence[tuple[LogIndex, LogIndex]], now_ms: int) -> None:
+        """Entries whose bytes do not verify, as far as is known: firsts and lasts; none: everything does
+        again.
 
         The replica then leads only if nobody else can, takes no leadership handed over, and neither
         acknowledges nor commits what it does not hold (safety 10). It votes as ever, by identity.
         """
         state = self._state
         state.now_ms = now_ms
-        if state.damaged_index == first_index:
+        if state.damaged == tuple(stretches):
             return
-        state.damaged_index = first_index
+        state.damaged = tuple(stretches)
         match state.behaviour:
             case Follower() as follower:
                 follower.restart_timer(now_ms)

@@ -72,7 +72,7 @@ class RaftState:
     configurations: ascending by index; the last is in force, though perhaps not committed (thesis 4.1). They
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
-    damaged_index: the first entry of the log whose bytes do not verify here (safety 10), None when all do.
+    damaged: firsts and lasts of the entries whose bytes do not verify here (safety 10).
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
     none.
     """
@@ -85,7 +85,7 @@ class RaftState:
         "commit_index",
         "config",
         "configurations",
-        "damaged_index",
+        "damaged",
         "election_count",
         "is_voter",
         "leader",
@@ -132,7 +132,7 @@ class RaftState:
         self.outbox = Outbox(hard_state, log.last_index)
         self.role = Role.FOLLOWER
         self.election_count = 0
-        self.damaged_index: LogIndex | None = None
+        self.damaged: tuple[tuple[LogIndex, LogIndex], ...] = ()
         self.violations = 0
         self.behaviour: Behaviour = self._make_follower(self, now_ms)
 
@@ -154,15 +154,16 @@ class RaftState:
         """Randomised in [t, 2t), so that split votes are rare (section 5.2). Whose log is damaged waits until
         another could have led, twice (safety 10)."""
         timeout_ms = self.config.election_timeout_ms
-        patience_ms = 0 if self.damaged_index is None else 2 * DAMAGED_PATIENCE * timeout_ms
+        patience_ms = 2 * DAMAGED_PATIENCE * timeout_ms if self.damaged else 0
         return patience_ms + timeout_ms + self.rng.randrange(timeout_ms)
 
     def promisable(self, index: LogIndex) -> LogIndex:
         """How much of the log up to `index` counts towards a commit. Damaged entries count as held where logs
         are compared, and where they were committed before they were damaged; here they do not."""
-        if self.damaged_index is None or self.damaged_index <= self.commit_index:
-            return index
-        return LogIndex(min(index, self.damaged_index - 1))
+        uncommitted = [
+            max(first, self.commit_index + 1) for first, last in self.damaged if last > self.commit_index
+        ]
+        return LogIndex(min([index, *(first - 1 for first in uncommitted)]))
 
     # The log
 

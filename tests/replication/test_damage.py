@@ -3,10 +3,16 @@ that they do not hold (safety 10)."""
 
 from __future__ import annotations
 
+import pytest
 from raft_group import Group, Role
 
 from shoal.batch import LogIndex
 from shoal.replication.messages import AppendReply, Vote
+
+
+def entry(index: int) -> list[tuple[LogIndex, LogIndex]]:
+    """One that does not verify."""
+    return [(LogIndex(index), LogIndex(index))]
 
 
 def test_a_damaged_follower_lets_the_others_campaign_first() -> None:
@@ -16,7 +22,7 @@ def test_a_damaged_follower_lets_the_others_campaign_first() -> None:
         group.cut = {2}
         for ordinal in (0, 1):
             group.cores[ordinal]._state.rng.seed(seed)
-        group.cores[0].damaged(LogIndex(5), group.now_ms)
+        group.cores[0].damaged(entry(5), group.now_ms)
         group.pass_time(4_000)
         assert group.leaders() == [1]
 
@@ -25,7 +31,7 @@ def test_a_damaged_log_leads_when_no_other_can() -> None:
     """The intact one's log is shorter: it cannot win, and what the damaged one holds may be committed."""
     group = Group(logs={0: [1] * 10, 1: [1] * 9, 2: [1] * 9})
     group.cut = {2}
-    group.cores[0].damaged(LogIndex(5), group.now_ms)
+    group.cores[0].damaged(entry(5), group.now_ms)
     group.pass_time(20_000)
     assert group.leaders() == [0]
 
@@ -33,7 +39,7 @@ def test_a_damaged_log_leads_when_no_other_can() -> None:
 def test_damaged_entries_count_as_held_in_a_vote() -> None:
     """Log comparison is by identity: a shorter log gets no vote from a longer, damaged one."""
     group = Group(logs={0: [1] * 10, 1: [1] * 9, 2: [1] * 9})
-    group.cores[0].damaged(LogIndex(5), group.now_ms)
+    group.cores[0].damaged(entry(5), group.now_ms)
     core, candidate = group.cores[0], group.cores[1]
     ask = Vote(candidate.replica_id, core.replica_id, core.term + 1, LogIndex(9), core.term)  # type: ignore[arg-type]
     core.step(ask, group.now_ms)
@@ -47,12 +53,12 @@ def test_leadership_is_not_handed_to_a_damaged_log() -> None:
     """TimeoutNow is not followed; the leader leads on when the time for the transfer is over."""
     group = Group()
     leader = group.elect(0)
-    group.cores[1].damaged(LogIndex(1), group.now_ms)
+    group.cores[1].damaged(entry(1), group.now_ms)
     leader.transfer_leadership(group.cores[1].replica_id, group.now_ms)
     group.pass_time(5_000)
     assert leader.role is Role.LEADER
     assert not leader.is_transferring
-    group.cores[1].damaged(None, group.now_ms)
+    group.cores[1].damaged((), group.now_ms)
     leader.transfer_leadership(group.cores[1].replica_id, group.now_ms)
     group.pass_time(2_000)
     assert group.leaders() == [1]
@@ -69,7 +75,7 @@ def test_a_follower_acknowledges_nothing_past_damage_that_is_not_committed() -> 
     group.cut = {1, 2}
     group.propose(0, 3)
     group.drain(0)
-    follower.damaged(LogIndex(committed + 2), group.now_ms)
+    follower.damaged(entry(committed + 2), group.now_ms)
     group.cut = {2}
     group.pass_time(1_000)
     assert follower.last_index == leader.last_index == committed + 3
@@ -79,7 +85,32 @@ def test_a_follower_acknowledges_nothing_past_damage_that_is_not_committed() -> 
         for message in group.sent
         if isinstance(message, AppendReply) and message.sender == follower.replica_id
     )
-    follower.damaged(None, group.now_ms)
+    follower.damaged((), group.now_ms)
+    group.pass_time(1_000)
+    assert leader.commit_index == committed + 3
+
+
+@pytest.mark.parametrize("stretches", [((1, 1), (2, 2)), ((1, 3),), ((2, 3), (1, 1))])
+def test_damage_in_what_is_committed_does_not_hide_damage_behind_it(
+    stretches: tuple[tuple[int, int], ...],
+) -> None:
+    """Two stretches, or one across the end of what is committed: an entry of which the only other copy does
+    not verify is not committed. Counted from the last committed entry."""
+    group = Group()
+    leader = group.elect(0)
+    group.propose(0, 3)
+    group.settle()
+    group.cut = {2}
+    follower, committed = group.cores[1], leader.commit_index
+    group.cut = {1, 2}
+    group.propose(0, 3)
+    group.drain(0)
+    places = [(LogIndex(committed - 1 + first), LogIndex(committed - 1 + last)) for first, last in stretches]
+    follower.damaged(places, group.now_ms)
+    group.cut = {2}
+    group.pass_time(1_000)
+    assert leader.commit_index == committed
+    follower.damaged((), group.now_ms)
     group.pass_time(1_000)
     assert leader.commit_index == committed + 3
 
@@ -91,11 +122,11 @@ def test_a_leader_does_not_count_its_own_damaged_copy() -> None:
     group.settle()
     committed = leader.commit_index
     group.cut = {2}
-    leader.damaged(LogIndex(committed + 1), group.now_ms)
+    leader.damaged(entry(committed + 1), group.now_ms)
     group.propose(0, 1)
     group.pass_time(600)
     assert leader.commit_index == committed
-    leader.damaged(None, group.now_ms)
+    leader.damaged((), group.now_ms)
     group.pass_time(600)
     assert leader.commit_index == committed + 1
 
@@ -107,8 +138,8 @@ def test_damage_in_what_is_committed_holds_nothing_up() -> None:
     group.propose(0, 3)
     group.settle()
     group.cut = {2}
-    leader.damaged(LogIndex(2), group.now_ms)
-    group.cores[1].damaged(LogIndex(3), group.now_ms)
+    leader.damaged(entry(2), group.now_ms)
+    group.cores[1].damaged(entry(3), group.now_ms)
     group.propose(0, 2)
     group.settle()
     assert leader.commit_index == leader.last_index
