@@ -78,11 +78,18 @@ class Offsets(Protocol):
     def high_watermark(self) -> int: ...
 
 
+class LogStart(Protocol):
+    """The part of a replica's status that counts here."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+
 class Groups(Protocol):
     """What the catalog needs of the host."""
 
     def has(self, group: GroupId) -> bool: ...
-    def start_offset(self, group: GroupId) -> int: ...
+    def status(self, group: GroupId) -> LogStart: ...
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
     def set_retention(self, group: GroupId, retention: Retention) -> None: ...
     async def open_group(
@@ -352,8 +359,7 @@ class CatalogService:
                 await _wait_or(self._news, FOLLOW_INTERVAL_MS)
 
     def _newest_peer(self) -> str | None:
-        lacks_trimmed = self.catalog.version < self._groups.start_offset(CATALOG_GROUP)
-        if self._catalog_leader() == self._agent_id and not lacks_trimmed:
+        if self._catalog_leader() == self._agent_id and not self._lacks_what_was_trimmed():
             return None  # nobody knows more, and whoever proposes here wants to know what came of it
         versions = self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):
@@ -366,6 +372,13 @@ class CatalogService:
             return None
         newest = max(newer.values())
         return self._rng.choice(sorted(peer for peer, version in newer.items() if version == newest))
+
+    def _lacks_what_was_trimmed(self) -> bool:
+        """The copy of the state that made it dispensable was lost."""
+        groups = self._groups
+        return (
+            groups.has(CATALOG_GROUP) and groups.status(CATALOG_GROUP).log_start_offset > self.catalog.version
+        )
 
     async def _pull(self, peer: str) -> bool:
         """True when the state has advanced."""

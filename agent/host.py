@@ -333,11 +333,6 @@ class Host:
             entry.trimmer.retention = retention
             entry.plan = replace(entry.plan, retention=retention)
 
-    def start_offset(self, group: GroupId) -> Offset:
-        """Of the first record that the log here still has; 0 where none is served."""
-        entry = self._groups.get(group)
-        return Offset(0) if entry is None else entry.replica.log.start_offset
-
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
         entry = self._groups.get(group)

@@ -86,8 +86,8 @@ class FakeGroups:
     def has(self, group: GroupId) -> bool:
         return group in self.opened
 
-    def start_offset(self, group: GroupId) -> int:
-        return self.start
+    def status(self, group: GroupId) -> Any:
+        return SimpleNamespace(log_start_offset=self.start)
 
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
         self.opened[group]["segment_bytes"] = segment_bytes

@@ -144,8 +144,8 @@ async def test_seeds_are_called_for_ever_and_by_name() -> None:
 async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelt name would otherwise look like patience. Not at once, since agents start one after the other;
-    once a while, not once a call; and no more when somebody else is there."""
+    """A misspelt name would otherwise look like patience. Not at once, since agents start one after the
+    other; once a while, not once a call; and no more when somebody else is there."""
     monkeypatch.setattr(module, "SEED_PATIENCE_S", 0.05)
     pool = Pool()
     async with meeting(pool, seeds=[("nohost", 7946)], remembered=[Peer("x", "10.0.0.2", 2)]):
