@@ -115,6 +115,8 @@ class FakeCluster:
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
+        self.slow_agents: dict[int, float] = {}  # how many seconds an agent takes for /livez
+        self.local_reads: dict[int, int] = {}  # answered by an agent that does not lead
         self.body_sizes: list[int] = []  # of appends, in bytes
         self.produce_delay_s = 0.0
         self.version = 1
@@ -203,6 +205,7 @@ class FakeAgent:
         self.id = f"{number:032x}"
         self.url = ""
         self.alive = False
+        self.refuses_local = False  # its replica is behind, or gone
         self.frozen = False  # takes connections and requests, and answers nothing: a stopped process
         self._runner: web.AppRunner | None = None
 
@@ -211,6 +214,7 @@ class FakeAgent:
         app.add_routes(
             [
                 web.get("/readyz", self._readyz),
+                web.get("/livez", self._livez),
                 web.get("/v1/agent", self._agent),
                 web.post("/v1/agent/join", self._join),
                 web.post("/v1/agent/leave", self._done),
@@ -264,6 +268,13 @@ class FakeAgent:
         if number >= len(topic.partitions):
             raise ShoalError("unknown-partition", f"{topic.name} has no partition {number}")
         log = topic.partitions[number]
+        if (
+            request.query.get("consistency") == "local"
+            and log.leader != self.number
+            and not self.refuses_local
+        ):
+            self.cluster.local_reads[self.number] = self.cluster.local_reads.get(self.number, 0) + 1
+            return topic, log
         if log.leader != self.number and request.query.get("forward") == "false":
             leader = self.cluster.agents[log.leader]
             raise ShoalError(
@@ -275,6 +286,10 @@ class FakeAgent:
         if not self.cluster.ready:
             raise ShoalError("not-ready", "the catalog is not there yet")
         return web.json_response({"ready": True})
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.cluster.slow_agents.get(self.number, 0.0))
+        return web.json_response({"live": True})
 
     async def _agent(self, request: web.Request) -> web.Response:
         settings = {"auto_create_topics": self.cluster.auto_create_topics}

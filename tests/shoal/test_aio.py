@@ -24,7 +24,7 @@ from shoal.aio import (
     Unreachable,
     batch_of,
 )
-from shoal.errors import ShoalError
+from shoal.errors import ERRORS, BufferFull, ShoalError
 from shoal.routing import hash_ranges, key_hash, partition_for
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=5_000), attempt_timeout_ms=1_000)
@@ -454,3 +454,86 @@ def test_importing_the_client_is_left_to_those_who_use_it() -> None:
     code = "import sys, shoal; sys.exit(any(name in sys.modules for name in ('aiohttp', 'pyarrow')))"
     root = pathlib.Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS))
+async def test_every_refusal_is_repeated_or_told_as_the_table_says(cluster: FakeCluster, code: str) -> None:
+    """Retriable or in doubt: asked again, and stored once. Neither: told at once, and nothing is stored. What
+    an agent might only not know yet counts as the former."""
+    cluster.create("t", 1)
+    cluster.faults.append(refuse(code))
+    row = ERRORS[code]
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        await client.send("t", b"a")
+        if row.retriable or not row.definite or code in ("unknown-topic", "unknown-partition"):
+            await client.flush()
+            assert client.retries >= 1
+            assert stored(cluster, "t") == [b"a"]
+            return
+        with pytest.raises(ProduceFailed, match=f"is not stored: {code}") as failed:
+            await client.flush()
+    assert (failed.value.cause_code, failed.value.definite, client.retries) == (code, True, 0)
+    assert stored(cluster, "t") == []
+
+
+async def test_single_records_of_many_tasks_share_batches_and_deliveries(cluster: FakeCluster) -> None:
+    """Three hundred records become few requests; each delivery can be awaited."""
+    cluster.create("t", 1)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t") as producer:
+        deliveries = await asyncio.gather(*(producer.send(value) for value in numbered(300)))
+        appended = await deliveries[0]
+        assert len(set(deliveries)) == 1
+        assert [tuple(part) for part in appended] == [(0, 0, 300)]
+        assert deliveries[0].place(17) == (0, 17)
+        assert producer.statistics.requests == 1
+    assert stored(cluster, "t") == numbered(300)
+
+
+async def test_a_full_buffer_is_said_after_its_time(cluster: FakeCluster) -> None:
+    """An awaiting sender gives up, the record is not taken, and the loop was free meanwhile."""
+    cluster.create("t", 1)
+    cluster.produce_delay_s = 0.3
+    config = BatchingConfig(linger_ms=0, batch_rows_max=5, batch_bytes_max=1_000, buffered_bytes_max=1_000)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.producer("t", batching=config) as producer:
+        sent = 0
+
+        async def send_on() -> None:
+            nonlocal sent
+            while sent < 1_000:
+                await producer.send(b"x" * 100, timeout_seconds=0.02)
+                sent += 1
+
+        with pytest.raises(BufferFull, match="nothing was taken"):
+            await send_on()
+    assert 0 < sent < 100
+    assert stored(cluster, "t") == [b"x" * 100] * sent
+
+
+async def test_a_consumer_goes_on_where_another_way_of_reading_stopped(cluster: FakeCluster) -> None:
+    """Records one by one, then the rest of the chunk as Arrow: nothing twice, nothing skipped."""
+    await fill(cluster, "t", 1, 40)
+    async with AsyncClient(cluster.urls, QUICK) as client, client.consumer("t") as consumer:
+        values = [(await anext(consumer)).value for _ in range(10)]
+        assert consumer.positions() == {0: 10}
+        async for batch in consumer.batches():
+            values += batch.column("value").to_pylist()
+        assert values == numbered(40)
+        assert consumer.at_end
+        assert await consumer.poll() is None
+        with pytest.raises(StopAsyncIteration):
+            await anext(consumer)
+
+
+async def test_a_near_replica_is_read_and_the_leader_when_it_fails(cluster: FakeCluster) -> None:
+    """With `nearest` a follower answers with consistency=local; one that refuses is left for the leader."""
+    await fill(cluster, "t", 1, 40)
+    cluster.topics["t"].partitions[0].leader = 2
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        cluster.slow_agents[2] = cluster.slow_agents[1] = 0.05
+        async with client.consumer("t", nearest=True) as consumer:
+            assert [record.value async for record in consumer] == numbered(40)
+        assert cluster.local_reads == {0: 1}
+        cluster.agents[0].refuses_local = True
+        async with client.consumer("t", nearest=True) as consumer:
+            assert [record.value async for record in consumer] == numbered(40)
+        assert cluster.local_reads == {0: 1}
