@@ -27,6 +27,7 @@ import environment
 import terminal
 from campaign_rounds import ROUNDS, search_store
 from campaign_serf import serf
+from campaign_spark import spark
 
 RECORD = environment.ROOT / "docs" / "campaigns.md"
 HEAD = """# Campaigns
@@ -133,7 +134,7 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.next_seed += campaign.CHAOS_PER_SHARE
 
 
-CAMPAIGNS = ("membership", "serf", *sorted(ROUNDS), "simulation", "nemesis")
+CAMPAIGNS = ("membership", "serf", "spark", *sorted(ROUNDS), "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -180,6 +181,7 @@ def main() -> int:
     logging.disable(logging.ERROR)  # failing disks are what this is about
     root = pathlib.Path(environment.ROOT)
     sys.path[:0] = [str(root), str(root / "tests" / "segment_store"), str(root / "tests" / "agent")]
+    sys.path[:0] = [str(root / "tests" / "cluster"), str(root / "tests" / "spark")]
     what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
@@ -189,7 +191,7 @@ def main() -> int:
     if options.what == "nemesis":
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
-        works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf}
+        works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf, "spark": spark}
         works["simulation"] = partial(simulation, jobs=options.jobs)
         works |= {name: partial(search_store, work) for name, work in ROUNDS.items()}
         works[options.what](outcome, deadline, bar, started)

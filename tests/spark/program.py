@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -75,6 +76,39 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
     }
 
 
+def failed(work: Callable[[], Any]) -> str:
+    """What Spark says."""
+    try:
+        work()
+    except PySparkException as error:
+        return str(error)
+    return "no failure"
+
+
+def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str, Any]:
+    """A write, the same once more, a stream from topic to topic, and what is refused before a job."""
+    rows = spark.range(500).selectExpr("cast(id AS string) AS key", "concat('value ', id) AS value")
+
+    def save(frame: DataFrame, mode: str = "append", **options: Any) -> None:
+        chosen = {"agent": agents, "topic": "written", **options}
+        frame.write.format("shoal").options(**chosen).mode(mode).save()
+
+    save(rows, txnId="load-1")
+    save(rows, txnId="load-1")
+    frame = spark.readStream.format("shoal").option("agent", agents).option("subscribe", "flights")
+    stream = frame.option("startingOffsets", "earliest").load().select("key", "value")
+    writer = stream.writeStream.format("shoal").option("agent", agents).option("topic", "copied")
+    query = writer.option("checkpointLocation", f"{directory}/copy").trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    return {
+        "no_value": failed(lambda: save(spark.range(3))),
+        "unknown_topic": failed(lambda: save(rows, topic="writen")),
+        "overwrite": failed(lambda: save(rows, mode="overwrite")),
+        "default_mode": failed(lambda: save(rows, mode="errorifexists")),
+        "misspelt": failed(lambda: save(rows, txnid2="x")),
+    }
+
+
 def main() -> None:
     """Every kind of query once."""
     spark = session()
@@ -127,6 +161,10 @@ def main() -> None:
         spark.read.format("shoal").schema("value string").option("subscribe", "flights").load().count()
     except PySparkException as error:
         results["own_schema"] = str(error)
+    results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    pushed = load(pushdown=True).where("partition = 1 and offset >= 12")
+    results["pushed"] = [pushed.count(), pushed.rdd.getNumPartitions()]
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     register(spark)
     results["registered"] = load().count()

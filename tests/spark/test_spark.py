@@ -16,10 +16,27 @@ from shoal import java
 Cluster: TypeAlias = Any  # conftest's
 
 
+def check_written(cluster: Cluster, said: dict[str, str]) -> None:
+    """Each record once, though it was all written twice; the stream copied a topic; errors in one line."""
+    stored = {
+        topic: sum(log.high_watermark for log in cluster.topics[topic].values()) for topic in cluster.topics
+    }
+    assert stored["written"] == 500
+    assert stored["copied"] == 40
+    assert {epoch for _, _, epoch, _, _ in cluster.writes} == {0}
+    assert "there is no column value; make one" in said["no_value"]
+    assert "unknown topic 'writen': make it first" in said["unknown_topic"]
+    assert 'use .mode("append")' in said["overwrite"]
+    assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in said["default_mode"]
+    assert "did you mean txnId?" in said["misspelt"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(360)  # 20 s on two idle cores, of which most is Spark's start
 def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """Counts, ranges, headers, splitting, an empty range, and the errors' first words, in one session."""
+    cluster.fill("written", (), ())
+    cluster.fill("copied", ())
     environment = {
         **os.environ,
         "JAVA_HOME": str(java.find(tmp_path / "java")),
@@ -55,6 +72,8 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     assert "leave out .schema(...)" in results["own_schema"]
     assert results["registered"] == 40
     assert "no agent answers" in results["no_agent"]
+    assert results["pushed"] == [18, 1]
+    check_written(cluster, results["written"])
     stream = results["stream"]
     assert stream["batches"] == [12, 12, 12, 4]
     assert stream["records"] == [[0, n] for n in range(10)] + [[1, n] for n in range(30)]
