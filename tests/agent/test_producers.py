@@ -74,6 +74,16 @@ def test_only_the_last_sequences_are_kept() -> None:
         table.check(ProducerStamp(A, 0, 7 - SEQUENCES_KEPT))
 
 
+def test_a_gap_tells_the_last_sequence() -> None:
+    """Who sends one only after the one before was acknowledged knows that all up to there are stored."""
+    table = ProducerTable()
+    fill(table, *(ProducerStamp(A, 3, number) for number in range(9)))
+    for sequence in (0, 10):
+        with pytest.raises(ShoalError, match="sequence-gap") as refused:
+            table.check(ProducerStamp(A, 3, sequence))
+        assert refused.value.extra["last_sequence"] == 8
+
+
 def test_the_table_is_bounded_and_forgets_the_longest_silent() -> None:
     """The producer that appended longest ago goes first, whatever its place at first."""
     table = ProducerTable(max_producers=2)

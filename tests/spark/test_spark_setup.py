@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -13,12 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import DataSourceReader, EqualTo, In, IsNotNull, LessThan
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    In,
+    IsNotNull,
+    LessThan,
+)
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from shoal import java, spark_setup
 from shoal.agent.cli.main import main
 from shoal.routing import key_hash
-from shoal.spark import ShoalDataSource
+from shoal.spark import ShoalDataSource, ShoalStreamReader
 from shoal.spark_options import SourceError
 from shoal.spark_plan import Narrowing
 
@@ -131,6 +140,19 @@ def test_a_wheel_as_py_file_is_refused() -> None:
             spark_setup.check_session(wrong)
     with pytest.raises(SourceError, match="is no program"):
         spark_setup.check_session(session([], python="/no/such/python"))
+
+
+def test_commit_and_stop_are_not_relied_on() -> None:
+    """Spark never commits a query's last micro-batch, and kills the reader before it would stop it: whatever
+    was done there would often not be done. Readers are pickled: no connection goes with them."""
+    assert ShoalStreamReader.commit is DataSourceStreamReader.commit
+    assert ShoalStreamReader.stop is DataSourceStreamReader.stop
+    source = ShoalDataSource({"subscribe": "t", "maxOffsetsPerTrigger": "5"})
+    reader = source.streamReader(schema=source.schema())
+    assert reader._planner.agents == ("http://127.0.0.1:7070",)  # as in the process that plans
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy._planner_or_none is None
+    assert copy.getDefaultReadLimit() == ReadMaxRows(5)
 
 
 def test_methods_are_called_by_keyword() -> None:
