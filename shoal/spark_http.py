@@ -114,11 +114,14 @@ class ConnectionPool:
         """GET several (base, path) at once; what has been answered when the first answer is there, by its
         number. The others are given up. Empty when nothing came in time."""
         waiting: dict[int, http.client.HTTPConnection] = {}
+        kept: set[int] = set()
         try:
             done: list[tuple[int, Answer | MovedError]] = []
             for number, (base, path) in enumerate(requests):
-                connection = _open(base)
-                waiting[number] = connection
+                connection = self._take(base)
+                if connection is not None:
+                    kept.add(number)
+                waiting[number] = connection = connection or _open(base)
                 try:
                     connection.request("GET", path, headers={"Accept": JSON_MEDIA_TYPE})
                 except (OSError, http.client.HTTPException) as error:
@@ -127,7 +130,7 @@ class ConnectionPool:
                 sockets = {connection.sock: number for number, connection in waiting.items()}
                 readable = select.select(list(sockets), (), (), seconds)[0]
                 done = [
-                    (number, self._answer_of(requests[number][0], waiting.pop(number)))
+                    (number, self._answer_of(requests[number], waiting.pop(number), number in kept))
                     for number in sorted(sockets[ready] for ready in readable)
                 ]
             return done
@@ -135,15 +138,22 @@ class ConnectionPool:
             for connection in waiting.values():
                 connection.close()
 
-    def _answer_of(self, base: str, connection: http.client.HTTPConnection) -> Answer | MovedError:
+    def _answer_of(
+        self, asked: tuple[str, str], connection: http.client.HTTPConnection, kept: bool
+    ) -> Answer | MovedError:
+        """The answer that has begun to arrive; an old connection that turns out to be closed is replaced."""
+        base, path = asked
         try:
-            response = connection.getresponse()
+            try:
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if not kept:
+                    raise MovedError(f"{base}: {error or type(error).__name__}") from error
+                return self.request(base, "GET", path, {"Accept": JSON_MEDIA_TYPE})
             return self._finish(base, connection, response, DOCUMENT_BYTES_MAX)
         except MovedError as error:
             return error
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            return MovedError(f"{base}: {error or type(error).__name__}")
 
     def _finish(
         self,

@@ -12,7 +12,7 @@ came, and goes on from there. An older micro-batch that still runs somewhere is 
 What a chunk holds must be the same when the task is repeated. A task that brings no more than CHUNK_BYTES to
 a partition sends one chunk, so the order of its rows does not matter. Larger ones have to bring their rows in
 the same order, as all plans do that have no shuffle or a sort; repeated chunks are compared with what is
-stored, and a difference is an error, not a loss.
+stored (the last five, whose places agents remember), and a difference is an error, not a loss.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
+from shoal.spark_http import POOL
 from shoal.spark_options import Mode, SourceError, parse_source_options
 from shoal.spark_plan import PartitionState, limit_ends, stream_ends, stream_ranges
 from shoal.spark_stream import StreamPlanner
@@ -122,6 +123,22 @@ def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
     assert [path.partition("&")[0] for path in cluster.requests] == [
         "/v1/topics/flights/offsets?after=0:10,1:30,2:0"
     ]
+
+
+def test_waiting_uses_the_same_connection_again(cluster: Cluster) -> None:
+    """Also one that the agent has closed meanwhile: the wait is asked for anew."""
+    stream = planner(cluster, idleWaitMs=50)
+    start = stream.initial_offset()
+    stream.latest_offset(start, None)
+    kept = [id(idle.connection) for idle in POOL._idle]
+    stream.latest_offset(start, None)
+    assert [id(idle.connection) for idle in POOL._idle] == kept
+    for idle in POOL._idle:
+        idle.connection.sock.shutdown(2)
+    cluster.requests.clear()
+    cluster.topics["flights"][2].append(2, 5)
+    assert stream.latest_offset(start, None) == {"flights": {"0": 10, "1": 30, "2": 5}}
+    assert [path.partition("?")[0] for path in cluster.requests] == ["/v1/topics/flights/offsets"]
 
 
 def test_several_topics_are_waited_for_at_once(cluster: Cluster) -> None:
