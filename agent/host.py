@@ -476,8 +476,7 @@ class Host:
         """Drop the segments that lie wholly before the offset, and that every replica holds, on all replicas;
         where the log then starts. Raises ShoalError as propose_control, and beyond-end."""
         entry = self._for_append(group)
-        control = entry.trimmer.control_for(before)
-        if control is not None:
+        if (control := entry.trimmer.control_for(before)) is not None:
             await self.propose_control(group, Kind.TRIM, control, timeout_ms)
         return entry.replica.log.start_offset
 
@@ -509,9 +508,8 @@ class Host:
 
     def transfer(self, group: GroupId, to: ReplicaId | None) -> None:
         """Hand one leadership over. Raises NotLeader, InvalidChange."""
-        replica = self.replica(group)
-        replica.core.transfer_leadership(to, self.clock.now_ms())
-        self.schedule(replica)
+        self.replica(group).core.transfer_leadership(to, self.clock.now_ms())
+        self.schedule(self.replica(group))
 
     # Tasks beside the turns
 
