@@ -211,7 +211,8 @@ async def recover(files: SegmentFiles) -> Recovered:
         await opening.take(name, names[place + 1] if place + 1 < len(names) else None)
     for orphan in orphans:
         opening.notes.append(f"removed {orphan}, left by an interrupted change")
-        await files.disk.unlink(files.path(orphan))
+        if await files.disk.exists(files.path(orphan)):  # no longer where that index was written again above
+            await files.disk.unlink(files.path(orphan))
     if orphans:
         await files.disk.sync_directory(files.directory)
     for note in opening.notes:

@@ -63,11 +63,20 @@ async def _ragged_index(disk: MemoryDisk) -> None:
     disk.damage(INDEX, HEADER_BYTES + 5)
 
 
+async def _half_replaced_index(disk: MemoryDisk) -> None:
+    """As after a power failure while a bad one was being replaced."""
+    await _ragged_index(disk)
+    await (await disk.open(f"{INDEX}.tmp", create=True)).close()
+
+
 async def _empty_index(disk: MemoryDisk) -> None:
     del disk._names[INDEX].content[:]
 
 
-@pytest.mark.parametrize("harm", [_remove_index, _shorten_index, _flip_index, _ragged_index, _empty_index])
+@pytest.mark.parametrize(
+    "harm",
+    [_remove_index, _shorten_index, _flip_index, _ragged_index, _half_replaced_index, _empty_index],
+)
 async def test_a_bad_index_file_is_rebuilt(harm: Callable[..., object]) -> None:
     """Missing, short, corrupt, empty: found again by reading, written again, and good at the next opening."""
     disk = MemoryDisk()
