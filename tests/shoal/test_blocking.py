@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -403,6 +405,15 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(cluster: FakeClus
     assert os.waitstatus_to_exitcode(status) == len(uses)
     producer.append(b"parent")
     assert stored(cluster, "t") == [b"parent"]
+
+
+def test_a_script_that_ends_without_closing_loses_nothing(cluster: FakeCluster) -> None:
+    """Open clients flush at the interpreter's end, silently."""
+    cluster.create("t", 1)
+    script = f"import shoal; client = shoal.Client({cluster.urls[0]!r}); client.send('t', b'last words')"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert stored(cluster, "t") == [b"last words"]
 
 
 def test_objects_show_what_they_are(cluster: FakeCluster, client: Client) -> None:
