@@ -89,6 +89,7 @@ EXIT_USAGE = 2
 CLOSE_TIMEOUT_S = 8.0  # HTTP lets handlers finish for five seconds; the rest is quick
 CLOSE_AT_ONCE_S = 1.0  # after a second signal: what closes by itself may, the rest dies with the process
 UNREADY_SAID_MS = 5_000  # long against an election; whoever waits at the log should learn what for
+SPARE_DELAY_MS = 5  # several small appends in a row, and nothing beside an election
 READY_POLL_MS = 100  # some of what readiness depends on is not announced by the watch
 
 logger = logging.getLogger("shoal.agent")
@@ -583,6 +584,7 @@ class Agent:
                 election_timeout_ms=self.config.election_timeout_ms,
                 quiet_after_ms=self.config.election_timeout_ms,
                 sync_stall_ms=2 * self.config.election_timeout_ms,
+                spare_delay_ms=min(SPARE_DELAY_MS, self.config.heartbeat_interval_ms),
             ),
             log_config=LogConfig(),
             on_change=on_change,

@@ -31,6 +31,8 @@ class RaftConfig:
     retry_after_ms: an append without any progress for so long is sent again.
     commit_notice_ms: an advanced commit index reaches followers within this time even when no entry follows;
         0 tells them at once, at the price of one more message per commit.
+    spare_delay_ms: how long followers that no majority needs may wait for new entries (spares.py); 0 sends
+        everything to everybody at once. A leader whose prompt followers fail is slower by as much, once.
     quiet_after_ms: idle time after which a group stops its heartbeats (safety 25); None never. The shortest
         that is allowed: whatever wakes a thousand groups at once wakes them for so long, and each heartbeat
         of each group is work for both sides.
@@ -47,6 +49,7 @@ class RaftConfig:
     max_pending_reads: int = 4096
     retry_after_ms: int = 300
     commit_notice_ms: int = 10
+    spare_delay_ms: int = 0
     quiet_after_ms: int | None = 600
     sync_stall_ms: int | None = 1200
     check_quorum: bool = True
@@ -80,6 +83,10 @@ class RaftConfig:
             (
                 0 <= self.commit_notice_ms <= self.heartbeat_interval_ms,
                 "heartbeats carry the commit index anyway",
+            ),
+            (
+                0 <= self.spare_delay_ms <= self.heartbeat_interval_ms,
+                "a follower that is spared is behind for less than a heartbeat",
             ),
             (
                 self.quiet_after_ms is None or self.quiet_after_ms >= self.election_timeout_ms,

@@ -13,6 +13,7 @@ from shoal.replication.progress import Progress
 from shoal.replication.quorum import has_majority, majority_value
 from shoal.replication.reads import ReadQueue
 from shoal.replication.requests import entries_request, heartbeat_request
+from shoal.replication.spares import Spares
 from shoal.replication.transfer import Transfer
 from shoal.replication.transitions import RaftState
 
@@ -28,6 +29,7 @@ class Leader:
         "_heartbeat_due",
         "_notice_deadline_ms",
         "_notice_due",
+        "_send_to_all",
         "_state",
         "active_ms",
         "heartbeat_deadline_ms",
@@ -36,6 +38,7 @@ class Leader:
         "quieting",
         "quorum_deadline_ms",
         "reads",
+        "spares",
         "term_start",
         "transfer",
     )
@@ -46,6 +49,7 @@ class Leader:
         self.term_start = LogIndex(state.log.last_index + 1)
         self.transfer: Transfer | None = None
         self.reads = ReadQueue(state.config.max_pending_reads)
+        self.spares = Spares(state.config)
         self.quiet = False
         self.quieting = False
         self.active_ms = now_ms
@@ -54,6 +58,7 @@ class Leader:
         self._heartbeat_due = False
         self._notice_due = False
         self._notice_deadline_ms: int | None = None
+        self._send_to_all = False  # also to those who were spared
 
     def begin(self, now_ms: int) -> None:
         """Open the term with an entry of one's own, and tell everybody at once."""
@@ -73,6 +78,8 @@ class Leader:
             deadline_ms = min(deadline_ms, self.quorum_deadline_ms)
         if self._notice_deadline_ms is not None:
             deadline_ms = min(deadline_ms, self._notice_deadline_ms)
+        if self.spares.deadline_ms is not None:
+            deadline_ms = min(deadline_ms, self.spares.deadline_ms)
         return deadline_ms if self.transfer is None else min(deadline_ms, self.transfer.deadline_ms)
 
     def wake(self, now_ms: int) -> None:
@@ -89,6 +96,9 @@ class Leader:
         if self._notice_deadline_ms is not None and now_ms >= self._notice_deadline_ms:
             self._notice_deadline_ms = None
             self._notice_due = True
+        if self.spares.deadline_ms is not None and now_ms >= self.spares.deadline_ms:
+            self.spares.time_is_up(self._state.commit_index, now_ms)
+            self._send_to_all = True
         if now_ms >= self.heartbeat_deadline_ms:
             self._tick(now_ms)
 
@@ -169,6 +179,7 @@ class Leader:
         """Keep one progress per other replica; a new one is tried from the end of the log."""
         state = self._state
         others = {item.id for item in state.configuration.replicas} - {state.replica_id}
+        self.spares.spare_nobody()  # a majority may be another one now
         for gone in self.progress.keys() - others:
             del self.progress[gone]
         for added in sorted(others - self.progress.keys()):
@@ -190,8 +201,14 @@ class Leader:
             self._confirm_reads()
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
         notice, self._notice_due = self._notice_due, False
+        last_index = self._state.log.last_index
+        # A quiet leader has no timer for those who were spared.
+        to_all = self._send_to_all or self.quiet or self.transfer is not None
+        self._send_to_all = False
         for receiver, progress in self.progress.items():
-            if progress.next_index <= self._state.log.last_index:
+            if progress.next_index <= last_index and (
+                to_all or not self.spares.may_wait(receiver, progress, last_index, now_ms)
+            ):
                 self._send_entries(receiver, progress, now_ms)
             # The heartbeat goes beside the entries, which may be waiting in a slower queue (safety 24).
             if heartbeat or (notice and self._could_know_more(progress)):
@@ -240,9 +257,12 @@ class Leader:
                 self._notice_commit_soon(now_ms)
         if state.behaviour is not self:
             return  # the commit removed this leader
-        self._confirm_reads()
-        self._continue_transfer(now_ms)
-        self._become_quiet_if_agreed(now_ms)
+        if self.reads.is_waiting:
+            self._confirm_reads()
+        if self.transfer is not None:
+            self._continue_transfer(now_ms)
+        if self.quieting:
+            self._become_quiet_if_agreed(now_ms)
 
     def advance_commit(self, now_ms: int) -> None:
         """Commit what a majority has on disk, the leader's own synced copy counting like any other, and only
@@ -253,6 +273,8 @@ class Leader:
             return
         assert state.log.term_at(index) == state.term
         self.reads.term_committed(state.commit_index)
+        if self.spares.prompt is None:
+            self.spares.committed(state.commit_index, state.configuration.voters, self.progress, now_ms)
         self._notice_commit_soon(now_ms)
         if not state.is_voter:
             self._leave_when_removed(now_ms)
@@ -402,6 +424,7 @@ class Leader:
         if progress is None or progress.silent:
             return
         self.rouse(now_ms)
+        self.spares.spare_nobody()
         progress.silent = True
 
     def check_invariants(self) -> None:
@@ -418,3 +441,4 @@ class Leader:
         for progress in self.progress.values():
             progress.check_invariants(state.config, state.log.last_index)
         assert not self.quiet or state.commit_index == state.log.last_index
+        assert self.spares.prompt is None or self.spares.prompt <= self.progress.keys()

@@ -218,7 +218,7 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
 
 
 MUTANTS = (
-    Mutant(ack_before_sync, LOSS, first_seed=4, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
+    Mutant(ack_before_sync, LOSS, first_seed=14, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
@@ -231,13 +231,13 @@ MUTANTS = (
     Mutant(
         forget_the_vote,
         ("OneVotePerTerm", "ElectionSafety"),
-        first_seed=3,
+        first_seed=4,
         knobs=_only("kill_one", "kill_leader", **ELECTIONS),
     ),
     Mutant(
         no_dedupe_after_a_checkpoint,
         ("History",),
-        first_seed=7,
+        first_seed=12,
         knobs=BUSY | {"kills": True, "segment_bytes": 16_384, "padding": 100},
     ),
     Mutant(no_dedupe, ("History",), knobs=_only("kill_leader", "cut_leader", "mute_leader")),

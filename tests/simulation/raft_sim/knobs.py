@@ -89,9 +89,15 @@ class Knobs:
             max_inflight_appends=self.max_inflight_appends,
             max_inflight_entries=max(self.max_entries_per_append, 8 * self.max_inflight_appends),
             commit_notice_ms=self.commit_notice_ms,
+            spare_delay_ms=self.spare_delay_ms,
             quiet_after_ms=self.quiet_after_ms,
             pre_vote=self.pre_vote,
         )
+
+    @property
+    def spare_delay_ms(self) -> int:
+        """From the other knobs, so that seeds keep what they were known for otherwise."""
+        return random.Random(str(self)).choice((0, 5, 50))
 
     def __str__(self) -> str:
         return " ".join(f"{item.name}={getattr(self, item.name)}" for item in fields(self))
