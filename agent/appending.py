@@ -88,6 +88,7 @@ class Appender:
     def append_records(
         self,
         columns: RecordColumns,
+        size_bytes: int,
         *,
         producer: ProducerStamp | None,
         consecutive: bool,
@@ -95,10 +96,11 @@ class Appender:
         deadline_ms: int,
         answer: Answer,
     ) -> None:
-        """Queue records for the next gathered batch. Raises ShoalError when they were not queued."""
-        assert len(columns)
+        """Queue records of that size for the next gathered batch. Raises ShoalError when they were not
+        queued."""
+        assert columns.values
         self._replica.require_leader()
-        size = SUBMISSION_OVERHEAD_BYTES + columns.size_bytes
+        size = SUBMISSION_OVERHEAD_BYTES + size_bytes
         self._gathering.add(Submission(columns, size, producer, consecutive, acks, deadline_ms, answer))
         self._replica.host.schedule(self._replica)
 
@@ -123,9 +125,13 @@ class Appender:
 
     def _flush(self, now_ms: int) -> None:
         queue = self._gathering
-        for item in queue.expired(now_ms):
-            if not item.answer.done():
-                item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
+        deadline_ms = queue.deadline_ms
+        if deadline_ms is None:
+            return  # nothing waits
+        if deadline_ms <= now_ms:
+            for item in queue.expired(now_ms):
+                if not item.answer.done():
+                    item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
         while len(queue) and (not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES):
             submissions = queue.take()
             fresh = [item for item in submissions if self._is_fresh(item)]
@@ -166,7 +172,7 @@ class Appender:
         base = frame.stamp.base_offset
         index = frame.stamp.index
         for item, first_row in zip(fresh, gathered.first_rows, strict=True):
-            result = Appended(Offset(base + first_row), len(item.columns))
+            result = Appended(Offset(base + first_row), len(item.columns.values))
             self._wait(index, result, item.acks, item.deadline_ms, item.answer)
 
     def _propose_one_by_one(self, fresh: list[Submission], error: Exception) -> None:

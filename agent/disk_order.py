@@ -29,7 +29,7 @@ class _Item:
         self.ready = ready
         self.frames = frames
         self.done = False
-        self.size_bytes = sum(len(frame.data) for frame in frames)
+        self.size_bytes = sum([len(frame.data) for frame in frames]) if frames else 0
 
 
 class DiskOrder:
@@ -66,6 +66,9 @@ class DiskOrder:
     def submit(self, ready: Ready, frames: list[Frame]) -> None:
         """Carry out the disk part of `ready`; on_durable(ready) follows, perhaps before this returns."""
         if self._stopped:
+            return
+        if not frames and not self._items and not ready.must_sync:
+            self._on_durable(ready)  # nothing to do, and nothing before it
             return
         item = _Item(ready, frames)
         self._items.append(item)

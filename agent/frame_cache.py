@@ -61,12 +61,12 @@ class FrameCache:
 
     def settle(self, index: LogIndex) -> None:
         """Everything up to `index` is committed and written: it may be dropped, the oldest first."""
-        frames = self._frames
-        while self._settled_to < index:
-            frame = frames.get(LogIndex(self._settled_to + 1))
+        frames, settled_to = self._frames, self._settled_to
+        while settled_to < index:
+            frame = frames.get(LogIndex(settled_to + 1))
             if frame is None:
                 break
-            self._settled_to = frame.stamp.index
+            self._settled_to = settled_to = frame.stamp.index
             self._settled_bytes += len(frame.data)
         while self._settled_bytes > self._max_settled_bytes and self._first <= self._settled_to:
             self._settled_bytes -= len(frames.pop(self._first).data)

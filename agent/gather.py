@@ -71,6 +71,9 @@ class GatherQueue:
 
     def take(self) -> list[Submission]:
         """The submissions of the next batch: at least one if any waits."""
+        if len(self._queue) == 1:
+            self.size_bytes, self.deadline_ms = 0, None
+            return [self._queue.popleft()]
         taken: list[Submission] = []
         held_back: list[Submission] = []
         producers: set[bytes] = set()
@@ -79,7 +82,7 @@ class GatherQueue:
         while queue:
             submission = queue[0]
             over = (
-                rows + len(submission.columns) > MAX_BATCH_ROWS
+                rows + len(submission.columns.values) > MAX_BATCH_ROWS
                 or size + submission.size_bytes > MAX_BATCH_BYTES
             )
             if taken and (over or len(taken) >= MAX_SUBMISSIONS):
@@ -92,7 +95,7 @@ class GatherQueue:
             if producer is not None:
                 producers.add(producer.producer_id)
             taken.append(submission)
-            rows += len(submission.columns)
+            rows += len(submission.columns.values)
             size += submission.size_bytes
         queue.extendleft(reversed(held_back))
         self.size_bytes -= size
@@ -121,7 +124,7 @@ def merge(submissions: list[Submission]) -> GatheredBatch:
     """Lay the records of all submissions behind one another; one alone is its own batch."""
     if len(submissions) == 1:
         alone = submissions[0]
-        count = len(alone.columns)
+        count = len(alone.columns.values)
         own = [] if alone.producer is None else [GatheredRange(alone.producer, 0, count)]
         return GatheredBatch(alone.columns, [0], own)
     columns = RecordColumns()

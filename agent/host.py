@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from shoal.agent.installing import INSTALL_FAULTS, Installer
 from shoal.agent.links import Links
 from shoal.agent.mending import Mender
 from shoal.agent.opening import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
+from shoal.agent.outbox import Outbox
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.peer_wire import (
@@ -34,7 +34,6 @@ from shoal.agent.peer_wire import (
     Piece,
     decode_append,
     decode_group_messages,
-    encode_group_messages,
 )
 from shoal.agent.reading import Fetch, Offsets, Reader
 from shoal.agent.recovering import Recovery
@@ -52,6 +51,7 @@ from shoal.records import RecordColumns
 from shoal.replication.config import RaftConfig
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.messages import Message as RaftMessage
 from shoal.replication.messages import decode
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.damage import merge, range_of
@@ -119,15 +119,16 @@ class Host:
         """Of those, the ones whose log says too little of itself to be mended."""
         self._opening: set[GroupId] = set()
         self._reopening: dict[GroupId, asyncio.Future[None]] = {}
-        self._turns = Turns(clock, self._flush_outbox)
-        disk.after_completions = self._turns.serve_now
-        self._outbox: dict[str, list[tuple[GroupId, bytes]]] = {}
+        self._outbox = Outbox(links)
+        self.turns = Turns(clock, self._outbox.flush)
+        disk.before_completions, disk.after_completions = self.turns.hold, self.turns.serve_now
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._appends = self._dropped = 0
         self._free_bytes = 2**63
         links.handle(FrameType.GROUPS, self._on_group_messages)
         links.handle(FrameType.APPEND, self._on_append_frame)
+        links.on_input, links.on_input_over = self.turns.hold, self.turns.hurry
         self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
@@ -269,7 +270,7 @@ class Host:
             await entry.applier.stop()
         entry.trimmer.stop()
         await entry.replica.close()
-        self._turns.forget(entry.replica)
+        self.turns.forget(entry.replica)
 
     async def delete_group(self, group: GroupId) -> None:
         """Remove the replica for good. The caller holds a committed topic deletion, or a committed
@@ -424,9 +425,10 @@ class Host:
         """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
         if isinstance(records, RecordColumns):
-            appender = self._for_append(group, sum(len(value) for value in records.values if value)).appender
-            appender.append_records(
+            size_bytes = records.size_bytes
+            self._for_append(group, size_bytes).appender.append_records(
                 records,
+                size_bytes,
                 producer=producer,
                 consecutive=consecutive,
                 acks=acks,
@@ -443,10 +445,6 @@ class Host:
             deadline_ms=deadline_ms,
             answer=answer,
         )
-
-    def take_turns(self) -> None:
-        """Give whoever was scheduled its turn now: the caller knows that nothing else has arrived."""
-        self._turns.serve_now()
 
     def _for_append(self, group: GroupId, size_bytes: int = 0) -> _Group:
         """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
@@ -521,7 +519,7 @@ class Host:
         self._side(self._clocks.run())
         self._side(self._shipper.run())
         try:
-            await self._turns.run()
+            await self.turns.run()
         finally:
             for task in list(self._side_tasks):
                 task.cancel()
@@ -539,7 +537,7 @@ class Host:
     # Peers
 
     def _on_group_messages(self, agent_id: str, payload: bytes) -> None:
-        self._turns.note_input()
+        self.turns.note_input()
         for group, data in decode_group_messages(payload):
             entry = self._groups.get(group)
             if entry is None:
@@ -549,10 +547,10 @@ class Host:
                 message = decode(data)
             except WireError as error:
                 raise PeerWireError(f"a message for {group}: {error}") from error
-            self._step(entry.replica, partial(Replica.receive, agent_id=agent_id, message=message))
+            self._step(entry.replica, agent_id, message)
 
     def _on_append_frame(self, agent_id: str, payload: bytes) -> None:
-        self._turns.note_input()
+        self.turns.note_input()
         group, data, position = decode_append(payload)
         entry = self._groups.get(group)
         if entry is None:
@@ -562,15 +560,17 @@ class Host:
             message = decode(data)
         except WireError as error:
             raise PeerWireError(f"a message for {group}: {error}") from error
-        receive = partial(
-            Replica.receive_append, agent_id=agent_id, message=message, payload=payload, position=position
-        )
-        self._step(entry.replica, receive)
+        self._step(entry.replica, agent_id, message, payload, position)
 
-    def _step(self, replica: Replica, receive: Callable[[Replica], None]) -> None:
+    def _step(
+        self, replica: Replica, agent_id: str, message: RaftMessage, payload: bytes = b"", position: int = 0
+    ) -> None:
         """A bug met by one group's message costs that replica, not the link and all groups behind it."""
         try:
-            receive(replica)
+            if payload:
+                replica.receive_append(agent_id, message, payload, position)
+            else:
+                replica.receive(agent_id, message)
         except PeerWireError:
             raise
         except Exception:
@@ -609,19 +609,12 @@ class Host:
 
     def schedule(self, replica: Replica) -> None:
         """Give it a turn soon."""
-        self._turns.schedule(replica)
+        self.turns.schedule(replica)
 
     def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
         """Goes out at the end of this turn, with everything else for that agent."""
-        self._outbox.setdefault(agent_id, []).append((group, message))
-        self._turns.schedule_flush()
-
-    def _flush_outbox(self) -> None:
-        """Heartbeats of all groups between two agents are one frame."""
-        outbox, self._outbox = self._outbox, {}
-        for agent_id, messages in outbox.items():
-            for payload in encode_group_messages(messages):
-                self._links.send_control(agent_id, FrameType.GROUPS, payload)
+        if self._outbox.put(agent_id, group, message):
+            self.turns.schedule_flush()
 
     def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
         """Dropped when the outbox is full: Raft sends it again."""
@@ -656,7 +649,7 @@ class Host:
 
     def statistics(self) -> HostStatistics:
         """One snapshot; resets the worst lag."""
-        worst, self._turns.lag_max_ms = self._turns.lag_max_ms, 0
+        worst, self.turns.lag_max_ms = self.turns.lag_max_ms, 0
         replicas = [entry.replica for entry in self._groups.values()]
         return HostStatistics(
             len(replicas),
@@ -664,8 +657,8 @@ class Host:
             sum(state == "lost" for state, _ in self._unserved.values()),
             sum(replica.failure is not None for replica in replicas)
             + sum(state == "failed" for state, _ in self._unserved.values()),
-            self._turns.count,
-            self._turns.lag_ms,
+            self.turns.count,
+            self.turns.lag_ms,
             worst,
             self._dropped,
             self._appends,
@@ -676,7 +669,7 @@ class Host:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
         self._stopping = True
-        self._turns.stop()
+        self.turns.stop()
         if self._reopening:
             await asyncio.wait(list(self._reopening.values()))
         await self._installer.stop()

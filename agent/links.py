@@ -123,6 +123,10 @@ class Links:
         self.cluster_id = cluster_id
         """None until the agent has bootstrapped or joined; nobody is connected before."""
         self.on_silence: Callable[[str], None] = lambda _: None
+        self.on_input: Callable[[], None] = lambda: None
+        """Called before anything of what a connection has received is handed out."""
+        self.on_input_over: Callable[[], None] = lambda: None
+        """Called when everything that a connection had received has been handed out."""
         self._clock = clock
         self._rng = rng
         self._config = config or LinkConfig()
@@ -357,9 +361,12 @@ class Links:
         if peer is None or peer.connections.get(connection.kind) is not connection:
             connection.close()
             return
-        if connection.kind == LinkKind.CONTROL:
+        if connection.kind is LinkKind.CONTROL:
             self._heard(peer)
-        if frame.type == FrameType.LIVENESS:
+        handler = self._handlers.get(frame.type)
+        if handler is not None:
+            handler(peer.agent_id, frame.payload)
+        elif frame.type == FrameType.LIVENESS:
             if frame.payload != connection.boot_nonce:
                 raise PeerWireError("the boot nonce changed within a connection")
         elif frame.type == FrameType.REQUEST:
@@ -367,10 +374,7 @@ class Links:
         elif frame.type == FrameType.RESPONSE:
             self._take_response(peer, frame.payload)
         else:
-            handler = self._handlers.get(frame.type)
-            if handler is None:
-                raise PeerWireError(f"unknown frame type {frame.type}")
-            handler(peer.agent_id, frame.payload)
+            raise PeerWireError(f"unknown frame type {frame.type}")
 
     # Silence
 

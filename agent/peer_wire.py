@@ -8,8 +8,9 @@ A frame on the wire: u32 payload length, u8 type, payload; little endian.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from shoal.agent.identity import GROUP_ID_BYTES, GroupId, group_id_from_bytes
@@ -28,12 +29,16 @@ MAX_BULK_PAYLOAD_BYTES = MAX_FRAME_BYTES + 2**20
 MAX_REASON_BYTES = 512
 
 FRAME_HEAD = struct.Struct("<IB")
+_HEAD_BYTES = FRAME_HEAD.size
 _HELLO = struct.Struct("<4sHB16s16s16s8s")
 _HELLO_MAGIC = b"SHPR"
 _LENGTH = struct.Struct("<I")
 _CORRELATION = struct.Struct("<QB")
 
 NONCE_BYTES = 8
+
+_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
+_group_id = lru_cache(maxsize=8192)(group_id_from_bytes)  # the same ones all the time
 
 
 class PeerWireError(ValueError):
@@ -74,7 +79,9 @@ class FrameReader:
 
     def __init__(self, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
-        self._buffer = bytearray()
+        self._data = b""  # what came last, as far as it was not taken
+        self._position = 0
+        self._buffer = bytearray()  # an unfinished frame and what follows it; nothing is in `_data` then
 
     def limit(self, max_payload_bytes: int) -> None:
         """The bound from the next frame on: small until the handshake is done."""
@@ -82,22 +89,47 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """These bytes have arrived."""
-        self._buffer += data
+        if self._buffer:
+            self._buffer += data
+        elif self._position == len(self._data):
+            self._data, self._position = data, 0
+        else:
+            self._buffer += self._data[self._position :]
+            self._buffer += data
+            self._data, self._position = b"", 0
 
     def take(self) -> RawFrame | None:
         """The next frame, once it is complete. Raises PeerWireError as soon as a length is out of bounds. One
         by one, since the first may change the bound of those that came with it."""
+        if self._buffer:
+            return self._take_buffered()
+        data, start = self._data, self._position
+        if not data or len(data) - start < _HEAD_BYTES:
+            return None
+        length, frame_type = FRAME_HEAD.unpack_from(data, start)
+        if length > self._max_payload_bytes:
+            raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
+        end = start + _HEAD_BYTES + length
+        if end > len(data):
+            return None
+        if end == len(data):
+            self._data, self._position = b"", 0
+        else:
+            self._position = end
+        return _new(RawFrame, (frame_type, data[start + _HEAD_BYTES : end]))
+
+    def _take_buffered(self) -> RawFrame | None:
         buffer = self._buffer
-        if len(buffer) < FRAME_HEAD.size:
+        if len(buffer) < _HEAD_BYTES:
             return None
         length, frame_type = FRAME_HEAD.unpack_from(buffer)
         if length > self._max_payload_bytes:
             raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
-        end = FRAME_HEAD.size + length
+        end = _HEAD_BYTES + length
         if end > len(buffer):
             return None
         with memoryview(buffer) as view:
-            frame = RawFrame(frame_type, bytes(view[FRAME_HEAD.size : end]))
+            frame = RawFrame(frame_type, bytes(view[_HEAD_BYTES:end]))
         del buffer[:end]
         return frame
 
@@ -162,11 +194,15 @@ def decode_refusal(payload: bytes) -> str:
     return payload[:MAX_REASON_BYTES].decode("utf-8", "replace")
 
 
-def encode_group_messages(messages: Iterable[tuple[GroupId, bytes]]) -> list[bytes]:
+def encode_group_messages(messages: Sequence[tuple[GroupId, bytes]]) -> list[bytes]:
     """Payloads of GROUPS frames: all messages for one peer and turn, cut where the bound demands."""
     payloads: list[bytes] = []
     parts: list[bytes] = []
     size = 0
+    if len(messages) == 1:
+        ((group, message),) = messages
+        assert GROUP_ID_BYTES + _LENGTH.size + len(message) <= MAX_CONTROL_PAYLOAD_BYTES
+        return [group.to_bytes() + _LENGTH.pack(len(message)) + message]
     for group, message in messages:
         item_bytes = GROUP_ID_BYTES + _LENGTH.size + len(message)
         assert item_bytes <= MAX_CONTROL_PAYLOAD_BYTES
@@ -194,7 +230,7 @@ def _take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
     start = position + GROUP_ID_BYTES + _LENGTH.size
     if start > len(payload):
         raise PeerWireError("a group message without its head")
-    group = group_id_from_bytes(payload[position : position + GROUP_ID_BYTES])
+    group = _group_id(payload[position : position + GROUP_ID_BYTES])
     (length,) = _LENGTH.unpack_from(payload, start - _LENGTH.size)
     if length > len(payload) - start:
         raise PeerWireError("a group message longer than its frame")

@@ -324,13 +324,12 @@ class Replica:
         if waiting and waiting + len(payload) > MAX_STAGED_BYTES:
             return  # the disk is slower than the leader, which will send it again
         frames = self._parse_frames(message, payload, position)
-        configurations = tuple(
-            decode_configuration(control_payload(frame.data))
-            for frame in frames
-            if frame.stamp.kind == Kind.CONFIGURATION
-        )
+        configurations: tuple[Configuration, ...] = ()
         for frame in frames:
-            self._staged[frame.stamp.index, frame.stamp.term] = frame
+            stamp = frame.stamp
+            self._staged[stamp.index, stamp.term] = frame
+            if stamp.kind is Kind.CONFIGURATION:
+                configurations += (decode_configuration(control_payload(frame.data)),)
         self._staged_bytes += len(payload) - position
         # What the frames say is what will be in the log: it overrides what the request says of it.
         if message.configurations != configurations:
@@ -384,7 +383,8 @@ class Replica:
         except FoldError as error:
             self.fail("damaged", f"a leader's entry does not continue this log: {error}")
             return
-        self._clear_staged()
+        if self._staged:
+            self._clear_staged()
         for message in ready.messages:
             self._send(message)
         if frames:  # the disk works while whoever waited for earlier entries is answered
@@ -403,7 +403,11 @@ class Replica:
     def deadline(self) -> int | None:
         """When the host must give it a turn, at the latest: the core's, or a client's time is up."""
         nearest = self.core.deadline()
-        for deadline in (self.waiting.deadline_ms, *[hook() for hook in self.deadline_hooks]):
+        deadline = self.waiting.deadline_ms
+        if deadline is not None and (nearest is None or deadline < nearest):
+            nearest = deadline
+        for hook in self.deadline_hooks:
+            deadline = hook()
             if deadline is not None and (nearest is None or deadline < nearest):
                 nearest = deadline
         return nearest
@@ -415,7 +419,9 @@ class Replica:
             hook(now_ms)
         self._ready_follows = False
         self.pump()
-        self.waiting.expire(now_ms)
+        deadline_ms = self.waiting.deadline_ms
+        if deadline_ms is not None and deadline_ms <= now_ms:
+            self.waiting.expire(now_ms)
 
     def _clear_staged(self) -> None:
         if self._staged:
@@ -450,7 +456,8 @@ class Replica:
                 frame = self._opening_frame(index, run.term)
             else:
                 frame = self._staged[index, run.term]
-                if frame.stamp.flags & Flag.FIRST_OF_SEGMENT:
+                flags = frame.stamp.flags
+                if flags and flags & Flag.FIRST_OF_SEGMENT:
                     self._roll_index = index
             state.append(frame)
             self.cache.append(frame)
@@ -493,16 +500,17 @@ class Replica:
             run = ready.append[-1]
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)
-        if ready.must_sync:  # else nothing has changed for the core
+        # What was gathered meanwhile may go now. Nothing else has changed for the core, but where it says so.
+        if ready.must_sync and (self.core.role is Role.LEADER or self.core.has_work):
             self.host.schedule(self)
 
     def _commit(self, commit_index: LogIndex) -> None:
         if not self.state.commit(commit_index):
             return
         committed = self.state.committed.last_index
-        self.cache.settle(committed)
         if not self._answers_on_apply:
             self.waiting.committed(committed)
+        self.cache.settle(committed)
         for committed_hook in self.on_commit:
             committed_hook()
         if committed - self._hint >= HINT_INTERVAL_ENTRIES or self._hint < self._roll_index <= committed:

@@ -28,6 +28,8 @@ class Shipments:
 
     def pinned_index(self, now_ms: int) -> LogIndex | None:
         """The first entry that must stay; None when nothing must."""
+        if not self._wanted:
+            return None
         self._wanted = {key: value for key, value in self._wanted.items() if value[1] > now_ms}
         return min((index for index, _ in self._wanted.values()), default=None)
 

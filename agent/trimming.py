@@ -42,6 +42,8 @@ class Trimmer:
         """Drop what the group has agreed to drop, as far as this replica's own log has got."""
         replica = self._replica
         before, log = replica.state.trim_before, replica.log
+        if before <= log.first_index:
+            return
         pinned_index = replica.shipments.pinned_index(replica.host.clock.now_ms())
         if pinned_index is not None:  # somebody copies from here; the check after that is in time
             before = min(before, pinned_index)

@@ -9,7 +9,7 @@ knows neither groups nor peers.
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from shoal.agent.clock import Clock
 from shoal.agent.replica import Replica
@@ -40,6 +40,10 @@ class Turns:
         self._flush_outbox = flush_outbox
         self._dirty: dict[Replica, None] = {}
         self._scheduled: asyncio.Handle | None = None
+        self._serving = False
+        self._held = False
+        self._wanted = False
+        """A turn was asked for while `_held`."""
         self._deadlines: list[tuple[int, int, Replica]] = []
         self._deadline_of: dict[Replica, int] = {}
         self._pushes = 0
@@ -60,16 +64,41 @@ class Turns:
         self.schedule_flush()
 
     def schedule_flush(self) -> None:
-        """There is something in the outbox."""
-        if self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+        """There is something in the outbox; a turn under way takes it along."""
+        if self._scheduled is None and not self._serving:
+            if self._held:
+                self._wanted = True
+            else:
+                self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+
+    def hold(self) -> None:
+        """Input is being handed out, and `hurry` or `serve_now` follows in this very call: nothing need be
+        planned for the next round."""
+        self._held = True
 
     def serve_now(self) -> None:
         """Whoever is scheduled has its turn in this very call: the disk has handed out all it had, and a
         turn of the event loop before the answers go out is a tenth of a small append's time."""
+        self._held = False
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._turn()
+        elif self._wanted:
+            self._turn()
+
+    def hurry(self) -> None:
+        """The same, if nothing else has arrived in this round of the event loop, as far as can be known: what
+        arrives together shares a batch, a sync and a frame to each peer, what came alone need not wait."""
+        self._held = False
+        if self._scheduled is None and not self._wanted:
+            return
+        loop = asyncio.get_running_loop()
+        # What runs in this round and the next; asyncio's own loop tells, another one need not.
+        ready: Sized | None = getattr(loop, "_ready", None)
+        if ready is not None and len(ready) == (self._scheduled is not None):
+            self.serve_now()
+        elif self._scheduled is None:
+            self._scheduled = loop.call_soon(self._turn)
 
     def note_input(self) -> None:
         """Something arrived: deadlines wait until no more does."""
@@ -83,6 +112,8 @@ class Turns:
 
     def _turn(self) -> None:
         self._scheduled = None
+        self._wanted = False
+        self._serving = True
         self.count += 1
         dirty, self._dirty = self._dirty, {}
         now_ms = self._clock.now_ms()
@@ -90,6 +121,11 @@ class Turns:
             if replica.failure is None:
                 self._give_turn(replica, now_ms)
         self._flush_outbox()
+        self._serving = False
+        if (
+            self._dirty
+        ):  # who was scheduled meanwhile has its turn in the next round, after what arrives in it
+            self.schedule_flush()
 
     def _give_turn(self, replica: Replica, now_ms: int) -> None:
         try:

@@ -68,12 +68,15 @@ class WaitQueue:
 
     def synced(self, index: LogIndex) -> None:
         """The local disk holds everything up to `index`."""
-        _answer_up_to(self._syncing, index)
+        if self._syncing:
+            _answer_up_to(self._syncing, index)
 
     def committed(self, index: LogIndex) -> None:
         """Everything up to `index` is committed."""
-        _answer_up_to(self._committing, index)
-        _answer_up_to(self._syncing, index)
+        if self._committing:
+            _answer_up_to(self._committing, index)
+        if self._syncing:
+            _answer_up_to(self._syncing, index)
 
     def truncated(self, from_index: LogIndex) -> None:
         """Entries from here on were replaced by another leader's."""

@@ -39,6 +39,8 @@ class LogView:
         """The term of an entry; 0 for the place before the first entry of all; None where nothing is
         known."""
         if self.first_index <= index <= self.last_index:
+            if index >= self._starts[-1]:
+                return self._terms[-1]
             return self._terms[bisect_right(self._starts, index) - 1]
         return Term(0) if index == 0 else None
 
@@ -87,6 +89,8 @@ class LogView:
             return ()
         assert self.first_index <= first
         assert last <= self.last_index
+        if first >= self._starts[-1]:  # the newest entries, as nearly always
+            return (tuple.__new__(Run, (first, last, self._terms[-1])),)
         found = []
         position = bisect_right(self._starts, first) - 1
         while position < len(self._starts) and self._starts[position] <= last:

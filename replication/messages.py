@@ -8,12 +8,14 @@ Bytes, little endian: kind u8, sender (u64, u64), receiver (u64, u64), term u64,
 
 import struct
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, TypeAlias, assert_never
 
 from shoal.batch import LogIndex, Term
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import MAX_INTEGER, NO_INDEX, NO_TERM, Configuration, ReplicaId, Run
 
+_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
 MAX_RUNS: Final = 4096  # no request names more entries than this, so no more runs either
 MAX_CONFIGURATIONS: Final = 8  # changes are one at a time; a leader cuts its request before it names more
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -63,7 +65,9 @@ class VoteReply:
     granted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True, unsafe_hash=True
+)  # as all others never changed, but `frozen` makes it ten times as slow
 class AppendRequest:
     """AppendEntries (section 5.3); without runs, a heartbeat.
 
@@ -90,7 +94,7 @@ class AppendRequest:
         return self.runs[-1].last if self.runs else self.previous_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # see AppendRequest
 class AppendReply:
     """Accepted: everything up to match_index equals the leader's log and is synced here.
 
@@ -133,6 +137,9 @@ def shorten(message: AppendRequest, last: LogIndex) -> AppendRequest:
 
 
 _HEAD: Final = struct.Struct("<BQQQQQ")
+_IDS: Final = struct.Struct("<QQQQ")
+_IDS_START, _IDS_END = 1, 33  # in a head
+_TERM: Final = struct.Struct("<Q")
 _VOTE: Final = struct.Struct("<QQ?")
 _GRANTED: Final = struct.Struct("<?")
 _REQUEST: Final = struct.Struct("<QQQQ?HB")
@@ -148,6 +155,10 @@ _PRE_VOTE, _PRE_VOTE_REPLY, _VOTE_KIND, _VOTE_REPLY, _APPEND_REQUEST, _APPEND_RE
 def encode(message: Message) -> bytes:
     """The bytes of a message; `decode` gives it back."""
     match message:
+        case AppendRequest():
+            return _head(_APPEND_REQUEST, message) + _encode_request(message)
+        case AppendReply():
+            return _head(_APPEND_REPLY, message) + _encode_reply(message)
         case PreVote():
             return _head(_PRE_VOTE, message) + _VOTE.pack(message.last_index, message.last_term, False)
         case PreVoteReply():
@@ -158,10 +169,6 @@ def encode(message: Message) -> bytes:
             )
         case VoteReply():
             return _head(_VOTE_REPLY, message) + _GRANTED.pack(message.granted)
-        case AppendRequest():
-            return _head(_APPEND_REQUEST, message) + _encode_request(message)
-        case AppendReply():
-            return _head(_APPEND_REPLY, message) + _encode_reply(message)
         case TimeoutNow():
             return _head(_TIMEOUT_NOW, message)
         case _:
@@ -173,20 +180,21 @@ def _head(kind: int, message: Message) -> bytes:
 
 
 def _encode_request(message: AppendRequest) -> bytes:
-    assert len(message.runs) <= MAX_RUNS
+    runs = message.runs
+    assert len(runs) <= MAX_RUNS
     assert len(message.configurations) <= MAX_CONFIGURATIONS
-    parts = [
-        _REQUEST.pack(
-            message.previous_index,
-            message.previous_term,
-            message.commit_index,
-            message.read_token,
-            message.quiet,
-            len(message.runs),
-            len(message.configurations),
-        )
-    ]
-    parts.extend(_RUN.pack(*run) for run in message.runs)
+    head = _REQUEST.pack(
+        message.previous_index,
+        message.previous_term,
+        message.commit_index,
+        message.read_token,
+        message.quiet,
+        len(runs),
+        len(message.configurations),
+    )
+    if len(runs) <= 1 and not message.configurations:
+        return head + _RUN.pack(*runs[0]) if runs else head
+    parts = [head, *[_RUN.pack(*run) for run in runs]]
     for configuration in message.configurations:
         data = configuration.to_bytes()
         parts += (_LENGTH.pack(len(data)), data)
@@ -219,10 +227,24 @@ def decode(data: bytes) -> Message:
     return message
 
 
+@lru_cache(maxsize=4096)
+def _replica_ids(data: bytes) -> tuple[ReplicaId, ReplicaId]:
+    """Sender and receiver: the same few all the time."""
+    sender_term, sender_index, receiver_term, receiver_index = _bounded(_IDS, data, 0)
+    return ReplicaId(sender_term, sender_index), ReplicaId(receiver_term, receiver_index)
+
+
 def _decode(data: bytes) -> tuple[Message, int]:
-    kind, sender_term, sender_index, receiver_term, receiver_index, term = _bounded(_HEAD, data, 0)
-    sender, receiver = ReplicaId(sender_term, sender_index), ReplicaId(receiver_term, receiver_index)
+    sender, receiver = _replica_ids(data[_IDS_START:_IDS_END])
+    (term,) = _TERM.unpack_from(data, _IDS_END)
+    if term > MAX_INTEGER:
+        raise WireError("a number out of range")
+    kind = data[0]
     position = _HEAD.size
+    if kind == _APPEND_REQUEST:
+        return _decode_request(data, position, sender, receiver, Term(term))
+    if kind == _APPEND_REPLY:
+        return _decode_reply(data, position, sender, receiver, Term(term))
     if kind in (_PRE_VOTE, _VOTE_KIND):
         last_index, last_term, transfer = _bounded(_VOTE, data, position)
         if kind == _PRE_VOTE:
@@ -235,10 +257,6 @@ def _decode(data: bytes) -> tuple[Message, int]:
         (granted,) = _bounded(_GRANTED, data, position)
         reply_type = PreVoteReply if kind == _PRE_VOTE_REPLY else VoteReply
         return reply_type(sender, receiver, Term(term), bool(granted)), position + _GRANTED.size
-    if kind == _APPEND_REQUEST:
-        return _decode_request(data, position, sender, receiver, Term(term))
-    if kind == _APPEND_REPLY:
-        return _decode_reply(data, position, sender, receiver, Term(term))
     if kind == _TIMEOUT_NOW:
         return TimeoutNow(sender, receiver, Term(term)), position
     raise WireError(f"unknown kind {kind}")
@@ -260,10 +278,31 @@ def _decode_request(
     if run_count > MAX_RUNS or configuration_count > MAX_CONFIGURATIONS:
         raise WireError("too many runs or configurations")
     position += _REQUEST.size
-    runs = []
+    if run_count == 1 and not configuration_count:
+        run = _new(Run, _bounded(_RUN, data, position))
+        first, last, run_term = run
+        if (
+            first != previous_index + 1
+            or last < first
+            or not (previous_term <= run_term <= term and run_term)
+        ):
+            raise WireError(f"{run} does not continue {previous_index}@{previous_term} in term {term}")
+        request = AppendRequest(
+            sender,
+            receiver,
+            term,
+            LogIndex(previous_index),
+            Term(previous_term),
+            (run,),
+            LogIndex(commit),
+            quiet == 1,
+            (),
+            token,
+        )
+        return request, position + _RUN.size
+    runs: list[Run] = []
     for _ in range(run_count):
-        first, last, run_term = _bounded(_RUN, data, position)
-        runs.append(Run(LogIndex(first), LogIndex(last), Term(run_term)))
+        runs.append(_new(Run, _bounded(_RUN, data, position)))
         position += _RUN.size
     configurations = []
     for _ in range(configuration_count):
@@ -272,18 +311,21 @@ def _decode_request(
         configurations.append(Configuration.from_bytes(data[position : position + length]))
         position += length
     request = AppendRequest(
-        sender=sender,
-        receiver=receiver,
-        term=term,
-        previous_index=LogIndex(previous_index),
-        previous_term=Term(previous_term),
-        runs=tuple(runs),
-        commit_index=LogIndex(commit),
-        quiet=bool(quiet),
-        configurations=tuple(configurations),
-        read_token=token,
+        sender,
+        receiver,
+        term,
+        LogIndex(previous_index),
+        Term(previous_term),
+        tuple(runs),
+        LogIndex(commit),
+        quiet == 1,
+        tuple(configurations),
+        token,
     )
-    _check_request(request)
+    if runs:
+        _check_request(request)
+    elif configurations:
+        raise WireError("configurations without entries")
     return request, position
 
 
@@ -308,16 +350,16 @@ def _decode_reply(
         _REPLY, data, position
     )
     reply = AppendReply(
-        sender=sender,
-        receiver=receiver,
-        term=term,
-        accepted=bool(accepted),
-        previous_index=LogIndex(previous_index),
-        match_index=LogIndex(match_index),
-        commit_index=LogIndex(commit_index),
-        reject_hint_index=LogIndex(hint_index),
-        reject_hint_term=Term(hint_term),
-        read_token=token,
-        quiet=bool(quiet),
+        sender,
+        receiver,
+        term,
+        accepted == 1,
+        LogIndex(previous_index),
+        LogIndex(match_index),
+        LogIndex(commit_index),
+        LogIndex(hint_index),
+        Term(hint_term),
+        token,
+        quiet == 1,
     )
     return reply, position + _REPLY.size

@@ -171,7 +171,7 @@ class RaftCore:
     @property
     def configuration(self) -> Configuration:
         """The one in force: the newest in the log, committed or not."""
-        return self._state.configuration
+        return self._state.configurations[-1]
 
     @property
     def is_quiet(self) -> bool:
@@ -199,6 +199,11 @@ class RaftCore:
     def violation_count(self) -> int:
         """Messages dropped that no correct replica could have sent."""
         return self._state.violations
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next ready would say more than what time or a leader's followers ask for."""
+        return self._state.outbox.has_work(self._state.log)
 
     def term_at(self, index: LogIndex) -> Term | None:
         """The term of an entry, or None if it is not in the log."""

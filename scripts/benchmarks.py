@@ -125,6 +125,10 @@ class Bench:
         """Three agents: produce, one record in flight, fail-over by every fault, a thousand partitions."""
         return benchmarks_replication.rows(self)
 
+    def faults(self) -> list[Row]:
+        """Fail-over alone: by kill -9, by SIGSTOP and by dropped packets, as two kinds of client see it."""
+        return benchmarks_replication.failover(self)
+
     def replicated(self) -> list[Row]:
         """The first two of them, which take a minute."""
         return [*benchmarks_replication.produce(self), *benchmarks_replication.latency(self)]
@@ -226,7 +230,7 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "gossip"]
-    names = [*everything, "replicated", "spark"]
+    names = [*everything, "replicated", "faults", "spark"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

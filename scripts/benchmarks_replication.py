@@ -39,6 +39,8 @@ FAULTS_OF_A_KIND = 34
 PAUSE_SECONDS = 3.0
 """Of a stopped or unplugged agent: longer than any fail-over that is good."""
 FAILOVER_TIMEOUT_SECONDS = 30.0
+KIND_SECONDS_MAX = 220.0
+"""No more faults of a kind are begun after it: three kinds take less than twelve minutes on any machine."""
 MEDIAN_BAR_SECONDS, WORST_BAR_SECONDS = 1.0, 2.0
 PARTITIONS = 1000
 IDLE_SECONDS = 15.0
@@ -292,8 +294,12 @@ def _failovers(agents: cluster.LocalCluster, fault: Faults) -> list[Row]:
     bar = terminal.Bar(f"fail-over, {fault.name}")
     urls = [agent.url for agent in agents.agents]
     bench_topics.create_topic(urls[0], "bench", 1, AGENTS)
+    deadline = time.monotonic() + KIND_SECONDS_MAX
     with RoutingClient(urls) as client:
         for number in range(FAULTS_OF_A_KIND):
+            if time.monotonic() > deadline:
+                terminal.problem(f"{fault.name}: out of time after {number} of {FAULTS_OF_A_KIND}")
+                break
             routed, plain = _one_failover(agents, fault, client)
             seconds["routing client"].append(routed)
             seconds["plain request"].append(plain)
@@ -324,9 +330,11 @@ def _one_failover(agents: cluster.LocalCluster, fault: Faults, client: RoutingCl
         times[who] = time.monotonic() - started
 
     threads = [
-        threading.Thread(target=timed, args=("routed", client.append)),
+        threading.Thread(target=timed, args=("routed", client.append), daemon=True),
         threading.Thread(
-            target=timed, args=("plain", lambda: bench_topics.append_until_acknowledged(survivor))
+            target=timed,
+            args=("plain", lambda: bench_topics.append_until_acknowledged(survivor)),
+            daemon=True,
         ),
     ]
     fault.strike(agents, leader)
@@ -334,7 +342,7 @@ def _one_failover(agents: cluster.LocalCluster, fault: Faults, client: RoutingCl
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(2 * FAILOVER_TIMEOUT_SECONDS)
     fault.undo(agents, leader)
     if len(times) < len(threads):
         raise cluster.ClusterProblem(f"no append was acknowledged after {fault.name}: only {sorted(times)}")

@@ -97,9 +97,10 @@ class Disk(Protocol):
     """A file system. Names made or removed are durable only after sync_directory of their parent."""
 
     kind: str
+    before_completions: Callable[[], None]
     after_completions: Callable[[], None]
-    """Called when a round of completions has been handed out, by disks that hand out several at once; set
-    by whoever waits for all of them. Does nothing unless set."""
+    """Called before and after a round of completions is handed out, by disks that hand out several at once;
+    set by whoever waits for all of them. Do nothing unless set."""
 
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:
@@ -123,7 +124,7 @@ class Disk(Protocol):
 
 
 def nothing_to_do() -> None:
-    """What `after_completions` is at first."""
+    """What `before_completions` and `after_completions` are at first."""
 
 
 def call_when_done(task: asyncio.Future[None], done: Done) -> None:
@@ -150,7 +151,7 @@ def buffers_of(data: Data) -> list[Buffer]:
     """The non-empty buffers of a write, few enough for one writev."""
     if isinstance(data, bytes | bytearray | memoryview):
         return [data] if len(data) else []
-    buffers = [buffer for buffer in data if len(buffer)]
+    buffers = list(filter(len, data))
     if len(buffers) > MAX_BUFFERS_PER_WRITE:
         return [b"".join(buffers)]
     return buffers
@@ -360,7 +361,7 @@ class ThreadDisk:
     kind = "threads"
 
     def __init__(self, threads: int = THREADS) -> None:
-        self.after_completions = nothing_to_do
+        self.before_completions = self.after_completions = nothing_to_do
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")
         self._resident_bytes = 0
 

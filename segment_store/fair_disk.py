@@ -7,16 +7,35 @@ through. Knows nothing of the disk beneath but its interface.
 import asyncio
 import posixpath
 from collections.abc import Callable
-from typing import NamedTuple
 
-from shoal.segment_store.disk import Data, Disk, Done, File, Helper, ReadInto, buffers_of, length_of
+from shoal.segment_store.disk import Buffer, Data, Disk, Done, File, Helper, ReadInto, buffers_of
 from shoal.segment_store.fairness import SyncSchedule
 
 
-class _Request(NamedTuple):
-    begin: Callable[[Done], None]
-    done: Done
-    size: int
+class _Request:
+    """One write with its sync, from its asking to its end: `done` hears of that."""
+
+    __slots__ = ("_buffers", "_done", "_file", "_offset", "size")
+
+    def __init__(self, file: "FairFile", offset: int, buffers: list[Buffer], done: Done) -> None:
+        self._file = file
+        self._offset = offset
+        self._buffers = buffers
+        self._done = done
+        self.size = sum(map(len, buffers))
+
+    def begin(self) -> None:
+        try:
+            self._file.file.begin_write_and_sync(self._offset, self._buffers, self._ended)
+        except BaseException:
+            self._file.disk.ended(self.size)
+            self._file.ended()
+            raise
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._file.disk.ended(self.size)
+        self._file.ended()
+        self._done(error)
 
 
 class FairDisk:
@@ -31,6 +50,14 @@ class FairDisk:
         return f"FairDisk({self.disk.kind}, {self.schedule})"
 
     @property
+    def before_completions(self) -> Callable[[], None]:
+        return self.disk.before_completions
+
+    @before_completions.setter
+    def before_completions(self, call: Callable[[], None]) -> None:
+        self.disk.before_completions = call
+
+    @property
     def after_completions(self) -> Callable[[], None]:
         return self.disk.after_completions
 
@@ -38,30 +65,23 @@ class FairDisk:
     def after_completions(self, call: Callable[[], None]) -> None:
         self.disk.after_completions = call
 
-    def request(self, key: str, size: int, begin: Callable[[Done], None], done: Done) -> None:
-        """Have `begin` called when it is the key's turn, at once if nobody waits; `done` when it is over."""
-        request = _Request(begin, done, size)
-        if self.schedule.start_at_once(size):
-            self._begin(request)
+    def request(self, key: str, request: _Request) -> None:
+        """Have the request begin when it is the key's turn, at once if nobody waits."""
+        if self.schedule.start_at_once(request.size):
+            request.begin()
         else:
-            self.schedule.offer(key, size, request)
+            self.schedule.offer(key, request.size, request)
             self._start()
 
-    def _begin(self, request: _Request) -> None:
-        def ended(error: BaseException | None) -> None:
-            self.schedule.ended(request.size)
+    def ended(self, size: int) -> None:
+        """A request of `size` bytes is over: it makes room."""
+        self.schedule.ended(size)
+        if self.schedule.waits:
             self._start()
-            request.done(error)
-
-        try:
-            request.begin(ended)
-        except BaseException:
-            self.schedule.ended(request.size)
-            raise
 
     def _start(self) -> None:
         while (request := self.schedule.start()) is not None:
-            self._begin(request)
+            request.begin()
 
     async def open(self, path: str, *, create: bool = False) -> File:
         return FairFile(self, await self.disk.open(path, create=create))
@@ -101,7 +121,7 @@ class FairFile:
     def __init__(self, disk: FairDisk, file: File) -> None:
         self.path = file.path
         self.file = file
-        self._disk = disk
+        self.disk = disk
         self._key = posixpath.dirname(file.path)
         self._requests = 0
         self._idle: asyncio.Future[None] | None = None
@@ -145,19 +165,14 @@ class FairFile:
         await ended
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
-        buffers = buffers_of(data)
-
-        def begin(ended: Done) -> None:
-            self.file.begin_write_and_sync(offset, buffers, ended)
-
-        def over(error: BaseException | None) -> None:
-            self._requests -= 1
-            if not self._requests and self._idle is not None and not self._idle.done():
-                self._idle.set_result(None)
-            done(error)
-
         self._requests += 1
-        self._disk.request(self._key, length_of(buffers), begin, over)
+        self.disk.request(self._key, _Request(self, offset, buffers_of(data), done))
+
+    def ended(self) -> None:
+        """One request of this file is over."""
+        self._requests -= 1
+        if not self._requests and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def forget_cached(self, offset: int, length: int) -> None:
         self.file.forget_cached(offset, length)

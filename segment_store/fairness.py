@@ -43,6 +43,11 @@ class SyncSchedule(Generic[_T]):
         self.in_flight = 0
         self.bytes_in_flight = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether anybody does."""
+        return bool(self._waiting)
+
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
@@ -57,7 +62,7 @@ class SyncSchedule(Generic[_T]):
 
     def start_at_once(self, size: int) -> bool:
         """Take room for a request of `size` bytes if nobody waits; else it has to be offered."""
-        if self._waiting or not self._has_room(size):
+        if self._waiting or (self.in_flight and not self._has_room(size)):
             return False
         self.in_flight += 1
         self.bytes_in_flight += size

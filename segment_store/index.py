@@ -161,6 +161,16 @@ class SegmentIndex:
         self._terms.append(entry.term)
         self._times.append(entry.append_time_us)
 
+    def append_frame(self, stamp: Stamp, position: int, length: int) -> None:
+        """The entry of a frame of `length` bytes at `position`: as append, of what `entry_of` makes."""
+        assert stamp.index == self.first_index + len(self._offsets), (stamp, self)
+        self._offsets.append(stamp.base_offset)
+        self._positions.append(position)
+        self._lengths.append(length)
+        self._counts.append(stamp.record_count)
+        self._terms.append(stamp.term)
+        self._times.append(stamp.append_time_us)
+
     def extend(self, following: SegmentIndex) -> None:
         """Everything of an index that continues this one."""
         assert following.first_index == self.last_index + 1

@@ -122,7 +122,7 @@ class MemoryDisk:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     ) -> None:
         self.capacity_bytes = capacity_bytes
-        self.after_completions = nothing_to_do
+        self.before_completions = self.after_completions = nothing_to_do
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead

@@ -78,6 +78,7 @@ class _Operation:
     __slots__ = (
         "buffers",
         "done",
+        "entries",
         "error",
         "fd",
         "file",
@@ -100,6 +101,7 @@ class _Operation:
         self.offset = offset
         self.buffers = buffers
         self.length = length  # bytes still to be read, written or allocated
+        self.entries = 2 if kind is _Kind.WRITE_AND_SYNC else 1  # of the submission queue; a chain has more
         self.vectors: list[uring.Iovec] = []
         self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
         self.done = done
@@ -113,11 +115,10 @@ class _Operation:
         """Whether it was the sync that failed, not the write before it."""
         return self.kind is _Kind.SYNC or (self.kind is _Kind.WRITE_AND_SYNC and self.result == self.length)
 
-    @property
-    def entries(self) -> int:
-        if self.kind is not _Kind.WRITE_AND_SYNC:
-            return 1
-        return 2 * len(self.pieces) or 2  # a chain has one write-back fewer than writes, and the sync
+    def cut(self, pieces: list[list[Buffer]]) -> None:
+        """It goes as a chain, of one write-back fewer than writes, and the sync; without pieces as a pair."""
+        self.pieces = pieces
+        self.entries = 2 * len(pieces) or 2
 
 
 class RingDisk(ThreadDisk):
@@ -182,16 +183,23 @@ class RingDisk(ThreadDisk):
     def begin(self, operation: _Operation) -> None:
         """Submit an operation in this very call, while `takes_more`; with many logs at work that costs a
         system call each, with few it spares a turn of the loop."""
-        assert self.takes_more
         operation.file.active += 1
-        self._waiting.append(operation)
-        if not self._flush_planned:
-            self._submit_waiting()
+        if (
+            self._waiting
+            or self._flush_planned
+            or self._entries_in_flight + operation.entries > self._entries
+        ):
+            self._waiting.append(operation)
+            if not self._flush_planned:
+                self._submit_waiting()
+            return
+        self._prepare(operation)
+        self._submit()
 
     def cut(self, operation: _Operation) -> None:
         """A large write with sync goes in pieces."""
         if self._chains and operation.length >= EARLY_WRITEBACK_BYTES:
-            operation.pieces = pieces_of(operation.buffers, early_piece_bytes(operation.length))
+            operation.cut(pieces_of(operation.buffers, early_piece_bytes(operation.length)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -241,20 +249,20 @@ class RingDisk(ThreadDisk):
         if operation.pieces:
             self._prepare_chain(operation, number)
             return
-        entry = self._entry(number * 2)
-        match operation.kind:
-            case _Kind.READ:
-                operation.vectors = [uring.Iovec(operation.buffers)]
-                uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
-            case _Kind.WRITE | _Kind.WRITE_AND_SYNC:
-                operation.vectors = [uring.Iovec(operation.buffers)]
-                uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[0], operation.offset, 0)
-            case _Kind.SYNC:
-                uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
-            case _Kind.ALLOCATE:
-                uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
+        kind, entry = operation.kind, self._entry(number * 2)
+        if kind is _Kind.WRITE_AND_SYNC or kind is _Kind.WRITE:
+            vector = uring.Iovec(operation.buffers)
+            operation.vectors = [vector]
+            uring.io_uring_prep_writev(entry, operation.fd, vector, operation.offset, 0)
+        elif kind is _Kind.READ:
+            operation.vectors = [uring.Iovec(operation.buffers)]
+            uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
+        elif kind is _Kind.SYNC:
+            uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
+        else:
+            uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
         uring.io_uring_sqe_set_data64(entry, number * 2)
-        if operation.kind is _Kind.WRITE_AND_SYNC:
+        if kind is _Kind.WRITE_AND_SYNC:
             uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
             self._prepare_sync(operation, number)
 
@@ -334,10 +342,14 @@ class RingDisk(ThreadDisk):
             operation = self._in_flight.pop(number >> 1)
             self._entries_in_flight -= operation.entries
             if number & 1:  # the sync of a pair: its write is whole, or this would not have run
+                if result == 0:
+                    operation.length = operation.result = 0
+                    ended.append(operation)
+                    continue
                 operation.result, operation.sync_result = operation.length, result
             elif operation.pieces:
                 self._chains = self._chains and -result not in _UNKNOWN_CALL
-                operation.pieces = []
+                operation.cut([])
                 self._again(operation)
                 continue
             else:
@@ -346,6 +358,7 @@ class RingDisk(ThreadDisk):
                 ended.append(operation)
         if self._waiting or self._room:
             self._plan_flush()
+        self.before_completions()
         for operation in ended:
             self._finish(operation)
         if self._idle is not None and not self._in_flight and not self._waiting:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from shoal.batch import Frame, LogIdentity, LogIndex, Offset, Term, schema_frame
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Buffer, Disk, File
-from shoal.segment_store.index import Entry, SegmentIndex, encode_blocks, entry_of
+from shoal.segment_store.index import SegmentIndex, encode_blocks
 from shoal.segment_store.layout import TEMPORARY_SUFFIX, SegmentName, next_allocation
 from shoal.segment_store.shared import SharedFiles
 from shoal.segment_store.tail import TRAILER_BYTES, TailRecord, encode_trailer
@@ -90,12 +90,11 @@ class Segment:
     def last_index(self) -> LogIndex:
         return self.index.last_index
 
-    def plan(self, frame: Frame) -> Entry:
-        """Give the frame its place behind all accepted so far."""
-        entry = entry_of(frame.stamp, self.planned_end, len(frame.data))
-        self.index.append(entry)
-        self.planned_end = entry.end_position
-        return entry
+    def plan(self, frame: Frame) -> None:
+        """Give the frame its place behind all accepted so far, at `planned_end`."""
+        length = len(frame.data)
+        self.index.append_frame(frame.stamp, self.planned_end, length)
+        self.planned_end += length
 
     def position_of(self, index: LogIndex) -> int:
         """Where the entry starts; where the next would when it is not here."""

@@ -86,8 +86,9 @@ class Writer:
 
     def check(self) -> None:
         """Raise what an append would meet right now."""
-        self.check_open()
-        self.check_disk()
+        if self._closed or self.failure is not None:
+            self.check_open()
+            self.check_disk()
         if self._refusing is not None:
             raise DiskFull(str(self._refusing))
 
@@ -126,14 +127,16 @@ class Writer:
     def _begin_write(self) -> bool:
         """The common case: the active segment's file is open, clean, and has blocks for the frames. False:
         nothing was begun."""
-        segment = self._queue[0].segment if isinstance(self._queue[0], Append) else None
+        first = self._queue[0]
+        segment = first.segment if isinstance(first, Append) else None
         if segment is None or segment is not self._active or self.failure is not None:
             return False
-        if segment.soiled_end or not self._hold():
+        if segment.soiled_end or not (self._is_held or self._hold()):
             return False
         assert self._handle is not None
         group = take_group(self._queue, self._files.config.max_write_bytes)
-        if group[-1].position + group[-1].length + TRAILER_BYTES > segment.allocated:
+        last = group[-1]
+        if last.position + last.length + TRAILER_BYTES > segment.allocated:
             self._queue.extendleft(reversed(group))
             return False
         file, position, buffers = self._handle.file, group[0].position, self._buffers(group)
@@ -147,16 +150,15 @@ class Writer:
             self._queue.extendleft(reversed(group))
             return False
         self._is_writing = True
-        self._reserve_ahead(segment, file, group)
+        if last.length >= COMPANY_BYTES:
+            self._reserve_ahead(segment, file, last)
         return True
 
-    def _reserve_ahead(self, segment: Segment, file: File, group: list[Append]) -> None:
+    def _reserve_ahead(self, segment: Segment, file: File, last: Append) -> None:
         """Blocks for the next writes of this size while this one runs: none waits for them, and a disk that
         has none is met by the write that needs them."""
-        end, length = group[-1].position + group[-1].length, group[-1].length
-        wanted = end + AHEAD_WRITES * length + TRAILER_BYTES
-        config = self._files.config
-        if length < COMPANY_BYTES or wanted <= segment.allocated or wanted > config.segment_bytes:
+        wanted = last.position + (1 + AHEAD_WRITES) * last.length + TRAILER_BYTES
+        if wanted <= segment.allocated or wanted > self._files.config.segment_bytes:
             return
         if self._reserving is None:
             self._reserving = asyncio.get_running_loop().create_task(self._reserve(segment, file, wanted))
@@ -183,9 +185,11 @@ class Writer:
         else:
             self.syncs += self._files.config.fsync
             self._written(group)
-            self._go_on()  # before anybody hears of it: what they queue shares the write after the next
+            if self._queue:
+                self._go_on()  # before anybody hears of it: what they queue shares the write after the next
             for work in group:
-                _answer(work, None)
+                if work.answer is not None:
+                    work.answer(None)
             self._rest()
         if self._write_over is not None:
             self._write_over.set_result(None)
@@ -295,14 +299,15 @@ class Writer:
         """What a write consists of; its place is soiled until it has succeeded."""
         segment, last = group[0].segment, group[-1]
         end = last.position + last.length
+        stamp = last.frames[-1].stamp
         buffers: list[Buffer] = [frame.data for work in group for frame in work.frames]
         # Without a sync for each, what several writes have left stands there, in any mixture.
         written = end - group[0].position if segment.is_over_zeros and self._files.config.fsync else 0
-        stamp = last.frames[-1].stamp
         end_offset = Offset(stamp.base_offset + stamp.record_count)
         record = TailRecord(stamp.index, stamp.term, end, self.synced_index, end_offset, written)
         buffers.append(segment.trailer(record))
-        buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
+        if end + TRAILER_BYTES > segment.prewritten_end:
+            buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
         segment.soiled_end = end + TRAILER_BYTES
         return buffers
 
@@ -322,11 +327,13 @@ class Writer:
         segment.written_end = end
         self.writes += 1
         self.queued_bytes -= length
-        self.written_index = last.last_index
-        # A truncation that is queued behind takes back what it removes, and others may be planned there
-        # already.
-        kept = last.last_index if last.generation == self.generation else self._kept_of(last.last_index)
-        self.stored_index = LogIndex(max(self.stored_index, kept))
+        self.written_index = kept = last.last_index
+        if last.generation != self.generation:
+            # A truncation that is queued behind takes back what it removes, and others may be planned there
+            # already.
+            kept = self._kept_of(kept)
+        if kept > self.stored_index:
+            self.stored_index = kept
         if self._files.config.fsync:
             self.synced_index = self.stored_index
         self._unindexed_bytes += length

@@ -90,6 +90,8 @@ Work = Append | Roll | Truncate | Trim
 def take_group(queue: deque[Work], max_bytes: int) -> list[Append]:
     """The appends at the head of the queue that one write takes: same segment, bounded bytes and buffers (one
     buffer is kept for the trailer, one for zeros)."""
+    if len(queue) == 1 and isinstance(queue[0], Append):
+        return [queue.popleft()]  # type: ignore[list-item]  # it was just looked at
     group: list[Append] = []
     size = buffers = 0
     while queue:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
@@ -265,8 +266,7 @@ def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> Recor
     """The body is one value, whatever its type says. Raises ShoalError: ambiguous-body, too-large."""
     if len(body) > MAX_JSON_BYTES:
         raise ShoalError("too-large", f"a body that is one value may have at most {MAX_JSON_BYTES} bytes")
-    media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type == "application/x-www-form-urlencoded" and _looks_like_records(body):
+    if content_type and _is_form(content_type) and _looks_like_records(body):
         detail = (
             "the body is JSON with 'records' but was sent as a form, as curl -d does; use curl --json, or "
             "--data-binary with -H 'Content-Type: application/octet-stream' to store it as one value"
@@ -276,6 +276,11 @@ def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> Recor
     columns.append(None, key, body, None)
     _check_size(0, key, body, None)
     return columns
+
+
+@lru_cache(maxsize=256)  # clients send few
+def _is_form(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
 
 
 def _looks_like_records(body: bytes) -> bool:
@@ -305,7 +310,7 @@ def columns_to_message(columns: RecordColumns, now_us: int) -> Message:
     """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises what pyarrow
     raises for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
     for too many bytes."""
-    if columns.headers.count(None) == len(columns):
+    if columns.headers.count(None) == len(columns.headers):
         timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
         message = encode_rows(timestamps, columns.keys, columns.values)
         if message is not None:

@@ -215,7 +215,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         if behind:
             self._held += behind
         append = _Append(self, head, request, memory)
-        self._last = append.like_the_next()
+        self._last = append.like_the_next() if lead else None
         self._go_on_with(append, here)
         return True
 
@@ -236,10 +236,14 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._rest = append.memory[request.lead_bytes + here :]
             self._watch_progress()
             return
+        if request.lead_bytes:
+            # A large one takes the disk longer than a round of the loop: it does better in company.
+            self._begin(append)
+            return
+        broker = self._quick.context.broker
+        broker.hold()
         self._begin(append)
-        # A large one takes the disk longer than a round of the loop: it does better in company.
-        if self._append is not None and not request.lead_bytes and self._quick.is_alone():
-            self._quick.context.broker.hurry()
+        broker.hurry()
 
     def _receive_on(self, size: int) -> None:
         append, rest = self._receiving, self._rest

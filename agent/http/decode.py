@@ -71,7 +71,7 @@ def decode_whole(query: Query, media: str, content_type: str | None, body: bytes
         columns = parse_json(body)
     else:
         columns = parse_raw(body, content_type, _raw_key(query))
-    return Chunk(len(columns), columns, [], body)
+    return Chunk(len(columns.values), columns, [], body)
 
 
 def _raw_key(query: Query) -> bytes | None:

@@ -8,8 +8,7 @@ answers. Knows no socket: connection.py brings heads and bodies and takes answer
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -83,8 +82,6 @@ class QuickAppends:
         self._routes = routes
         self._remembered: dict[bytes, QuickRequest] = {}
         self._places: PlaceReader | None = None
-        # What runs in this round and the next (asyncio's own loop tells, another one need not).
-        self._ready: Sized | None = getattr(asyncio.get_running_loop(), "_ready", None)
 
     def request(self, data: bytes) -> QuickRequest | None:
         """What a whole head asks for; None when it is to go the ordinary way."""
@@ -103,12 +100,6 @@ class QuickAppends:
                 self._remembered.clear()
             self._remembered[data] = request
         return request
-
-    def is_alone(self) -> bool:
-        """Whether nothing else has arrived in this round of the event loop, as far as that can be known: what
-        arrives together shares a batch and a sync, but one alone need not wait for the next round.
-        """
-        return self._ready is not None and len(self._ready) <= 1  # the turn that was just asked for
 
     def _understand(self, head: Head) -> QuickRequest | None:
         headers = head.headers

@@ -490,6 +490,9 @@ class FakeBroker:
         else:
             asyncio.get_running_loop().call_soon(answer.set_result, done)
 
+    def hold(self) -> None:
+        """Nor is anything planned for the next round."""
+
     def hurry(self) -> None:
         """Nothing waits for company here."""
 

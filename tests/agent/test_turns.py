@@ -227,3 +227,58 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
     assert await begun_after(CAMPAIGN_MS) == 3 * MAX_CAMPAIGNS
     turns.stop()
     await serving
+
+
+async def test_what_came_alone_has_its_turn_in_the_very_call() -> None:
+    """hold and hurry around a lone input: one turn, at once, and none is planned for the next round."""
+    turns, _, flushes, replica = make()
+    turns.hold()
+    turns.schedule(replica)
+    turns.hurry()
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    turns.hold()
+    turns.hurry()
+    assert len(replica.turns) == 1, "nobody was scheduled"
+
+
+async def test_what_came_together_shares_a_turn_in_the_next_round() -> None:
+    """Whoever hurries while more input waits in this round of the loop gets one turn with it."""
+    turns, _, flushes, replica = make()
+
+    def take_input() -> None:
+        turns.hold()
+        turns.schedule(replica)
+        turns.hurry()
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(take_input)
+    loop.call_soon(take_input)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+
+
+async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
+    """The outbox is let out at the end of the turn that filled it; who is scheduled meanwhile has another."""
+    turns, clock, _, replica = make()
+    begun: list[int] = []
+
+    def turn(now_ms: int) -> None:
+        begun.append(now_ms)
+        turns.schedule_flush()
+        if len(begun) == 1:
+            turns.schedule(replica)
+
+    replica.turn = turn
+    turns.schedule(replica)
+    turns.serve_now()
+    assert len(begun) == 1
+    await asyncio.sleep(0)
+    assert len(begun) == 2
+    count = turns.count
+    clock.ms += 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert turns.count == count == 2
