@@ -59,8 +59,8 @@ def append(url: str, partition: int, value: str) -> bool:
 
 
 def test_streams_and_waits_survive_the_death_of_a_leader(start_cluster: Callable[..., Any]) -> None:
-    """A partition's stream and a merged one at agents that stay, and offsets that wait at both; the merged one
-    again from the middle, at the other agent."""
+    """A partition's stream and a merged one at agents that stay, and offsets that wait at both; the merged
+    one again from the middle, at the other agent."""
     agents = start_cluster(3)
     first = agents.agents[0].url
     body = json.dumps({"partitions": 2, "replication_factor": 3}).encode()
