@@ -201,7 +201,8 @@ class AgentConfig:
             raise ConfigError("--cores needs ports that can be counted up: give ports above 0, or none")
         if not 0 <= self.scrub_bytes_per_s <= 2**40:
             raise ConfigError(
-                f"scrub_bytes_per_s {self.scrub_bytes_per_s} is out of range: 8388608 is usual, 0 never looks"
+                f"--scrub-bytes-per-s {self.scrub_bytes_per_s} is out of range: 8388608 is usual, and"
+                " 0 never looks"
             )
         if not 1 <= self.weight <= 10_000:
             raise ConfigError(f"weight {self.weight} is out of range: give 1 to 10000 (100 is normal)")

@@ -645,8 +645,6 @@ class Host:
         except DoubledError as error:
             replica.fail("damaged", f"hard states cannot be stored any more: {error}")
 
-    # The end
-
     def statistics(self) -> HostStatistics:
         """One snapshot; resets the worst lag."""
         worst, self.turns.lag_max_ms = self.turns.lag_max_ms, 0

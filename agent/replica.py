@@ -535,15 +535,14 @@ class Replica:
     # The end
 
     def _disk_failed(self, error: BaseException) -> None:
-        logger.error("replica %s stops: %s", self.group, error, exc_info=error)
         code = "disk-full" if isinstance(error, DiskFull) else "damaged"
-        self.fail(code, f"this replica stopped: {error}")
+        self.fail(code, f"this replica stopped: {error}", error)
 
-    def fail(self, code: str, reason: str) -> None:
+    def fail(self, code: str, reason: str, cause: BaseException | None = None) -> None:
         """Stop for good: say nothing more to anyone, acknowledge nothing (a failed fsync is fatal)."""
         if self.failure is not None:
             return
-        logger.error("replica %s: %s", self.group, reason)
+        logger.error("replica %s: %s", self.group, reason, exc_info=cause)
         self.failure = (code, reason)
         self.disk.halt()
         self.waiting.fail_all("leadership-lost", reason)

@@ -29,6 +29,10 @@ COLLECTED_OBJECTS = 10_000
 would have tens of them a second look at the same requests in flight."""
 
 
+ScrubOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Read what is stored again, so fast; default 8388608; 0: never."),
+]
 WeightOption = Annotated[
     int | None, typer.Option("--weight", metavar="N", help="Its share of the replicas; default 100.")
 ]
@@ -82,6 +86,7 @@ def agent(
         str | None,
         typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
     ] = None,
+    scrub_bytes_per_s: ScrubOption = None,
     gossip: Annotated[
         str | None, typer.Option(metavar="KIND", help="embedded, the default, or serf: by a Serf agent.")
     ] = None,

@@ -57,6 +57,7 @@ REFUSED = [
     ({"cores": 0}, "give 1 to"),
     ({"cores": 2, "http_port": 0}, "counted up"),
     ({"weight": 0}, "out of range"),
+    ({"scrub_bytes_per_s": -1}, "0 never looks"),
     ({"discovery_window": "11m"}, "10 minutes"),
     ({"heartbeat_interval": 5}, "raise it"),
     ({"expect": "three"}, "a whole number is needed"),
