@@ -174,9 +174,9 @@ class AsyncClient:
         while True:
             document = await self._get("/v1/topics", params)
             found.extend(document.get("topics", []))
-            if not document.get("cursor"):
+            if not document.get("next_cursor"):
                 return found
-            params = {"cursor": str(document["cursor"])}
+            params = {"cursor": str(document["next_cursor"])}
 
     async def topic(self, name: str) -> dict[str, Any]:
         """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""

@@ -24,6 +24,7 @@ from shoal.routing import hash_ranges
 
 ARROW = "application/vnd.apache.arrow.stream"
 REMEMBERED_SEQUENCES = 5
+PAGE_TOPICS = 20  # few, so that clients meet a second page
 
 
 @dataclass
@@ -352,7 +353,12 @@ class FakeAgent:
             }
             for topic in self.cluster.topics.values()
         ]
-        return web.json_response({"topics": topics})
+        after = request.query.get("cursor", "")
+        left = sorted((topic for topic in topics if topic["name"] > after), key=lambda topic: topic["name"])
+        page: dict[str, Any] = {"topics": left[:PAGE_TOPICS]}
+        if len(left) > PAGE_TOPICS:
+            page["next_cursor"] = left[PAGE_TOPICS - 1]["name"]
+        return web.json_response(page)
 
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -401,6 +401,10 @@ async def test_topics_are_created_listed_and_deleted(cluster: FakeCluster) -> No
         assert [topic["name"] for topic in await client.topics()] == ["t"]
         await client.delete_topic("t")
         assert await client.topics() == []
+        names = sorted(f"t{number}" for number in range(45))
+        for name in names:
+            await client.create_topic(name)
+        assert [topic["name"] for topic in await client.topics()] == names
 
 
 async def test_a_deletion_whose_answer_was_lost_is_done(cluster: FakeCluster) -> None:
