@@ -62,7 +62,7 @@ class BulkConnections:
         UnknownLength.
         """
         parts = urlsplit(base)
-        lines = [f"GET {path}?{urlencode(params)} HTTP/1.1", f"Host: {parts.netloc}"]
+        lines = [f"GET {parts.path.rstrip('/')}{path}?{urlencode(params)} HTTP/1.1", f"Host: {parts.netloc}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
         while True:

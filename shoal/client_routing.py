@@ -295,7 +295,7 @@ def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = 
         raise ValueError(f"at least one agent's URL is needed, for example {DEFAULT_AGENT}")
     for url in urls:
         scheme, _, rest = url.partition("://")
-        host, _, path = rest.partition("/")
-        if scheme not in ("http", "https") or not host or path or host.startswith(":") or "@" in host:
+        host = rest.partition("/")[0]
+        if scheme not in ("http", "https") or not host or host.startswith(":") or set("@?# ") & set(rest):
             raise ValueError(f"{url!r} is not the URL of an agent, which is like {DEFAULT_AGENT}")
     return urls

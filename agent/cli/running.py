@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from shoal.agent.cli.output import CliError, agent_urls
+from shoal.agent.cli.output import DEFAULT_AGENT, CliError, agent_urls
 
 if TYPE_CHECKING:
     from shoal.aio import AsyncClient, ClientConfig
@@ -41,7 +41,13 @@ def with_client(
     """
     urls = agent_urls(agent)
     from shoal.aio import AsyncClient, Unreachable
+    from shoal.client_routing import bootstrap_urls
     from shoal.errors import ShoalError
+
+    try:
+        bootstrap_urls(urls)
+    except ValueError as error:
+        raise CliError(f"--agent: {error}", f"give one like {DEFAULT_AGENT}", exit_code=2) from error
 
     async def body() -> T:
         async with AsyncClient(urls, config) as client:

@@ -13,6 +13,19 @@ from shoal.batching import CATCH_UP_BURSTS, Batcher, BatchingConfig, Pacer, Requ
 CONFIG = BatchingConfig(linger_ms=10, batch_rows_max=5, batch_bytes_max=100, buffered_bytes_max=300)
 
 
+def test_who_is_in_a_hurry_takes_those_before_along() -> None:
+    """What was added with an earlier time is due then, with all that it must not overtake."""
+    batcher: Batcher[str] = Batcher(BatchingConfig(linger_ms=100))
+    batcher.add(0, "patient", 1, 10, 1_000)
+    assert batcher.deadline() == 1_100
+    batcher.add(0, "hurry", 1, 10, 900)
+    assert batcher.deadline() == 1_000
+    (request,) = batcher.take(1_000)
+    assert request.items == ("patient", "hurry")
+    batcher.add(0, "waits", 1, 10, 1_000)
+    assert list(batcher.items()) == [(0, "patient"), (0, "hurry"), (0, "waits")]
+
+
 def test_a_record_waits_for_company_until_its_linger_is_over() -> None:
     """Not before, not after, and the deadline says when."""
     batcher: Batcher[str] = Batcher(CONFIG)

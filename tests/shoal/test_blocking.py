@@ -267,7 +267,7 @@ def test_nobody_home_wrong_urls_and_unknown_topics_are_clear(cluster: FakeCluste
         pytest.raises(Unreachable, match=r"127.0.0.1:1 cannot"),
     ):
         client.topics()
-    for wrong in ("ftp://127.0.0.1:7070", "http://", [], "http://127.0.0.1:7070/v1"):
+    for wrong in ("ftp://127.0.0.1:7070", "http://", [], "http://:7070", "http://127.0.0.1:7070?a=b"):
         with pytest.raises(ValueError, match=r"for example http|is not the URL of an agent"):
             Client(wrong)
     cluster.auto_create_topics = False
