@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib
+import json
 import pathlib
 import random
 import signal
@@ -67,7 +68,8 @@ def one_round(kills: Any, cluster: Any, directory: pathlib.Path, seed: int) -> i
     kills.make_topic(url, source, partitions)
     kills.make_topic(url, target, rng.choice([1, 3]))
     for number, first in enumerate(range(0, RECORDS, LINES_PER_REQUEST)):
-        lines = [f"{record}:".ljust(RECORD_BYTES, ".") for record in range(first, first + LINES_PER_REQUEST)]
+        numbers = range(first, first + LINES_PER_REQUEST)
+        lines = [json.dumps({"record": record, "padding": "." * RECORD_BYTES}) for record in numbers]
         kills.append_lines(url, source, number % partitions, lines)
     urls = ",".join(agent.url for agent in cluster.agents)
     program = environment.ROOT / "tests" / "spark" / "copy_program.py"
@@ -112,7 +114,7 @@ def _killed(kills: Any, cluster: Any, driver: Any, rng: random.Random) -> int:
 def _judge(kills: Any, cluster: Any, target: str, seed: int) -> None:
     described = kills.ask(cluster.agents[0].url, "GET", f"/v1/topics/{target}/offsets")
     copied = kills.records(cluster.agents[0].url, target, len(described["partitions"]))
-    counts = collections.Counter(int(value.partition(":")[0]) for _, value in copied)
+    counts = collections.Counter(json.loads(value)["record"] for _, value in copied)
     missing = sorted(set(range(RECORDS)) - set(counts))
     twice = sorted(record for record, count in counts.items() if count > 1)
     assert not missing, f"seed {seed}: {len(missing)} records are missing, the first is {missing[0]}"
