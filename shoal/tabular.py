@@ -62,7 +62,7 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
     for field in DEFAULT_SCHEMA:
         if field.name in names:
             try:
-                columns.append(batch.column(field.name).cast(field.type))
+                columns.append(_cast(batch.column(field.name), field.type))
             except (pa.ArrowException, ValueError) as error:
                 raise ShoalError("schema-mismatch", f"{topic}: column {field.name!r}: {error}") from error
         elif field.name == TIMESTAMP_COLUMN:
@@ -70,6 +70,15 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
         else:
             columns.append(pa.nulls(batch.num_rows, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Raises ArrowException and ValueError. Nanoseconds, pandas' unit, lose what is below a microsecond."""
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
+        if column.type.tz is None:
+            raise ValueError("has no time zone: localize it, for example to UTC")
+        return column.cast(kind, safe=column.type.unit != "ns")
+    return column.cast(kind)
 
 
 def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:

@@ -144,6 +144,16 @@ def test_a_delivery_knows_where_each_row_of_a_batch_is(cluster: FakeCluster, cli
         delivery.place(300)
 
 
+def test_a_frames_nanoseconds_are_cut_to_microseconds(cluster: FakeCluster, client: Client) -> None:
+    """As pandas has them; text becomes its UTF-8, and what is missing is null."""
+    cluster.create("t", 1)
+    moments = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "Europe/Berlin"))
+    with client.producer("t") as producer:
+        producer.send_batch(pa.table({"timestamp": moments, "value": ["ä"]}))
+    (record,) = client.consumer("t")
+    assert (record.timestamp_us, record.key, record.value) == (1_700_000_000_123_456, None, "ä".encode())
+
+
 def test_append_returns_the_place_of_one_record(cluster: FakeCluster, client: Client) -> None:
     """At once, behind what was sent before, without waiting for a linger."""
     cluster.create("t", 2)
@@ -236,6 +246,13 @@ def bad_requests() -> list[tuple[str, Callable[..., object], str]]:
         ("column", lambda p: p.send_batch(pa.table({"value": ["a"], "colour": ["b"]})), "'colour'"),
         ("no value", lambda p: p.send_batch(pa.table({"key": ["a"]})), "has no 'value'"),
         ("type", lambda p: p.send_batch(pa.table({"value": [{"a": 1}]})), "column 'value'"),
+        (
+            "naive",
+            lambda p: p.send_batch(
+                pa.table({"value": ["a"], "timestamp": pa.array([1], pa.timestamp("ns"))})
+            ),
+            "has no time zone",
+        ),
         ("list", lambda p: p.send_batch([b"a"]), "not list"),
         (
             "null time",
