@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from raft_sim.disk import Disk
+from raft_sim.host import Host
 from raft_sim.invariants import ALL, Invariant, PromisesAreDurable
 from raft_sim.knobs import Knobs
-from raft_sim.simulation import Simulation
+from raft_sim.simulation import Agent, Simulation
 
 from shoal.batch import LogIndex, Term
 from shoal.replication import quorum, raft
 from shoal.replication.follower import Follower
-from shoal.replication.interfaces import HardState, ReplicaId, Run
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, Run
 from shoal.replication.leader import Leader
 from shoal.replication.log_view import LogView
 from shoal.replication.messages import AppendReply, AppendRequest, Message, Vote, VoteReply
@@ -229,6 +231,22 @@ def never_ask_after_segments(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("shoal.replication.leader.heartbeat_request", heartbeat)
 
 
+def cut_at_damage(patch: pytest.MonkeyPatch) -> None:
+    """A start that meets an entry which does not verify drops it and all that follows."""
+    proper = Host.__init__
+
+    def init(self: Host, simulation: Simulation, agent: Agent, disk: Disk, birth: Configuration) -> None:
+        if disk.damaged:
+            del disk.log[min(disk.damaged) - 1 :]
+            state = disk.hard_state
+            kept = LogIndex(min(state.commit_index, len(disk.log)))
+            disk.hard_state = replace(state, commit_index=kept)
+            disk.damaged.clear()
+        proper(self, simulation, agent, disk, birth)
+
+    patch.setattr(Host, "__init__", init)
+
+
 CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     # The promises themselves are left out where that invariant would see the mutation without any harm done.
     ("vote before sync", send_at_once(VoteReply), ALL),
@@ -256,6 +274,7 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     ("believe syncs of truncated entries", believe_syncs_of_truncated_entries, ALL),
     ("never notice a lost append", never_notice_a_lost_append, ALL),
     ("never ask after segments", never_ask_after_segments, ALL),
+    ("cut a log at damage", cut_at_damage, ALL),
 ]
 
 

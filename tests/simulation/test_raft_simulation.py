@@ -45,7 +45,16 @@ def test_a_seed_decides_everything() -> None:
 def test_seeds_differ_and_cover_the_faults() -> None:
     """The knobs of the seeds that the tests run switch every fault on somewhere, and off somewhere else."""
     drawn = [Knobs.of_seed(seed) for seed in range(SEED_COUNT)]
-    for name in ("crashes", "partitions", "pauses", "membership", "transfers", "retention", "pre_vote"):
+    for name in (
+        "crashes",
+        "partitions",
+        "pauses",
+        "membership",
+        "transfers",
+        "retention",
+        "pre_vote",
+        "rot",
+    ):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}
     for name in ("loss", "duplication", "straggler", "late_drain", "shorten", "idle"):
         values = {getattr(knobs, name) for knobs in drawn}

@@ -46,6 +46,8 @@ class Disk:
     first_index: int = 1
     queue: deque[Write] = field(default_factory=deque)
     syncing: list[Write] = field(default_factory=list)
+    damaged: set[int] = field(default_factory=set)
+    """Indexes of entries whose bytes do not verify; what they were, and are elsewhere, stands in log."""
 
     def start_sync(self) -> bool:
         """Take up everything queued; false if a sync runs already, or nothing waits."""
@@ -85,6 +87,7 @@ class Disk:
             self.hard_state = write.hard_state
         if write.truncate_from is not None and truncate:
             del self.log[write.truncate_from - 1 :]
+            self.damaged = {index for index in self.damaged if index < write.truncate_from}
         if entry_count:
             assert len(self.log) == write.first_index - 1, "the log on disk has a gap or a leftover"
             self.log.extend(write.entries[:entry_count])
@@ -95,6 +98,7 @@ class Disk:
         assert not self.syncing
         self.log = source.log[:last_index]
         self.first_index = source.first_index
+        self.damaged.clear()
 
     def holds(self, index: int, entry: Entry) -> bool:
         """Whether that entry is durable here."""

@@ -41,6 +41,10 @@ class Nemesis:
             faults += [self._transfer] * 2
         if knobs.retention:
             faults += [self._trim] * 3
+        if knobs.rot:
+            faults += [self._rot] * 2
+        self._rotten: str | None = None
+        """Whose disk rots: of one replica, since three copies survive the loss of one."""
         self._faults = faults
 
     def strike(self) -> None:
@@ -146,6 +150,22 @@ class Nemesis:
         host.trim(self._rng.choice((last, self._rng.randint(host.disk.first_index, last))))
         self._simulation.after_input(host)
         return f"trim {host.core.replica_id} to {host.disk.first_index}"
+
+    def _rot(self) -> str:
+        """A committed entry does not verify any more. It is found by the next look or read; the process that
+        wrote it may have sent it from memory until then, which is not simulated."""
+        agents = self._simulation.agents
+        hosts = [agent.host for agent in agents.values() if agent.host and not agent.paused]
+        hosts = [host for host in hosts if self._rotten in (None, host.agent.name)]
+        host = self._rng.choice(hosts) if hosts else None
+        last = 0 if host is None else min(host.applied, len(host.disk.log))
+        if host is None or last < host.disk.first_index:
+            return "nothing rots"
+        self._rotten = host.agent.name
+        index = self._rng.randint(host.disk.first_index, last)
+        host.disk.damaged.add(index)
+        self._simulation.after(self._rng.randint(1, 1_000), lambda: self._simulation.found_damage(host))
+        return f"rot of entry {index} at {host.agent.name}"
 
     def _change_membership(self) -> str:
         leaders = self._leaders()

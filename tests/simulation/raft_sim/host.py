@@ -58,6 +58,8 @@ class Host:
             rng=random.Random(simulation.rng.getrandbits(32)),
             now_ms=simulation.now_ms,
         )
+        if disk.damaged:  # a start reads everything
+            self.look_for_damage()
 
     def __repr__(self) -> str:
         return f"{self.agent.name} {self.core}"
@@ -107,9 +109,17 @@ class Host:
         in_force = max(item.index for item in known if item.index <= self.disk.first_index)
         return [item for item in known if item.index >= in_force]
 
+    def look_for_damage(self) -> None:
+        """What the scrubber or a read has found, or a peer has mended, is told to the core."""
+        self.core.damaged(
+            [(LogIndex(index), LogIndex(index)) for index in sorted(self.disk.damaged)],
+            self.simulation.now_ms,
+        )
+
     def trim(self, first_index: int) -> None:
         """Retention: forget the committed entries before first_index."""
         self.disk.first_index = first_index
+        self.disk.damaged = {index for index in self.disk.damaged if index >= first_index}
         self.core.trimmed(LogIndex(first_index))
 
     # Output
@@ -179,6 +189,10 @@ class Host:
                 last = LogIndex(message.previous_index + self.simulation.rng.randint(1, count - 1))
                 message = shorten(message, last)
                 self.core.shortened(message.receiver, last)
+            intact = self._without_damage(message)
+            if intact is None:
+                return  # this follower gets it once it is mended
+            message = intact
             entries = tuple(
                 self._entry(index) for index in range(message.runs[0].first, message.last_index + 1)
             )
@@ -186,7 +200,21 @@ class Host:
         self.simulation.observe_send(self, message)
         self.simulation.post(self.agent, Packet(message, entries))
 
+    def _without_damage(self, message: AppendRequest) -> AppendRequest | None:
+        """As much of it as can be read here; whoever reads finds the damage."""
+        first = message.runs[0].first
+        damaged = [index for index in self.disk.damaged if first <= index <= message.last_index]
+        if not damaged:
+            return message
+        self.simulation.after(0, lambda: self.simulation.found_damage(self))
+        if min(damaged) == first:
+            return None
+        last = LogIndex(min(damaged) - 1)
+        self.core.shortened(message.receiver, last)
+        return shorten(message, last)
+
     def _entry(self, index: int) -> Entry:
+        assert index not in self.disk.damaged, "a damaged entry is sent"
         assert index >= self.disk.first_index, "a trimmed entry is read"
         return self.pages[index - 1]
 

@@ -41,6 +41,7 @@ class Knobs:
     membership: bool
     transfers: bool
     retention: bool
+    rot: bool = False
 
     @classmethod
     def draw(cls, rng: random.Random) -> Knobs:
@@ -75,6 +76,7 @@ class Knobs:
             membership=rng.random() < 0.5,
             transfers=rng.random() < 0.5,
             retention=rng.random() < 0.4,
+            rot=_looked_ahead(rng) < 0.4,
         )
 
     @classmethod
@@ -101,3 +103,10 @@ class Knobs:
 
     def __str__(self) -> str:
         return " ".join(f"{item.name}={getattr(self, item.name)}" for item in fields(self))
+
+
+def _looked_ahead(rng: random.Random) -> float:
+    """A number that is drawn from a copy, so that seeds without that fault go on as they always did."""
+    ahead = random.Random()
+    ahead.setstate(rng.getstate())
+    return ahead.random()

@@ -29,6 +29,7 @@ AGENT_COUNT = 6  # five voters at most, and one more to move to
 LIVENESS_MS_MAX = 20_000  # from the heal to agreement; a healthy group needs under 3 s
 INBOX_MAX = 10_000
 SHIPPING_INTERVAL_MS = 200
+MENDING_INTERVAL_MS = 300
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Simulation:
         self.read_count = 0
         self.sent_count = 0
         self.installed_count = 0
+        self.mended_count = 0
         self.acknowledged_count = 0
         self._print_line = print_line
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -122,6 +124,8 @@ class Simulation:
         self.every(self.raft_config.heartbeat_interval_ms, self._exchange_liveness, jitter=False)
         self.every(500, self._reap, jitter=False)
         self.every(SHIPPING_INTERVAL_MS, self._ship_segments, jitter=False)
+        if self.knobs.rot:
+            self.every(MENDING_INTERVAL_MS, self._mend, jitter=False)
 
     def run(self) -> None:
         """Both phases."""
@@ -268,6 +272,34 @@ class Simulation:
         leader.core.caught_up(disk.replica_id, LogIndex(last_index), self.now_ms)
         self.after_input(leader)
         self.installed_count += 1
+
+    def found_damage(self, host: Host) -> None:
+        """Entries there do not verify, or do again."""
+        self._at(host, host.look_for_damage)
+
+    def _mend(self) -> None:
+        """Damaged entries are fetched from whoever has the same index and term intact (safety 10)."""
+        for agent in self.agents.values():
+            host = agent.host
+            if host is None or agent.paused or not host.disk.damaged:
+                continue
+            mended = {index for index in host.disk.damaged if self._may_be_had(host, index)}
+            if mended:
+                self.trace(lambda host=host, mended=mended: f"{host.agent.name} MENDS {sorted(mended)}")
+                host.disk.damaged -= mended
+                self.mended_count += len(mended)
+                self.found_damage(host)
+
+    def _may_be_had(self, host: Host, index: int) -> bool:
+        for other in self.agents.values():
+            peer = other.host
+            if peer is None or peer is host or other.paused:
+                continue
+            reachable = self.network.passes(other.name, host.agent.name)
+            intact = index >= peer.disk.first_index and index not in peer.disk.damaged
+            if reachable and intact and peer.disk.holds(index, host.disk.log[index - 1]):
+                return True
+        return False
 
     # Packets, syncs, timers
 
