@@ -116,8 +116,9 @@ class Segment:
 
     def trailer(self, record: TailRecord) -> bytes:
         """What a write ends with. Its numbers come from the write: the plan may have been cut meanwhile."""
-        synced_index = LogIndex(min(record.synced_index, record.last_index))
-        return encode_trailer(record._replace(synced_index=synced_index), self.files.identity)
+        if record.synced_index > record.last_index:
+            record = record._replace(synced_index=record.last_index)
+        return encode_trailer(record, self.files.identity)
 
     async def create(self, file: File) -> None:
         """Header, marker and tail record durable in the file; the caller syncs the directory before any
