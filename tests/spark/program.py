@@ -6,6 +6,8 @@ Run by test_spark.py in a process of its own: a JVM does not leave the process t
 from __future__ import annotations
 
 import json
+import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from shoal.spark import register
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
 def session() -> SparkSession:
@@ -168,6 +172,9 @@ def main() -> None:
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     register(spark)
     results["registered"] = load().count()
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(example, names)  # as the page has them, one after the other; the agent is SHOAL_AGENT's
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
     print(json.dumps(results))
     spark.stop()

@@ -23,6 +23,7 @@ def check_written(cluster: Cluster, said: dict[str, str]) -> None:
     }
     assert stored["written"] == 500
     assert stored["copied"] == 40
+    assert stored["people"] == 2  # the page's example
     assert {epoch for _, _, epoch, _, _ in cluster.writes} == {0}
     assert "there is no column value; make one" in said["no_value"]
     assert "unknown topic 'writen': make it first" in said["unknown_topic"]
@@ -37,12 +38,13 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """Counts, ranges, headers, splitting, an empty range, and the errors' first words, in one session."""
     cluster.fill("written", (), ())
     cluster.fill("copied", ())
+    cluster.fill("people", ())
     environment = {
         **os.environ,
         "JAVA_HOME": str(java.find(tmp_path / "java")),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SHOAL_AGENT": "http://127.0.0.1:9",  # the option takes precedence
+        "SHOAL_AGENT": cluster.url(1),
     }
     program = pathlib.Path(__file__).with_name("program.py")
     agents = f"127.0.0.1:9,{cluster.url(0)}"
