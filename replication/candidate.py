@@ -121,14 +121,17 @@ class Candidate:
 
 
 def answer_pre_vote(state: RaftState, message: PreVote, *, hears_leader: bool) -> None:
-    """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6)."""
-    granted = (
-        message.term > state.term
-        and not hears_leader
-        and state.log.is_up_to_date(message.last_index, message.last_term)
-    )
+    """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6).
+
+    Who has more than the asker, and hears no leader either, need not wait for its own timer: this election is
+    its to win. A leader that spares followers (spares.py) leaves such a pair behind.
+    """
+    may_be_led = message.term > state.term and not hears_leader
+    granted = may_be_led and state.log.is_up_to_date(message.last_index, message.last_term)
     term = message.term if granted else state.term
     state.send(PreVoteReply(state.replica_id, message.sender, term, granted))
+    if may_be_led and not granted and isinstance(state.behaviour, Follower) and not state.damaged:
+        state.behaviour.election_deadline_ms = state.now_ms
 
 
 def answer_vote(state: RaftState, message: Vote, now_ms: int) -> None:

@@ -172,3 +172,25 @@ def test_a_quiet_leader_spares_nobody() -> None:
     group.step(next(item for item in reversed(lost) if item.receiver.index == 2))
     group.settle()
     assert group.cores[2].last_index == last
+
+
+def test_a_spared_follower_that_asks_first_lets_the_prompt_one_win_at_once() -> None:
+    """The leader dies between an acknowledgement and what the spared one was owed: its pre-vote is refused by
+    who has more, and that one campaigns without waiting for its own timer."""
+    group = led_group()
+    group.propose(0)
+    group.settle()
+    group.cut.add(0)
+    group.mail.clear()
+    for ordinal in (1, 2):
+        group.cores[ordinal].peer_silent("a", group.now_ms)
+    prompt = group.cores[1]
+    deadline_ms = prompt.deadline()
+    assert deadline_ms is not None
+    prompt._state.behaviour.election_deadline_ms = deadline_ms + 1_000  # type: ignore[union-attr]
+    group.campaign(2)
+    group.settle()
+    assert prompt.deadline() == group.now_ms
+    group.campaign(1)
+    group.settle()
+    assert group.leaders()[-1] == 1

@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         forget_the_vote,
         ("OneVotePerTerm", "ElectionSafety"),
-        first_seed=4,
+        first_seed=5,
         knobs=_only("kill_one", "kill_leader", **ELECTIONS),
     ),
     Mutant(
@@ -250,7 +250,7 @@ MUTANTS = (
     Mutant(
         believe_failed_syncs,
         LOSS,
-        first_seed=1,
+        first_seed=5,
         knobs=BUSY | {"only": ("fail_sync", "fail_sync", "fail_sync", "power_all")},
     ),
     Mutant(
