@@ -127,6 +127,7 @@ def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
 
 def test_waiting_uses_the_same_connection_again(cluster: Cluster) -> None:
     """Also one that the agent has closed meanwhile: the wait is asked for anew."""
+    POOL.close()  # of what other tests have left
     stream = planner(cluster, idleWaitMs=50)
     start = stream.initial_offset()
     stream.latest_offset(start, None)
