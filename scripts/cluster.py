@@ -152,7 +152,9 @@ def get(url: str, path: str) -> Any:
         with urllib.request.urlopen(url + path, timeout=REQUEST_TIMEOUT_SECONDS) as answer:  # noqa: S310
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise ClusterProblem(f"{path}: {error.code} {error.read(500).decode(errors='replace')}") from error
+        with error:  # it is the answer, and holds its connection
+            said = error.read(500).decode(errors="replace")
+        raise ClusterProblem(f"{path}: {error.code} {said}") from error
 
 
 def _wait_for_url(agent: AgentProcess, deadline: float) -> str:
