@@ -278,7 +278,7 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
 ]
 
 FIRST_SEEDS: dict[Mutation, int] = {cut_at_damage: 70}
-"""Where one seed in fifty sees it, since a cut log must also win against one that lags: from where to look."""
+"""From where to look, where one seed in fifty sees it: a cut log must also win against one that lags."""
 
 
 def harsh_knobs(seed: int) -> Knobs:
