@@ -220,11 +220,18 @@ class Bench:
 
 
 def print_table(rows: list[Row]) -> None:
-    print(f"{'':<50}{'measured':<40}{'floor of the same run':<42}{'ratio':>6}  {'goal':<7}")
+    """Columns as wide as what stands in them."""
+    head = ["", "measured", "floor of the same run", "ratio", "goal"]
+    lines = [head]
     for row in rows:
-        sign = "<=" if row.lower_is_better else ">="
-        goal = "" if row.goal is None else f"{sign} {row.goal:.2f}"
-        print(f"{row.name:<50}{row.measured:<40}{row.floor:<42}{row.ratio:>6.2f}  {goal:<8}{row.verdict()}")
+        goal = "" if row.goal is None else f"{'<=' if row.lower_is_better else '>='} {row.goal:.2f}"
+        lines.append([row.name, row.measured, row.floor, f"{row.ratio:.2f}", f"{goal:<8}{row.verdict()}"])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        name, measured, floor, ratio, goal = (
+            f"{text:<{width}}" for text, width in zip(line, widths, strict=True)
+        )
+        print(f"{name}  {measured}  {floor}  {ratio}  {goal}".rstrip())
 
 
 def main() -> int:
