@@ -416,10 +416,16 @@ class CatalogService:
         again.
         """
         async with self.changing:
-            await self._save_state()
+            try:
+                await self._save_state()
+            except OSError as error:
+                logger.warning(
+                    "the catalog's state is not saved, and nothing new is opened until it is: %s", error
+                )
+                return False
+            dead = self._dead_topics()
             done = await self._open_missing()
             self._pass_settings_on()
-            dead = self._dead_topics()
             gone = [topic_id for topic_id, parts in dead.items() if await self._delete(topic_id, parts)]
         for topic_id in gone:
             tombstone = self.catalog.tombstones.get(topic_id)
@@ -428,16 +434,17 @@ class CatalogService:
         return done and len(gone) == len(dead)
 
     async def _save_state(self) -> None:
-        """Before the replicas are opened, so that a restart finds every replica it has opened."""
-        version = self.catalog.version
-        if version == self._saved_version:
-            return
-        record = self._record
-        self._record = ClusterRecord(
-            record.cluster, record.cluster_id, record.catalog_birth, self.catalog.to_bytes()
-        )
-        await self._save(self._record)
-        self._saved_version = version
+        """What is known on return is saved. Before replicas are opened, so that a restart finds every one
+        that was; before they are deleted, as a restart from a state that still had the topic would give birth
+        to a replica without its memory.
+        """
+        while self.catalog.version != self._saved_version:  # it goes on while it is being saved
+            version, record = self.catalog.version, self._record
+            self._record = ClusterRecord(
+                record.cluster, record.cluster_id, record.catalog_birth, self.catalog.to_bytes()
+            )
+            await self._save(self._record)
+            self._saved_version = version
 
     def _missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
         """What the registry knows of, and what this agent was born with; never what was removed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -77,6 +78,8 @@ class FakeGroups:
     opened: dict[GroupId, dict[str, Any]] = field(default_factory=dict)
     deleted: list[GroupId] = field(default_factory=list)
     refuse: int = 0
+    on_open: Callable[[], None] = lambda: None
+    on_delete: Callable[[GroupId], None] = lambda _: None
     end: int = 0
     start: int = 0
     on_append: Callable[[Sequence[Message]], None] = lambda _: None
@@ -105,11 +108,13 @@ class FakeGroups:
         if self.refuse:
             self.refuse -= 1
             raise OSError("the disk says no")
+        self.on_open()
         self.opened[group] = arguments
         replica_id = arguments["replica_id"] or ReplicaId(0, 0)
         self.records[group] = ReplicaRecord(group, replica_id, ReplicaState.ACTIVE)
 
     async def delete_group(self, group: GroupId) -> None:
+        self.on_delete(group)
         self.opened.pop(group, None)
         self.records.pop(group, None)
         self.deleted.append(group)
@@ -156,6 +161,7 @@ class Fixture:
         self.groups = FakeGroups()
         self.peers = FakePeers()
         self.saved: list[Catalog] = []
+        self.refuse_saves = 0
         self.service = CatalogService(
             agent_id=SELF,
             record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes()),
@@ -169,6 +175,9 @@ class Fixture:
         )
 
     async def save(self, record: ClusterRecord) -> None:
+        if self.refuse_saves:
+            self.refuse_saves -= 1
+            raise OSError(errno.ENOSPC, "no room")
         self.saved.append(Catalog.from_bytes(record.catalog))
 
     @asynccontextmanager
@@ -222,6 +231,43 @@ async def test_a_replica_that_cannot_be_opened_is_tried_again() -> None:
         fixture.groups.refuse = 3
         fixture.service.apply(frame(0, CreateTopic(entry())))
         await fixture.until(lambda: len(fixture.groups.opened) == 3)
+
+
+async def test_a_full_disk_keeps_the_state_unsaved_and_the_agent_alive() -> None:
+    """Nothing is opened from a state that a restart would not find; when there is room, all of it is."""
+    fixture = Fixture((SELF,))
+    async with fixture.running():
+        fixture.refuse_saves = 2
+        fixture.service.apply(frame(0, CreateTopic(entry())))
+        await fixture.until(lambda: not fixture.refuse_saves)
+        assert set(fixture.groups.opened) == {CATALOG_GROUP}
+        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+    assert fixture.saved[-1].version == 1
+
+
+async def test_nothing_is_deleted_before_its_deletion_is_saved() -> None:
+    """A deletion that comes while other replicas are opened: power fails before the next save, and the saved
+    state, which has the topic, would have an empty replica born under the same id."""
+    fixture = Fixture((SELF,))
+    first = entry(1)
+
+    def delete_the_first() -> None:
+        if GroupId(b"\2" * 16, 0) in fixture.groups.opened and fixture.service.catalog.version == 2:
+            fixture.service.apply(frame(2, DeleteTopic(first.topic_id)))
+
+    unsaved: list[GroupId] = []
+
+    def is_saved(group: GroupId) -> None:
+        if fixture.saved[-1].by_id(group.topic_id) is not None:
+            unsaved.append(group)
+
+    fixture.groups.on_open, fixture.groups.on_delete = delete_the_first, is_saved
+    async with fixture.running():
+        fixture.service.apply(frame(0, CreateTopic(first)))
+        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        fixture.service.apply(frame(1, CreateTopic(entry(2))))
+        await fixture.until(lambda: len(fixture.groups.deleted) == 2)
+    assert not unsaved
 
 
 async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:

@@ -161,6 +161,7 @@ class Nemesis:
         if len(self._simulation.nodes) >= NODES_MAX:
             return "nobody: there are enough"
         node = self._simulation.add_node()
+        node.never_founds()
         self._simulation.start(node)
         return node.name
 
@@ -182,6 +183,7 @@ class Nemesis:
         self.exchanged = node.address
         node.lose_power()
         node.disk.wipe()
+        node.never_founds()
         self._simulation.invariants.disk_was_wiped(node.address)
         self._bring_back(node, self._rng.uniform(0.5, 5))
         return node.name
@@ -290,14 +292,9 @@ class Nemesis:
 
     def fill_disk(self) -> str:
         node = self._rng.choice(self._simulation.nodes)
-        capacity = node.disk.capacity_bytes
         node.disk.capacity_bytes = node.disk.used_bytes() + self._rng.choice((0, ROOM_BYTES))
         self._simulation.disk_faults.add(node.address)
-
-        def free() -> None:
-            node.disk.capacity_bytes = capacity
-
-        self._simulation.loop.call_later(self._rng.uniform(0.5, 3), free)
+        self._simulation.loop.call_later(self._rng.uniform(0.5, 3), self._simulation.free_disk, node)
         return node.name
 
     def rot(self) -> str:

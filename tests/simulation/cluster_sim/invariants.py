@@ -73,6 +73,8 @@ class _GroupTruth:
     configuration: Configuration | None = None
     ids: set[ReplicaId] = field(default_factory=set)
     removed: set[ReplicaId] = field(default_factory=set)
+    beyond_repair: set[ReplicaId] = field(default_factory=set)
+    """As their own agents said: they never vote again, so that a group without one is no poorer."""
 
 
 @dataclass
@@ -185,7 +187,8 @@ class Invariants:
             return
         voters = [item for item in committed.replicas if not item.learner]
         were = [item for item in known.replicas if not item.learner]
-        if len(voters) < min(3, len(were)):
+        given_up = [item for item in were if item.id not in ids and item.id in truth.beyond_repair]
+        if len(voters) + len(given_up) < min(3, len(were)):
             self.fail("NeverFewerVoters", f"{where}: {known} became {committed}")
 
     def on_call(self) -> None:
@@ -230,6 +233,11 @@ class Invariants:
         if record.state is ReplicaState.ACTIVE:
             self._born.add(key)
 
+    def on_beyond_repair(self, records: Iterable[ReplicaRecord]) -> None:
+        """What an agent may tell of its own replicas."""
+        for record in records:
+            self._groups.setdefault(record.group, _GroupTruth()).beyond_repair.add(record.replica_id)
+
     def disk_was_wiped(self, address: str) -> None:
         """Who lives there now is somebody else."""
         self._born = {key for key in self._born if key[0] != address}
@@ -240,6 +248,12 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
     """Replacements that tell the invariants what leaves and what is recorded."""
     send_control = Host.send_control
     put = ReplicaRegistry.put
+    beyond_repair = Host.beyond_repair
+
+    def observed_beyond_repair(self: Host) -> list[ReplicaRecord]:
+        records = beyond_repair(self)
+        invariants.on_beyond_repair(records)
+        return records
 
     def observed_send(self: Host, agent_id: str, group: GroupId, message: bytes) -> None:
         invariants.on_send(self, group, message)
@@ -261,6 +275,7 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
 
     return [
         (Host, "send_control", observed_send),
+        (Host, "beyond_repair", observed_beyond_repair),
         (ReplicaRegistry, "put", observed_put),
         *((RaftCore, name, observed(getattr(RaftCore, name))) for name in CORE_CALLS),
     ]

@@ -18,6 +18,8 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.host import Host
 
 DATA = "/data"
+EXPECT_ALWAYS_MORE = 99
+"""More agents than a simulation ever has."""
 
 
 class Node:
@@ -65,6 +67,10 @@ class Node:
     @property
     def host(self) -> Host | None:
         return self.agent.host if self.is_running and self.agent is not None else None
+
+    def never_founds(self) -> None:
+        """Who comes when the cluster is there may be alone with others such while all its agents are down."""
+        self._config = self._config | {"expect": EXPECT_ALWAYS_MORE}
 
     def start(self, seeds: list[str]) -> None:
         """A new process on the disk as it is. `seeds`: addresses of others."""

@@ -38,6 +38,7 @@ from cluster_sim.world import replaced, replacements
 from shoal.agent.doubled import DoubledError
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import StoreError
+from shoal.segment_store.memory_disk import DEFAULT_CAPACITY_BYTES
 
 START_LIMIT_S = 30.0
 SERVED_LIMIT_S = 15.0
@@ -321,6 +322,9 @@ class ClusterSimulation:
     def calm_disk(self, node: Node) -> None:
         node.disk.sync_ms_max = self.knobs.sync_ms_max
 
+    def free_disk(self, node: Node) -> None:
+        node.disk.capacity_bytes = DEFAULT_CAPACITY_BYTES
+
     def heal(self) -> None:
         """All faults end; what stopped is started again."""
         self.trace("HEAL", "")
@@ -330,7 +334,7 @@ class ClusterSimulation:
         for node in self.nodes:
             node.disk.stuck_until_s = 0.0
             node.disk.faults.clear()
-            node.disk.capacity_bytes = max(node.disk.capacity_bytes, 2**30)
+            self.free_disk(node)
             node.disk.sync_ms_max = min(HEALTHY_SYNC_MS, self.knobs.sync_ms_max)
             node.resume()
             if node.is_running and node.address in self.disk_faults:
