@@ -24,6 +24,7 @@ from shoal.agent.http.limits import HttpLimits
 from shoal.agent.http.members import MemberHandlers
 from shoal.agent.http.merged import MergedHandlers
 from shoal.agent.http.offsets import OffsetsHandlers
+from shoal.agent.http.openapi import DescriptionHandlers
 from shoal.agent.http.operate import OperateHandlers
 from shoal.agent.http.origin import HostPolicy
 from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
@@ -51,21 +52,22 @@ class Entrance:
         self._policy = HostPolicy(context.broker.url, allowed_hosts)
         produce = ProduceHandlers(context)
         appends = tuple(produce.routes())
-        self._table = RouteTable(
-            (
-                *appends,
-                *ReadHandlers(context).routes(),
-                *MergedHandlers(context).routes(),
-                *TopicHandlers(context).routes(),
-                *OffsetsHandlers(context).routes(),
-                *TrimHandlers(context).routes(),
-                *MemberHandlers(context).routes(),
-                *EventHandlers(context).routes(),
-                *KeyHandlers(context).routes(),
-                *OperateHandlers(context).routes(),
-            ),
-            produce.hints(),
+        description = DescriptionHandlers()
+        routes = (
+            *appends,
+            *ReadHandlers(context).routes(),
+            *MergedHandlers(context).routes(),
+            *TopicHandlers(context).routes(),
+            *OffsetsHandlers(context).routes(),
+            *TrimHandlers(context).routes(),
+            *MemberHandlers(context).routes(),
+            *EventHandlers(context).routes(),
+            *KeyHandlers(context).routes(),
+            *OperateHandlers(context).routes(),
+            *description.routes(),
         )
+        description.describe(routes)
+        self._table = RouteTable(routes, produce.hints())
         self.quick = QuickAppends(context, self._policy, self._table, appends)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from shoal.agent.http.operation import Operation, is_variable
 from shoal.agent.http.parameters import decode_segment, shown
 from shoal.errors import ShoalError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from shoal.agent.http.context import Call
 
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
-NO_PARAMETERS: frozenset[str] = frozenset()
 # Resolved paths remembered: producers post to the same few all the time. When full it is emptied, not
 # searched.
 REMEMBERED_PATHS_MAX = 1_024
@@ -28,12 +28,15 @@ REMEMBERED_PATH_CHARACTERS_MAX = 512
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path; `*` stands for a segment that the handler gets as an argument."""
+    """An operation and what carries it out."""
 
-    method: str
-    path: str
+    operation: Operation
     handler: Handler
-    parameters: frozenset[str] = NO_PARAMETERS
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of those that the query may have."""
+        return self.operation.parameter_names
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Node:
 
     def child(self, segment: str) -> Node:
         """The node below, made if missing."""
-        if segment == "*":
+        if is_variable(segment):
             if self.any_segment is None:
                 self.any_segment = Node()
             return self.any_segment
@@ -77,9 +80,10 @@ class RouteTable:
         self._root = Node()
         self._remembered: dict[tuple[str, str], tuple[Route, tuple[str, ...]]] = {}
         for route in routes:
-            node = self._node(route.path)
-            assert route.method not in node.routes, f"{route.method} {route.path} stands twice in the table"
-            node.routes[route.method] = route
+            method, path = route.operation.method, route.operation.path
+            node = self._node(path)
+            assert method not in node.routes, f"{method} {path} stands twice in the table"
+            node.routes[method] = route
         for hint in hints:
             self._node(hint.path).hints[hint.method] = hint.detail
 

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from shoal.agent.event_feed import EventFeed, Listener, TooManyListenersError
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.event_stream import (
@@ -35,7 +36,7 @@ class EventHandlers:
 
     def routes(self) -> list[Route]:
         """The route; it takes the header Last-Event-ID only."""
-        return [Route("GET", "/v1/events", self.events)]
+        return [Route(api.EVENT_FEED, self.events)]
 
     async def events(self, call: Call) -> web.StreamResponse:
         """Stream until the reader goes, is too slow, or the agent stops."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import Handler, Route
 from shoal.agent.http.problems import json_response
@@ -19,9 +20,9 @@ class KeyHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The routes, with what they take."""
-        changes = [Route("POST", f"/v1/keys/{change.value}", self._changing(change)) for change in KeyChange]
-        return [Route("GET", "/v1/keys", self.listing), *changes]
+        """The routes."""
+        changes = [Route(api.CHANGE_KEYS[change], self._changing(change)) for change in KeyChange]
+        return [Route(api.KEYS, self.listing), *changes]
 
     async def listing(self, call: Call) -> web.Response:
         """Which key is held and used by how many members; never a key itself."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, partition_number
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.interface import Document, Json
@@ -27,22 +28,21 @@ class MemberHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The routes, with what they take."""
-        versioned = ("after_version", "wait")
+        """The routes."""
         return [
-            Route("GET", "/v1/members", self.members, frozenset((*versioned, "status", "tag"))),
-            Route("GET", "/v1/members/*", self.member),
-            Route("POST", "/v1/members/*/force-leave", self.force_leave),
-            Route("GET", "/v1/routes", self.partition_routes, frozenset((*versioned, "topic"))),
-            Route("GET", "/v1/agent", self.agent),
-            Route("POST", "/v1/agent/join", self.join),
-            Route("POST", "/v1/agent/leave", self.leave),
-            Route("GET", "/v1/agent/drain", self.drain_status),
-            Route("POST", "/v1/agent/drain", self.drain),
-            Route("DELETE", "/v1/agent/drain", self.undo_drain),
-            Route("GET", "/v1/agent/recover", self.recover_preview, frozenset(("topic", "partition"))),
-            Route("POST", "/v1/agent/recover", self.recover),
-            Route("GET", "/v1/peer", self.peer),
+            Route(api.MEMBERS, self.members),
+            Route(api.MEMBER, self.member),
+            Route(api.FORCE_LEAVE, self.force_leave),
+            Route(api.ROUTES, self.partition_routes),
+            Route(api.AGENT, self.agent),
+            Route(api.JOIN, self.join),
+            Route(api.LEAVE, self.leave),
+            Route(api.DRAIN_STATUS, self.drain_status),
+            Route(api.DRAIN, self.drain),
+            Route(api.UNDO_DRAIN, self.undo_drain),
+            Route(api.RECOVER_PREVIEW, self.recover_preview),
+            Route(api.RECOVER, self.recover),
+            Route(api.PEER, self.peer),
         ]
 
     async def members(self, call: Call) -> web.Response:

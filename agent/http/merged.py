@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, Deadline
+from shoal.agent.http.cursors import MovingCursor, format_places, places
 from shoal.agent.http.decode import NDJSON_TYPE
-from shoal.agent.http.deliver import RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
-from shoal.agent.http.event_stream import (
-    EVENT_STREAM,
-    KEEP_ALIVE,
-    KEEP_ALIVE_S,
-    LAST_EVENT_ID,
-    STOPPING,
-    EventStream,
-    format_event,
-)
-from shoal.agent.http.fetching import RETRIED_CODES
-from shoal.agent.http.follow import problem_event
+from shoal.agent.http.event_stream import EVENT_STREAM, LAST_EVENT_ID
+from shoal.agent.http.follow import follow
 from shoal.agent.http.interface import Topic
 from shoal.agent.http.merged_reader import Merged, MergedReader
 from shoal.agent.http.merging import Rows
 from shoal.agent.http.offsets import OffsetsGatherer, OffsetsWait
-from shoal.agent.http.parameters import Places, format_places, integer, invalid, is_number, places
+from shoal.agent.http.parameters import Places, integer, invalid, is_number
 from shoal.agent.http.problems import JSON_TYPE
 from shoal.agent.http.read import check_offset_form, offset_within, time_of
 from shoal.agent.http.render import MERGED_FORMS, SLICE_ROWS, Rendering, choose_rendering
@@ -39,11 +32,6 @@ from shoal.batch import VALUE_COLUMN
 from shoal.errors import ShoalError
 from shoal.records import render_ndjson
 
-PARAMETERS = frozenset(
-    ("offset", "cursor", "limit", "max_bytes", "wait", "view", "value", "timeout", "forward")
-)
-# A cursor has to fit a request line and a header: offsets of ten digits for each of these take 8 KiB.
-PARTITIONS_MAX = 512
 # offset=-N looks at N records of every partition.
 TAIL_RECORDS_MAX = 10_000
 CURSOR = "Shoal-Cursor"
@@ -56,19 +44,13 @@ class MergedHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The route, with what it takes."""
-        return [Route("GET", "/v1/topics/*/records", self.records, PARAMETERS)]
+        """The route."""
+        return [Route(api.READ_MERGED, self.records)]
 
     async def records(self, call: Call) -> web.StreamResponse:
         """One answer with a cursor, or a stream whose ids are cursors."""
         rendering = choose_rendering(call, MERGED_FORMS)
         topic = self._context.broker.topic(call.arguments[0])
-        if len(topic.ranges) > PARTITIONS_MAX:
-            raise ShoalError(
-                "bad-request",
-                f"{topic.name} has {len(topic.ranges)} partitions, a merged read takes {PARTITIONS_MAX}; "
-                f"read them one by one, as in GET /v1/topics/{topic.name}/partitions/0/records",
-            )
         start = Start(call, topic, streams=rendering.media == EVENT_STREAM)
         limits = self._context.limits
         max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
@@ -76,8 +58,7 @@ class MergedHandlers:
         reader = MergedReader(call, topic, max_bytes, follows=follows)
         waits = self._context.waits
         if follows:
-            stream = MergedStream(call, topic, rendering, reader, start)
-            return await waits.run(call.request, stream.answer())
+            return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
         lines, cursor = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
         return await send_lines(call, topic, rendering, lines, cursor)
 
@@ -131,6 +112,17 @@ class Start:
                 found, {p: ends[p]["high_watermark"] for p in range(count)}, int(self._from[1:])
             )
         return found
+
+
+async def follow_all(
+    call: Call, topic: Topic, rendering: Rendering, reader: MergedReader, start: Start
+) -> web.StreamResponse:
+    """The records as an event stream."""
+    try:
+        reader.begin(await start.places(reader))
+        return await follow(call, MergedSource(call, topic, rendering, reader))
+    finally:
+        reader.close()
 
 
 async def read_once(
@@ -193,79 +185,50 @@ def _lines(partition: int, found: list[Rows], rendering: Rendering) -> list[byte
     return lines
 
 
-class MergedStream:
-    """One reader that follows all partitions."""
+class MergedSource:
+    """What one reader of all partitions gets (follow.Source); begin it first."""
 
-    def __init__(
-        self, call: Call, topic: Topic, rendering: Rendering, reader: MergedReader, start: Start
-    ) -> None:
+    def __init__(self, call: Call, topic: Topic, rendering: Rendering, reader: MergedReader) -> None:
         self._call = call
         self._topic = topic
         self._rendering = rendering
         self._reader = reader
-        self._start = start
         self._left = rendering.limit
-        self._sent: Places = {}  # behind the last event
-        self._stream = EventStream(call)
+        self._merged: Merged | None = None
+        self._cursor = MovingCursor(reader.places)  # behind the last event
 
-    async def answer(self) -> web.StreamResponse:
-        """Stream until the reader goes, the limit is reached or something is wrong."""
-        try:
-            self._sent = await self._start.places(self._reader)
-            self._reader.begin(self._sent)
-            first = await self._more()
-            if await self._stream.open():
-                await self._stream.keep(
-                    self._follow(first), lambda: format_event(None, "stopping", json.dumps(STOPPING))
-                )
-        finally:
-            self._reader.close()
-        return self._stream.response
+    @property
+    def ended(self) -> bool:
+        """Whether all that the reader wants was given."""
+        return self._left == 0
+
+    async def look(self, wait_ms: int) -> bool:
+        """Merge what comes next; whether there is any."""
+        self._merged = await self._more()
+        if self._merged is None and wait_ms:
+            wait = Deadline(wait_ms)
+            await OffsetsWait(self._call, self._topic, self._reader.places, wait).until_one_passes()
+            await self._reader.look_again()
+            self._merged = await self._more()
+        return self._merged is not None
 
     async def _more(self) -> Merged | None:
         self._reader.fetched_bytes = 0  # of a stream what is held is bounded, not what it sends in all
         return await self._reader.more(SLICE_ROWS if self._left is None else min(self._left, SLICE_ROWS))
 
-    async def _follow(self, merged: Merged | None) -> None:
-        await self._stream.send(KEEP_ALIVE)  # the reader sees that it is heard
-        while True:
-            if merged is not None:
-                await self._stream.send(self._events(merged))
-                if self._left is not None:
-                    self._left -= len(merged.order)
-                if self._left == 0:
-                    return
-            try:
-                merged = await self._next()
-            except ShoalError as error:
-                await self._stream.send(problem_event(error))
-                return
+    def pieces(self) -> Iterator[bytes]:
+        """An event for each record; its id is the cursor that goes on behind it."""
+        merged, self._merged = self._merged, None
+        if merged is None:
+            return
+        if self._left is not None:
+            self._left -= len(merged.order)
+        events = [
+            b"id: %b\ndata: %b\n\n" % (self._cursor.step(partition).encode("ascii"), line)
+            for partition, line in zip(merged.order, lines_of(merged, self._rendering), strict=True)
+        ]
+        yield b"".join(events)
 
-    def _events(self, merged: Merged) -> bytes:
-        """One for each record; its id is the cursor that goes on behind it."""
-        texts = {partition: f"{partition}:{offset}" for partition, offset in self._sent.items()}
-        events = []
-        for partition, line in zip(merged.order, lines_of(merged, self._rendering), strict=True):
-            self._sent[partition] += 1
-            texts[partition] = f"{partition}:{self._sent[partition]}"
-            events.append(b"id: %b\ndata: %b\n\n" % (",".join(texts.values()).encode("ascii"), line))
-        return b"".join(events)
-
-    async def _next(self) -> Merged:
-        """What comes next, however long that takes."""
-        silent_since = asyncio.get_running_loop().time()
-        while True:
-            try:
-                if (merged := await self._more()) is not None:
-                    return merged
-                wait = Deadline(int(KEEP_ALIVE_S * 1000))
-                await OffsetsWait(self._call, self._topic, self._reader.places, wait).until_one_passes()
-                await self._reader.look_again()
-            except ShoalError as error:
-                if error.code not in RETRIED_CODES or not self._call.may_forward():
-                    raise
-                await asyncio.sleep(RETRY_PAUSE_SECONDS)
-            now = asyncio.get_running_loop().time()
-            if now - silent_since >= KEEP_ALIVE_S:
-                silent_since = now
-                await self._stream.send(KEEP_ALIVE)
+    def close(self) -> None:
+        """Nothing is held any more."""
+        self._reader.close()

@@ -14,17 +14,18 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, Deadline
+from shoal.agent.http.cursors import format_places, places
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import FORWARDED_BY, forward_target
 from shoal.agent.http.interface import Json, Topic
-from shoal.agent.http.parameters import Places, format_places, invalid, places
+from shoal.agent.http.parameters import Places, invalid
 from shoal.agent.http.problems import json_response
 from shoal.errors import ShoalError
 from shoal.records import format_time, parse_time
 
-PARAMETERS = frozenset(("at", "after", "wait", "timeout", "forward"))
 # What another agent may say while leadership moves or its host dies: it is asked again, or another one is.
 RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost"}
 # Between two looks whether those that are asked still lead: within an election's time, and cheap.
@@ -38,8 +39,8 @@ class OffsetsHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The route, with what it takes."""
-        return [Route("GET", "/v1/topics/*/offsets", self.offsets, PARAMETERS)]
+        """The route."""
+        return [Route(api.OFFSETS, self.offsets)]
 
     async def offsets(self, call: Call) -> web.Response:
         """The ends of every partition's log; with ?at=TIME also the first offset of then; with ?after and
@@ -56,7 +57,9 @@ class OffsetsHandlers:
             waiting = OffsetsWait(call, topic, after, Deadline(wait_ms))
             await self._context.waits.run(call.request, waiting.until_one_passes())
         found = await OffsetsGatherer(call, topic, at_us).gather(Deadline(timeout_ms))
-        return json_response({"partitions": [found[partition] for partition in sorted(found)]})
+        entries = [found[partition] for partition in sorted(found)]
+        ends = {entry["partition"]: entry["high_watermark"] for entry in entries}
+        return json_response({"partitions": entries, "cursor": format_places(ends)})
 
 
 def time_parameter(call: Call, name: str) -> int | None:

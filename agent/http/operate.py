@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.parameters import boolean
@@ -20,11 +21,11 @@ class OperateHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The routes, with what they take."""
+        """The routes."""
         return [
-            Route("GET", "/livez", self.livez),
-            Route("GET", "/readyz", self.readyz, frozenset(("verbose",))),
-            Route("GET", "/metrics", self.metrics),
+            Route(api.LIVEZ, self.livez),
+            Route(api.READYZ, self.readyz),
+            Route(api.METRICS_TEXT, self.metrics),
         ]
 
     async def livez(self, call: Call) -> web.Response:

@@ -127,30 +127,3 @@ def boolean(query: Query, name: str, default: bool) -> bool:
     if text in ("false", "0"):
         return False
     raise invalid(name, text, "true or false is wanted")
-
-
-def places(query: Query, name: str, partitions: int) -> Places | None:
-    """Offsets by partition, such as 0:17,1:30, of a topic with so many partitions; None when the parameter
-    is not there. ShoalError bad-request, or unknown-partition."""
-    text = query.get(name)
-    if text is None:
-        return None
-    found: Places = {}
-    for piece in text.split(","):
-        partition, _, offset = piece.partition(":")
-        if not (is_number(partition) and is_number(offset)):
-            raise invalid(name, text, f"{shown(piece)} is not PARTITION:OFFSET; 0:17,1:30 is wanted")
-        number = int(partition)
-        if number >= partitions:
-            raise ShoalError(
-                "unknown-partition", f"{name}: the topic has partitions 0 to {partitions - 1}, not {number}"
-            )
-        if number in found:
-            raise invalid(name, text, f"partition {number} is given twice")
-        found[number] = int(offset)
-    return dict(sorted(found.items()))
-
-
-def format_places(found: Places) -> str:
-    """The same as text."""
-    return ",".join(f"{partition}:{offset}" for partition, offset in found.items())

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 import pyarrow as pa
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.decode import (
@@ -55,7 +56,6 @@ from shoal.batch import (
 from shoal.errors import JSON, ShoalError
 from shoal.routing import key_hash, partition_batch, partition_columns
 
-PARAMETERS = frozenset(("acks", "key", "key_field", "timeout", "forward"))
 ACKS = ("all", "leader", "none")
 PRODUCER_ID_CHARACTERS_MAX = 128
 EPOCH_MAX = 2**31 - 1
@@ -79,17 +79,17 @@ class ProduceHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Both routes, with what they take."""
+        """Both routes."""
         return [
-            Route("POST", "/v1/topics/*/records", self.to_topic, PARAMETERS),
-            Route("POST", "/v1/topics/*/partitions/*/records", self.to_partition, PARAMETERS),
+            Route(api.PRODUCE, self.to_topic),
+            Route(api.PRODUCE_TO_PARTITION, self.to_partition),
         ]
 
     def hints(self) -> list[Hint]:
         """What to say to likely mistakes."""
         return [
-            Hint("PUT", "/v1/topics/*/records", PUT_DETAIL),
-            Hint("PUT", "/v1/topics/*/partitions/*/records", PUT_DETAIL),
+            Hint("PUT", api.PRODUCE.path, PUT_DETAIL),
+            Hint("PUT", api.PRODUCE_TO_PARTITION.path, PUT_DETAIL),
         ]
 
     async def to_topic(self, call: Call) -> web.StreamResponse:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.event_stream import EVENT_STREAM
 from shoal.agent.http.fetching import records_path, where_led
-from shoal.agent.http.follow import PartitionStream, resumed_offset
+from shoal.agent.http.follow import follow
 from shoal.agent.http.forward import forward_target
 from shoal.agent.http.interface import Fetch, Json, Leader, Topic
 from shoal.agent.http.parameters import choice, integer, invalid, is_number, shown
+from shoal.agent.http.partition_stream import PartitionSource, resumed_offset
 from shoal.agent.http.problems import JSON_TYPE
 from shoal.agent.http.render import Rendering, choose_rendering, render
 from shoal.errors import ShoalError
 from shoal.records import parse_time
 
-PARAMETERS = frozenset(
-    ("offset", "limit", "max_bytes", "wait", "view", "value", "consistency", "timeout", "forward")
-)
 HIGH_WATERMARK = "Shoal-High-Watermark"
 # Between two looks at a replica that is behind its reader: a follower learns of commits within a heartbeat.
 BEHIND_PAUSE_SECONDS = 0.02
@@ -35,8 +34,8 @@ class ReadHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The route, with what it takes."""
-        return [Route("GET", "/v1/topics/*/partitions/*/records", self.records, PARAMETERS)]
+        """The route."""
+        return [Route(api.READ_PARTITION, self.records)]
 
     async def records(self, call: Call) -> web.StreamResponse:
         """Answer here if this agent may; else from the leader, as it comes."""
@@ -124,10 +123,16 @@ class ReadRequest:
         """Follow the partition from here, wherever it is led."""
         resumed = resumed_offset(self._call)
         offset = await self._offset_anywhere() if resumed is None else resumed
-        stream = PartitionStream(
-            self._call, self._topic, self._partition, self._rendering, self._max_bytes, local=self._local
+        source = PartitionSource(
+            self._call,
+            self._topic,
+            self._partition,
+            offset,
+            self._rendering,
+            self._max_bytes,
+            local=self._local,
         )
-        return await self._call.context.waits.run(self._call.request, stream.answer(offset))
+        return await self._call.context.waits.run(self._call.request, follow(self._call, source))
 
     async def _offset_anywhere(self) -> int:
         """Where to begin, asked from the leader if it lies elsewhere."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.body import media_type, read_body
 from shoal.agent.http.context import Call, Context, Deadline
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
@@ -24,7 +25,6 @@ from shoal.errors import ShoalError
 
 T = TypeVar("T")
 PAGE_TOPICS_MAX = 10_000
-CHANGE_PARAMETERS = frozenset(("timeout", "forward"))
 
 
 class TopicHandlers:
@@ -34,13 +34,13 @@ class TopicHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The routes, with what they take."""
+        """The routes."""
         return [
-            Route("GET", "/v1/topics", self.list_topics, frozenset(("cursor", "limit"))),
-            Route("PUT", "/v1/topics/*", self.create, CHANGE_PARAMETERS),
-            Route("GET", "/v1/topics/*", self.describe),
-            Route("PATCH", "/v1/topics/*", self.change, CHANGE_PARAMETERS),
-            Route("DELETE", "/v1/topics/*", self.delete, CHANGE_PARAMETERS),
+            Route(api.LIST_TOPICS, self.list_topics),
+            Route(api.CREATE_TOPIC, self.create),
+            Route(api.DESCRIBE_TOPIC, self.describe),
+            Route(api.CHANGE_TOPIC, self.change),
+            Route(api.DELETE_TOPIC, self.delete),
         ]
 
     async def list_topics(self, call: Call) -> web.Response:

@@ -7,13 +7,14 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.forward import forward_target
 from shoal.agent.http.interface import Json, Topic
 from shoal.agent.http.problems import JSON_TYPE, json_response
-from shoal.agent.http.topics import CHANGE_PARAMETERS, optional_object
+from shoal.agent.http.topics import optional_object
 from shoal.errors import ShoalError
 
 MAX_OFFSET = 2**63 - 1
@@ -26,8 +27,8 @@ class TrimHandlers:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """The route, with what it takes."""
-        return [Route("POST", "/v1/topics/*/partitions/*/trim", self.trim, CHANGE_PARAMETERS)]
+        """The route."""
+        return [Route(api.TRIM, self.trim)]
 
     async def trim(self, call: Call) -> web.Response:
         """{"before": offset} -> {"log_start_offset": offset}, once the group has committed it. Trimming

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pathlib
 import re
+import shlex
 import shutil
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from http_fixtures import Agent, one_agent
+from http_fixtures import one_agent
+from json_schema import answer_faults
 
 from shoal.agent.http.limits import MIB, HttpLimits
+from tests.agent.agents import agents_in
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "http.md"
+GOSSIP_KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 # What each command's answer has to begin with; the page's commands in order.
 ANSWERS = (
     b'{"count":1,', b'{"topic":"greetings"', b'{"name":"flights"', b'{"topics":[',
@@ -28,7 +34,8 @@ ANSWERS = (
     b'{"topic":"orders"', b"", b": still here\n\nid: ",
     b'{"topic":"orders","records":[{"partition":0,"offset":0', b"", b": still here\n\nid: 0:",
     b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
-    b'{"members":1,"keys":[', b'{"status":"alive"}', b'{"status":"ready","checks":', b"# ",
+    b'{"members":1,"keys":[', b'{"openapi":"3.1.0"', b'{"status":"alive"}',
+    b'{"status":"ready","checks":', b"# ",
 )  # fmt: skip
 
 
@@ -47,22 +54,45 @@ async def shell(command: str, directory: pathlib.Path) -> bytes:
     return output
 
 
-def pointed_at(command: str, agent: Agent) -> str:
-    """The command for this agent, silent, and failing on errors."""
-    return command.replace("curl ", "curl -sS --noproxy '*' --fail-with-body ").replace(
-        "127.0.0.1:7070", f"127.0.0.1:{agent.port}"
+def pointed_at(command: str, host: str) -> str:
+    """The command for the agent there, silent, failing on errors, with status and media type at its end."""
+    told = "-w '\\n#%{http_code}\\n#%{content_type}'"
+    return command.replace("curl ", f"curl -sS --noproxy '*' --fail-with-body {told} ").replace(
+        "127.0.0.1:7070", host
     )
 
 
+@pytest.mark.slow
 async def test_every_command_works(tmp_path: pathlib.Path) -> None:
-    """Each curl command of the page succeeds, in the page's order, with the answer that is described."""
+    """Each curl command of the page succeeds at a whole agent, in the page's order, with the answer that the
+    page says and /openapi.json describes."""
     assert shutil.which("curl"), "curl is needed to test the page about curl"
     assert len(commands()) == len(ANSWERS)
-    async with one_agent() as agent:
+    checked = 0
+    async with agents_in(tmp_path / "data") as agents:
+        agent = await agents.alone("a", gossip_key=GOSSIP_KEY)
+        document = (await agent.call("GET", "/openapi.json"))[1]
         for command, beginning in zip(commands(), ANSWERS, strict=True):
-            output = await shell(pointed_at(command, agent), tmp_path)
-            assert output.startswith(beginning), (command, output)
-        assert (tmp_path / "orders.arrows").read_bytes().startswith(b"\xff\xff\xff\xff")
+            output = await shell(pointed_at(command, urlsplit(agent.agent.url).netloc), tmp_path)
+            body, status, media = output.rsplit(b"\n#", 2)
+            assert body.startswith(beginning), (command, output)
+            if media == b"application/json":
+                method, path = request_of(command)
+                assert (
+                    answer_faults(document, method, path, int(status), media.decode(), json.loads(body)) == []
+                )
+                checked += 1
+    assert checked > 20
+    assert (tmp_path / "orders.arrows").read_bytes().startswith(b"\xff\xff\xff\xff")
+
+
+def request_of(command: str) -> tuple[str, str]:
+    """Method and path of the request that a curl command makes."""
+    words = shlex.split(command.partition(" | ")[2] or command)
+    target = next(word for word in words if word.startswith("http://"))
+    posts = {"-d", "--json", "--data-binary"} & set(words)
+    method = words[words.index("-X") + 1] if "-X" in words else "POST" if posts else "GET"
+    return method, urlsplit(target).path
 
 
 SLIPS = {

@@ -13,6 +13,7 @@ from http_fixtures import Agent, one_agent, running, two_agents
 from test_http_streams import EVENTS, NDJSON, stream, take, until_free
 
 from shoal.agent.http.limits import Gate, HttpLimits
+from shoal.agent.topic_settings import MAX_PARTITIONS
 
 PATH = "/v1/topics/t/records"
 Pair = tuple[Agent, Agent]
@@ -297,8 +298,34 @@ async def test_large_batches_are_held_within_bounds(monkeypatch: pytest.MonkeyPa
         assert gate.bytes_in_flight == 0
 
 
-async def test_too_many_partitions_for_one_cursor() -> None:
-    """Told with the way that works."""
+async def test_as_many_partitions_as_a_topic_may_have() -> None:
+    """A cursor of 1,024 partitions with offsets of 13 digits fits a request line, a header and an event's id;
+    it goes on where it should, and offsets wait for any of them."""
+    count, far = MAX_PARTITIONS, 5 * 10**12
     async with one_agent() as agent:
-        agent.broker.cluster.create("t", 513)
-        assert "partitions/0/records" in (await agent.get(PATH)).problem("bad-request")["detail"]
+        agent.broker.cluster.create("t", count)
+        for partition in range(count):
+            log = agent.broker.cluster.logs["t", partition]
+            log.start = log.end = far + partition * 10**9
+        await produce(agent, 1_023, 1_000, 1_001)
+        await produce(agent, 4, 1_002)
+        page = await agent.get(f"{PATH}?limit=1")
+        assert [record["value"] for record in page.json["records"]] == ["1000"]
+        cursor = page.json["cursor"]
+        assert cursor == page.headers["Shoal-Cursor"]
+        assert 6_000 < len(cursor) < 7_000
+        rest = (await agent.get(f"{PATH}?cursor={cursor}")).json
+        assert [record["value"] for record in rest["records"]] == ["1001", "1002"]
+        async with stream(agent, "?offset=earliest", PATH) as events:
+            backlog = await take(events, 3)
+        assert backlog[0][0] is not None
+        async with stream(agent, "", PATH, Last_Event_ID=backlog[0][0]) as events:
+            assert await take(events, 2) == backlog[1:]
+        ends = (await agent.get("/v1/topics/t/offsets")).json["cursor"]
+        waiting = asyncio.create_task(agent.get(f"/v1/topics/t/offsets?after={ends}&wait=30s"))
+        async with asyncio.timeout(10):
+            while agent.runner.context.gate.waits == 0:
+                await asyncio.sleep(0.001)
+            await produce(agent, 777, 1_500)
+            entries = (await waiting).json["partitions"]
+        assert entries[777]["high_watermark"] == far + 777 * 10**9 + 1

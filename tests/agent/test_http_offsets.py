@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from http_fixtures import Agent, Answer, one_agent, two_agents
 
-from shoal.agent.http.parameters import format_places, places
 from shoal.batch import Offset
 from shoal.errors import ShoalError
 from tests.agent.harness import GROUP, Cluster
@@ -148,14 +147,6 @@ async def test_malformed_places_are_refused(pair: Pair, query: str, code: str, s
         async with asyncio.timeout(5):
             answer = await agent.get(f"/v1/topics/t/offsets?{query}")
         assert says in answer.problem(code)["detail"]
-
-
-def test_places_and_back() -> None:
-    """In the order of the partitions, none lost."""
-    found = places({"after": "3:7,0:12"}, "after", 4)
-    assert found == {0: 12, 3: 7}
-    assert format_places(found) == "0:12,3:7"
-    assert places({}, "after", 4) is None
 
 
 async def test_a_client_that_goes_away_frees_everything(pair: Pair) -> None:

@@ -14,6 +14,7 @@ from shoal.agent.http.body import media_type
 from shoal.agent.http.context import Call
 from shoal.agent.http.dispatch import REMEMBERED_PATHS_MAX, Hint, Route, RouteTable
 from shoal.agent.http.forward import broken, forward_target
+from shoal.agent.http.operation import Operation
 from shoal.agent.http.origin import REMEMBERED_HOSTS_MAX, HostPolicy, host_name
 from shoal.agent.http.parameters import decode_segment, parse_query
 from shoal.agent.http.respond import PIECE_BYTES, UNCOPIED_BYTES, coalesced
@@ -33,14 +34,19 @@ async def handler(call: Call) -> aiohttp.web.Response:
     return aiohttp.web.Response()
 
 
+def operation(method: str, path: str) -> Operation:
+    """One that takes nothing."""
+    return Operation("name", method, path, "", {})
+
+
 TABLE = RouteTable(
     [
-        Route("GET", "/v1/things", handler),
-        Route("PUT", "/v1/things/*", handler),
-        Route("GET", "/v1/things/special", handler),
-        Route("GET", "/v1/things/*/parts/*", handler),
+        Route(operation("GET", "/v1/things"), handler),
+        Route(operation("PUT", "/v1/things/{thing}"), handler),
+        Route(operation("GET", "/v1/things/special"), handler),
+        Route(operation("GET", "/v1/things/{thing}/parts/{part}"), handler),
     ],
-    [Hint("POST", "/v1/things/*", "say PUT")],
+    [Hint("POST", "/v1/things/{thing}", "say PUT")],
 )
 
 
@@ -49,17 +55,17 @@ TABLE = RouteTable(
     [
         ("GET", "/v1/things", "/v1/things", ()),
         ("HEAD", "/v1/things", "/v1/things", ()),
-        ("PUT", "/v1/things/a%2Fb", "/v1/things/*", ("a/b",)),
-        ("PUT", "/v1/things/%252F", "/v1/things/*", ("%2F",)),
+        ("PUT", "/v1/things/a%2Fb", "/v1/things/{thing}", ("a/b",)),
+        ("PUT", "/v1/things/%252F", "/v1/things/{thing}", ("%2F",)),
         ("GET", "/v1/things/special", "/v1/things/special", ()),
-        ("GET", "/v1/things/a/parts/b", "/v1/things/*/parts/*", ("a", "b")),
+        ("GET", "/v1/things/a/parts/b", "/v1/things/{thing}/parts/{part}", ("a", "b")),
     ],
 )
 def test_dispatch(method: str, path: str, route: str, arguments: tuple[str, ...]) -> None:
     """Paths are split first and decoded once; the answer is the same when remembered."""
     for _ in range(2):
         found, decoded = TABLE.resolve(method, path)
-        assert (found.path, decoded) == (route, arguments)
+        assert (found.operation.path, decoded) == (route, arguments)
 
 
 @pytest.mark.parametrize(

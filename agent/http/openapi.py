@@ -1,0 +1,129 @@
+"""GET /openapi.json: the routes that the router has, as an OpenAPI 3.1 description.
+
+Made once, when it is first asked for, of the very operations that requests are dispatched by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from shoal.agent.http import api
+from shoal.agent.http.context import Call
+from shoal.agent.http.dispatch import Route
+from shoal.agent.http.operation import Answer, Body, Operation, Parameter, is_variable
+from shoal.agent.http.problems import JSON_TYPE, json_body
+from shoal.agent.http.schemas import TEXT, schemas_document
+from shoal.errors import PROBLEM_MEDIA_TYPE
+
+OPENAPI_VERSION = "3.1.0"
+API_VERSION = "1"
+_PROBLEM = "problem"
+_INTRODUCTION = (
+    "One port of every agent serves everything; any agent answers any request, and asks the leader where it "
+    "must. What is not answered as described is a problem document (RFC 9457). GET routes answer HEAD too."
+)
+_VARIABLES = {
+    "topic": "1 to 249 of a-z A-Z 0-9 . _ -",
+    "partition": "The partition's number.",
+    "member": "A member's name or id.",
+}
+
+
+class DescriptionHandlers:
+    """The description of all routes, its own among them."""
+
+    def __init__(self) -> None:
+        self._operations: tuple[Operation, ...] = ()
+        self._body: bytes | None = None
+
+    def routes(self) -> list[Route]:
+        """The route."""
+        return [Route(api.OPENAPI, self.openapi)]
+
+    def describe(self, routes: Iterable[Route]) -> None:
+        """These are the routes."""
+        self._operations = tuple(route.operation for route in routes)
+
+    async def openapi(self, call: Call) -> web.Response:
+        """The description; it changes with the agent's version only."""
+        del call
+        if self._body is None:
+            self._body = json_body(openapi_document(self._operations))
+        return web.Response(
+            body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": "max-age=3600"}
+        )
+
+
+def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The description of these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+    for path, item in paths.items():
+        variables = [segment[1:-1] for segment in path.split("/") if is_variable(segment)]
+        if variables:
+            item["parameters"] = [_variable(name) for name in variables]
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "Shoal", "version": API_VERSION, "description": _INTRODUCTION},
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": schemas_document(),
+            "responses": {
+                _PROBLEM: {
+                    "description": "What is wrong; `code` is stable.",
+                    "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+            },
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    answers = {str(status): _answer(answer) for status, answer in sorted(operation.answers.items())}
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
+    }
+    parameters = [_parameter("query", parameter) for parameter in operation.parameters]
+    parameters += [_parameter("header", parameter) for parameter in operation.headers]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        described["requestBody"] = _body(operation.body)
+    return described
+
+
+def _variable(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": _VARIABLES[name], "schema": TEXT}
+
+
+def _parameter(place: str, parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": place,
+        "required": parameter.required,
+        "description": parameter.description,
+        "schema": parameter.schema,
+    }
+
+
+def _body(body: Body) -> dict[str, Any]:
+    return {"required": body.required, "content": _content(body.content)}
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.description}
+    if answer.content:
+        described["content"] = _content(answer.content)
+    if answer.headers:
+        described["headers"] = {name: {"schema": TEXT} for name in answer.headers}
+    return described
+
+
+def _content(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {media: {"schema": dict(schema)} for media, schema in content.items()}

@@ -1,0 +1,174 @@
+"""/openapi.json: a whole OpenAPI description, of the very routes that are served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_fixtures import one_agent
+from json_schema import answer_faults, faults, resolve
+
+from shoal.agent.http.app import Entrance
+from shoal.agent.http.context import Context
+from shoal.agent.http.dispatch import Node
+from shoal.agent.http.forward import Forwarder
+from shoal.agent.http.limits import HttpLimits
+from shoal.agent.http.openapi import openapi_document
+from shoal.agent.http.operation import Operation
+from tests.agent.agents import agents_in
+from tests.agent.fake_broker import FakeCluster
+
+METHODS = ("get", "put", "post", "patch", "delete")
+
+
+def routed() -> list[Operation]:
+    """What the router of an agent finds, in any order."""
+    limits = HttpLimits()
+    broker = FakeCluster().add("one")
+    entrance = Entrance(Context(broker, limits, Forwarder(broker.agent_id, limits)), ())
+    found: list[Operation] = []
+
+    def walk(node: Node) -> None:
+        found.extend(route.operation for route in node.routes.values())
+        for child in (*node.segments.values(), *filter(None, [node.any_segment])):
+            walk(child)
+
+    walk(entrance._table._root)
+    return found
+
+
+async def described() -> dict[str, Any]:
+    async with one_agent() as agent:
+        answer = await agent.get("/openapi.json")
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+        again = await agent.get("/openapi.json")
+        assert again.body == answer.body
+        document: dict[str, Any] = answer.json
+        return document
+
+
+async def test_the_description_has_exactly_the_routes_that_are_served() -> None:
+    """Every route of the router, with each of its query parameters; nothing else."""
+    document = await described()
+    told = {
+        (method.upper(), path): {
+            parameter["name"]
+            for parameter in item[method].get("parameters", [])
+            if parameter["in"] == "query"
+        }
+        for path, item in document["paths"].items()
+        for method in METHODS
+        if method in item
+    }
+    served = {(operation.method, operation.path): set(operation.parameter_names) for operation in routed()}
+    assert told == served
+    assert len(served) > 25
+
+
+async def test_the_description_is_whole() -> None:
+    """Version, unique names, a summary and an answer for each operation, path variables that are declared,
+    references that lead somewhere, no schema that nobody uses."""
+    document = await described()
+    assert document["openapi"].startswith("3.1.")
+    text = json.dumps(document)
+    for name in document["components"]["schemas"]:
+        assert f'#/components/schemas/{name}"' in text, f"nobody uses {name}"
+    names = []
+    for path, item in document["paths"].items():
+        variables = [segment[1:-1] for segment in path.split("/") if segment.startswith("{")]
+        assert [parameter["name"] for parameter in item.get("parameters", [])] == variables
+        for method in METHODS:
+            if method in item:
+                operation = item[method]
+                names.append(operation["operationId"])
+                assert operation["summary"].endswith(".")
+                assert set(operation["responses"]) - {"default"}, names[-1]
+    assert len(set(names)) == len(names)
+    check_references(document, document)
+
+
+def check_references(part: Any, document: dict[str, Any]) -> None:
+    if isinstance(part, dict):
+        if "$ref" in part:
+            assert resolve(part["$ref"], document)
+        for member in part.values():
+            check_references(member, document)
+    elif isinstance(part, list):
+        for item in part:
+            check_references(item, document)
+
+
+async def test_problems_are_described_too() -> None:
+    """A refusal is the problem document of the description, whatever refused it."""
+    async with one_agent() as agent:
+        document = (await agent.get("/openapi.json")).json
+        for path in ("/v1/topics/none", "/v1/topics/x/records?misspelt=1", "/v1/members/nobody"):
+            answer = await agent.get(path)
+            assert answer.status >= 400
+            wrong = answer_faults(
+                document,
+                "GET",
+                path.partition("?")[0],
+                answer.status,
+                "application/problem+json",
+                answer.json,
+            )
+            assert wrong == []
+
+
+@pytest.mark.slow
+async def test_a_whole_agent_answers_as_described(tmp_path: Path) -> None:
+    """Every JSON document of a running agent, members and routes and recovery among them, has the members
+    that are described, and no others."""
+    document = openapi_document(routed())
+    record = {"key": "k", "value": {"n": 1}, "timestamp": 1, "headers": {"h": "x"}}
+    async with agents_in(tmp_path) as agents:
+        agent = await agents.alone("a", gossip_key="AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
+        name = (await agent.call("GET", "/v1/agent"))[1]["name"]
+        asked: list[tuple[str, str, object, dict[str, str]]] = [
+            ("PUT", "/v1/topics/t", {"partitions": 2, "replication_factor": "all"}, {}),
+            ("POST", "/v1/topics/t/partitions/0/records", {"records": [record, {"value": None}]}, {}),
+            ("POST", "/v1/topics/t/records", b"\xff\xfe", {}),
+            ("PATCH", "/v1/topics/t", {"retention": {"age": "7d"}}, {}),
+            ("GET", "/v1/topics", None, {}),
+            ("GET", "/v1/topics/t", None, {}),
+            ("GET", "/v1/topics/t/offsets", None, {"at": "5"}),
+            ("GET", "/v1/topics/t/records", None, {}),
+            ("GET", "/v1/topics/t/partitions/0/records", None, {"value": "json"}),
+            ("POST", "/v1/topics/t/partitions/0/trim", {"before": 0}, {}),
+            ("GET", "/v1/members", None, {}),
+            ("GET", f"/v1/members/{name}", None, {}),
+            ("POST", f"/v1/members/{name}/force-leave", None, {}),
+            ("GET", "/v1/routes", None, {}),
+            ("GET", "/v1/agent", None, {}),
+            ("GET", "/v1/agent/drain", None, {}),
+            ("GET", "/v1/agent/recover", None, {"topic": "t", "partition": "0"}),
+            ("GET", "/v1/keys", None, {}),
+            ("GET", "/readyz", None, {"verbose": ""}),
+            ("GET", "/livez", None, {}),
+        ]
+        for method, path, body, query in asked:
+            status, value = await agent.call(method, path, body, **query)
+            problem = status >= 400
+            media = "application/problem+json" if problem else "application/json"
+            assert problem == path.endswith("/force-leave"), (path, value)
+            assert answer_faults(document, method, path, status, media, value) == []
+
+
+def test_the_checker_finds_what_is_wrong() -> None:
+    """Missing, unknown and wrong members are told with their places; true is no number."""
+    document = openapi_document(routed())
+    good = {"type": "t", "title": "t", "status": 404, "detail": "d", "code": "unknown-topic",
+            "retriable": False, "definite": True}  # fmt: skip
+    problem = {"$ref": "#/components/schemas/Problem"}
+    assert faults(problem, good, document) == []
+    for change, told in (
+        ({"status": True}, "$.status: True is no integer"),
+        ({"code": "odd"}, "$.code: 'odd' is none of"),
+    ):
+        assert faults(problem, good | change, document)[0].startswith(told)
+    alive = {"$ref": "#/components/schemas/Alive"}
+    assert faults(alive, {}, document) == ["$: status is missing"]
+    assert faults(alive, {"status": "alive", "more": 1}, document) == ["$: more is not described"]
