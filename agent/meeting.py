@@ -66,6 +66,8 @@ class Meeting:
         self._remember = remember
         self._found: asyncio.Queue[Address] = asyncio.Queue(MAX_FOUND)
         self._kept: Snapshot | None = None
+        self._answered: set[Address] = set()
+        """Of the seeds, those that have."""
         self._complain_at_s: dict[Address, float] = {}
         """When it is said of a seed, which does not answer, why that is."""
 
@@ -109,19 +111,28 @@ class Meeting:
     # ---- seeds and the snapshot ---------------------------------------------------------------------------
 
     async def _call_known(self) -> None:
-        """While this agent is alone: everybody known, more and more slowly, for ever. Otherwise now and then
-        one of the seeds, which may be in another half of the pool that nobody here remembers."""
+        """While this agent is alone: everybody known, more and more slowly, for ever. Otherwise the seeds
+        that never answered, which may know nobody themselves, more and more slowly; and now and then one of
+        the seeds, which may be in another half of the pool that nobody here remembers."""
         delay_ms = RETRY_MS_MIN
+        was_alone = True
         while True:
-            if not self._is_alone():
-                await self._pause(REVISIT_MS)
-                await self._contact(self._rng.sample(self._seeds, min(1, len(self._seeds))))
-                delay_ms = RETRY_MS_MIN
-                continue
-            if await self._contact(self._to_call()):
-                delay_ms = RETRY_MS_MIN
-            await self._pause(delay_ms)
-            delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
+            alone = self._is_alone()
+            if alone != was_alone:
+                was_alone, delay_ms = alone, RETRY_MS_MIN
+            if alone:
+                if await self._contact(self._to_call()):
+                    delay_ms = RETRY_MS_MIN
+                await self._pause(delay_ms)
+                delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
+            else:
+                silent = [seed for seed in self._seeds if seed not in self._answered]
+                if not silent or delay_ms > REVISIT_MS:
+                    delay_ms = REVISIT_MS
+                await self._pause(delay_ms)
+                known = sorted(self._answered) if delay_ms == REVISIT_MS else []
+                await self._contact([*silent, *self._rng.sample(known, min(1, len(known)))])
+                delay_ms *= 2
 
     async def _pause(self, longest_ms: int) -> None:
         """Shorter when this agent turns out to be alone."""
@@ -153,6 +164,8 @@ class Meeting:
                     self._note_silence(address, error)
                     return False
                 self._complain_at_s.pop(address, None)
+                if address in self._seeds:
+                    self._answered.add(address)
                 return answered
 
         async with asyncio.TaskGroup() as tasks:

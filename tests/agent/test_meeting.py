@@ -187,6 +187,23 @@ async def test_a_pool_that_may_be_divided_calls_its_seeds_now_and_then() -> None
     assert set(pool.calls) == {("10.0.0.1", 1)}
 
 
+async def test_a_seed_that_was_late_is_called_soon_by_those_that_met_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three agents of whom the first, which knows nobody, comes last: the others have met by then, and are no
+    longer alone. It must not wait for the minute in which they look whether their pool is divided."""
+    pool = Pool()
+    pool.present = [member("b")]
+    late, there = ("10.0.0.1", 1), ("10.0.0.2", 2)
+    pool.answering = {there}
+    monkeypatch.setattr(module, "REVISIT_MS", 3_600_000)
+    async with meeting(pool, seeds=[late, there]):
+        await pool.until(lambda: pool.calls.count(late) >= 3)
+        assert pool.calls.count(there) == 1, "it answered, and is looked at again in an hour"
+        pool.answering.add(late)
+        await pool.until(lambda: pool.find("at-1") is not None)
+
+
 async def test_a_restarted_agent_calls_whom_it_remembers() -> None:
     """Without a seed: some of them each time, another choice each time, until one answers."""
     pool = Pool()

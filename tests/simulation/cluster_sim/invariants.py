@@ -226,7 +226,7 @@ class Invariants:
         key = (life.address, record.group, record.replica_id)
         if record.state is ReplicaState.REMOVED:
             self._retired.add(key)
-        elif key in self._retired:
+        elif key in self._retired and record.state is not ReplicaState.LOST:
             self.fail("RemovedStaysRemoved", f"{life.name} takes {record} again")
         if record.state is ReplicaState.CREATING and key in self._born:
             self.fail("BornOnce", f"{life.name} gives birth to {record} again")
@@ -260,11 +260,11 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         send_control(self, agent_id, group, message)
 
     async def observed_put(self: ReplicaRegistry, record: ReplicaRecord) -> None:
-        if record.state is not ReplicaState.ACTIVE:
+        if record.state is ReplicaState.CREATING:
             invariants.on_record(record)
         await put(self, record)
-        if record.state is ReplicaState.ACTIVE:
-            invariants.on_record(record)
+        if record.state is not ReplicaState.CREATING:
+            invariants.on_record(record)  # not while the disk may refuse it
 
     def observed(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
