@@ -35,6 +35,7 @@ from shoal.segment_store.opening import Recovered, recover
 from shoal.segment_store.reading import (
     SHARED_READ_BYTES,
     Run,
+    add_damage,
     damage_of,
     next_run,
     read_at_once,
@@ -554,7 +555,7 @@ class PartitionLog:
             verified = await read_run(self._files, run)
             index = LogIndex(index + len(verified.frames))
             if verified.problem is not None and not verified.frames and index >= self.first_index:
-                found.append(damage_of(run, verified.problem))
+                add_damage(found, damage_of(run, verified.problem))
                 index = LogIndex(index + 1)
         return found
 

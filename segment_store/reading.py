@@ -20,6 +20,7 @@ import pyarrow as pa
 from shoal.batch import BatchError, LogIdentity, LogIndex, is_frame, view_frame
 from shoal.segment_store.disk import File, Helper, ReadInto
 from shoal.segment_store.errors import Damaged
+from shoal.segment_store.recovery import GUESSED_BYTES
 from shoal.segment_store.segment import Segment, SegmentFiles
 
 SHARED_READ_BYTES = 2 * 2**20
@@ -226,6 +227,30 @@ def _part(run: Run, begin: int, stop: int) -> Run:
     start = positions[0]
     length = positions[-1] + lengths[-1] - start
     return Run(run.segment, LogIndex(run.first_index + begin), run.offsets, positions, lengths, start, length)
+
+
+def add_damage(found: list[Damaged], damage: Damaged) -> None:
+    """Behind those found before; the entries of a stretch whose places were guessed are mended together or
+    not at all, so they are one."""
+    last = found[-1] if found else None
+    if (
+        last is None
+        or damage.length != GUESSED_BYTES
+        or (last.path, last.last_index + 1) != (damage.path, damage.first_index)
+        or last.offsets is None
+        or damage.offsets is None
+    ):
+        found.append(damage)
+        return
+    found[-1] = Damaged(
+        last.path,
+        last.position,
+        last.detail,
+        last.first_index,
+        damage.last_index,
+        (last.offsets[0], damage.offsets[1]),
+        last.length + damage.length,
+    )
 
 
 def damage_of(run: Run, problem: str) -> Damaged:

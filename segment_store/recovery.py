@@ -32,6 +32,8 @@ FRAME_MARK = b"\xff\xff\xff\xff"
 _ZERO_BLOCK = 64 * 2**10
 _ZEROS = bytes(_ZERO_BLOCK)
 _ALIGNMENT = 8  # every frame, marker and tail record starts at a multiple
+GUESSED_BYTES = _ALIGNMENT
+"""The length of an entry whose place in a damaged stretch is not known: no frame is as short."""
 
 
 class Chain(NamedTuple):
@@ -151,15 +153,15 @@ def bridge(path: str, position: int, chain: Chain, found: Entry, previous_term: 
     """Entries for the damaged stretch between `position` and the next good frame, so that everything behind
     it keeps its place. Their numbers follow from both sides; where terms changed inside a longer stretch
     they do not, and Damaged is raised. The stretch is shared out arbitrarily: none of it verifies, so none
-    of it is ever served."""
+    of it is ever served. All but the first get GUESSED_BYTES, by which they are one stretch later."""
     missing = found.index - chain.next_index
     assert missing > 0
     detail = f"{missing} acknowledged entries do not verify"
     if missing > 1 and previous_term != chain.previous_term:
         last = found.index - 1
         raise Damaged(path, position, detail + ", and their terms are unknown", chain.next_index, last)
-    stretch = found.position - position - _ALIGNMENT * (missing - 1)
-    if stretch < _ALIGNMENT:
+    stretch = found.position - position - GUESSED_BYTES * (missing - 1)
+    if stretch < GUESSED_BYTES:
         raise Damaged(path, position, detail + ", in too little space", chain.next_index, found.index - 1)
     entries = [
         Entry(
@@ -179,7 +181,7 @@ def bridge(path: str, position: int, chain: Chain, found: Entry, previous_term: 
                 LogIndex(before.index + 1),
                 found.base_offset,
                 before.end_position,
-                _ALIGNMENT,
+                GUESSED_BYTES,
                 0,
                 previous_term,
                 chain.append_time_us,

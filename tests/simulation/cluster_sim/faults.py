@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from raft_sim.network import SHAPES, cut
 
 from cluster_sim.node import Node
+from shoal.agent.identity import GroupId
 from shoal.segment_store.memory_disk import Fault
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
 NODES_MAX = 6
 ROOM_BYTES = 96 * 1_024
+REPLICAS = 3
 NEWEST_BYTES = 3_000
 """Some entries and the tail record at the end of a log."""
 ERROR_PLACES = ("/topics/", "/topics/", "hard-state", "replicas", "cluster", "identity")
@@ -175,9 +177,13 @@ class Nemesis:
         return " ".join(node.name for node in nodes)
 
     def lose_disk(self) -> str:
-        """A host gets a new, empty disk. Its peers have the rest: no second one is lost in this run."""
+        """A host gets a new, empty disk. Its peers have the rest: no second one is lost in this run, and
+        none where two replicas are all that a group has, which may be as young as its topic."""
         candidates = [node for node in self._running() if node.is_ready]
         if self.exchanged is not None or len(candidates) < 3:
+            return "nobody's"
+        candidates = [node for node in candidates if not self._holds_one_of_two(node)]
+        if not candidates:
             return "nobody's"
         node = self._rng.choice(candidates)
         self.exchanged = node.address
@@ -187,6 +193,23 @@ class Nemesis:
         self._simulation.invariants.disk_was_wiped(node.address)
         self._bring_back(node, self._rng.uniform(0.5, 5))
         return node.name
+
+    def _holds_one_of_two(self, node: Node) -> bool:
+        assert node.agent is not None
+        host, agent_id = node.host, node.agent.agent_id
+        assert host is not None
+        for other in self._running():
+            if other.is_ready and other.agent is not None:
+                for entry in other.agent.broker._catalog.topics.values():
+                    for partition, birth in enumerate(entry.partitions):
+                        is_young = agent_id in birth.voters and len(birth.voters) < REPLICAS
+                        if is_young and not host.has(GroupId(entry.topic_id, partition)):
+                            return True
+        for held in host._groups.values():
+            voters = [item.agent_id for item in held.replica.core.configuration.replicas if not item.learner]
+            if agent_id in voters and len(voters) < REPLICAS:
+                return True
+        return False
 
     def jump_clock(self) -> str:
         node = self._rng.choice(self._simulation.nodes)
