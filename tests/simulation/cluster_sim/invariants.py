@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster_sim.loop import LIFE
+from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.node import Node
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId, ReplicaRecord, ReplicaRegistry, ReplicaState
@@ -79,24 +79,37 @@ class _GroupTruth:
 
 @dataclass
 class _Seen:
-    """Of one replica object, when it was last looked at."""
+    """A replica with a core, and what was seen there when it was last looked at."""
 
+    node: Node
+    life: Life
     replica: Replica
-    term: int
-    commit: int
+    term: int = -1
+    """-1: it was never looked at."""
+    commit: int = 0
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its process lives, and has it open."""
+        host = self.node.host
+        entry = (
+            None if host is None or self.node.life is not self.life else host._groups.get(self.replica.group)
+        )
+        return entry is not None and entry.replica is self.replica
 
 
 class Invariants:
-    """`node(name)`: by the name of a life without its number."""
+    """`watch()` asks for a look after this round."""
 
-    def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
+    def __init__(self, nodes: Callable[[], Iterable[Node]], loop: SimLoop) -> None:
         self._nodes = nodes
+        self._loop = loop
         self._groups: dict[GroupId, _GroupTruth] = {}
-        self._seen: dict[tuple[str, GroupId], _Seen] = {}
+        self._seen: dict[RaftCore, _Seen] = {}
         self._retired: set[tuple[str, GroupId, ReplicaId]] = set()
         self._born: set[tuple[str, GroupId, ReplicaId]] = set()
-        self._moved: set[str] = set()
-        """Lives whose cores were called since the last look: no other core can have changed."""
+        self._moved: dict[RaftCore, None] = {}
+        """Cores that were called since the last look: no other one can have changed."""
         self.checks = 0
         self.violation: InvariantViolation | None = None
 
@@ -104,39 +117,50 @@ class Invariants:
         """Keeps the first; the loop of the simulation raises it after the round."""
         if self.violation is None:
             self.violation = InvariantViolation(name, detail)
+            self._loop.is_watched = True
 
     # ---- after every round -----------------------------------------------------------------------
 
     def look(self) -> None:
-        """At the replicas of the processes whose cores were called."""
+        """At the replicas whose cores were called."""
         if self._moved:
-            moved, self._moved = self._moved, set()
-            for node in self._nodes():
-                host = node.host
-                if host is None or node.life is None or node.life.name not in moved:
-                    continue
-                for group, entry in host._groups.items():
-                    self._look_at(node.life.name, group, entry.replica)
+            for core in self._moved:
+                seen = self._seen.get(core) or self._find(core)
+                if seen is not None:
+                    self._look_at(core, seen)
+            self._moved.clear()
         if self.violation is not None:
             raise self.violation
 
-    def _look_at(self, life: str, group: GroupId, replica: Replica) -> None:
-        core = replica.core
-        seen = self._seen.get((life, group))
-        if seen is None or seen.replica is not replica:
-            truth = self._groups.setdefault(group, _GroupTruth())
-            seen = self._seen[life, group] = _Seen(replica, 0, 0)
-        elif (seen.term, seen.commit) == (core.term, core.commit_index) and (
-            core.role is not Role.LEADER or core.term in self._groups[group].leaders
-        ):
+    def _find(self, core: RaftCore) -> _Seen | None:
+        """None while its replica is being opened: it has a turn as soon as it is open."""
+        for node in self._nodes():
+            host = node.host
+            for entry in () if host is None else host._groups.values():
+                if entry.replica.core is core:
+                    assert node.life is not None
+                    self._groups.setdefault(entry.replica.group, _GroupTruth())
+                    self._seen[core] = _Seen(node, node.life, entry.replica)
+                    return self._seen[core]
+        return None
+
+    def _look_at(self, core: RaftCore, seen: _Seen) -> None:
+        """What is checked depends on term, commit index and leadership alone."""
+        state = core._state
+        replica = seen.replica
+        truth = self._groups[replica.group]
+        is_leader = state.role is Role.LEADER
+        is_same = seen.term == state.term and seen.commit == state.commit_index
+        if is_same and (not is_leader or state.term in truth.leaders):
+            return
+        if not seen.is_served:
             return
         self.checks += 1
-        truth = self._groups[group]
-        where = f"{life} {group} {replica.replica_id}"
+        where = f"{seen.life.name} {replica.group} {replica.replica_id}"
         if core.term < seen.term or core.commit_index < seen.commit:
             self.fail("MonotonicTermAndCommit", f"{where}: {seen.term}/{seen.commit} then {core!r}")
         if replica.failure is None:
-            if core.role is Role.LEADER:
+            if is_leader:
                 self._leads(truth, where, replica)
             self._committed(truth, where, replica, seen.commit)
             core.check_invariants()
@@ -190,12 +214,6 @@ class Invariants:
         given_up = [item for item in were if item.id not in ids and item.id in truth.beyond_repair]
         if len(voters) + len(given_up) < min(3, len(were)):
             self.fail("NeverFewerVoters", f"{where}: {known} became {committed}")
-
-    def on_call(self) -> None:
-        """A core of the process that runs is about to decide something."""
-        life = LIFE.get()
-        assert life is not None
-        self._moved.add(life.name)
 
     # ---- what leaves -----------------------------------------------------------------------------
 
@@ -267,9 +285,13 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
             invariants.on_record(record)  # not while the disk may refuse it
 
     def observed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            invariants.on_call()
-            return method(*arguments, **named)
+        """The core that is called may be another one afterwards."""
+        moved, loop = invariants._moved, invariants._loop
+
+        def call(core: RaftCore, *arguments: Any, **named: Any) -> Any:
+            moved[core] = None
+            loop.is_watched = True
+            return method(core, *arguments, **named)
 
         return call
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from heapq import heappop, heappush
 from typing import Any
 
 START_S = 1_000.0
 ROUND_S = 2e-6
 """What one round of the loop takes, so that no two rounds happen at the same instant."""
+WATCHED_ROUNDS = 16
 KEPT_TASKS_MAX = 512
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 
@@ -84,64 +85,42 @@ class SimHandle(asyncio.Handle):
 
     __slots__ = ("life",)
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: SimLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        _fill(self, callback, args, loop, context)
+    def cancel(self) -> None:
+        _void(self)
 
 
 class SimTimer(asyncio.TimerHandle):
-    """The same, for a time."""
+    """The same, for a time. Once void it stays in the heap until its time comes."""
 
     __slots__ = ("life",)
 
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: SimLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        _fill(self, callback, args, loop, context)
-        self._when = when
-        self._scheduled = True
+    def cancel(self) -> None:
+        _void(self)
 
 
-def _fill(
-    handle: Any,
-    callback: Callable[..., object],
-    args: Sequence[Any],
-    loop: SimLoop,
-    context: contextvars.Context | None,
-) -> None:
-    """What asyncio.Handle's constructor does, without its questions about debugging: there are a hundred
-    thousand of them in a seed."""
-    if context is None:  # an empty one is false
-        context = contextvars.copy_context()
-    handle._context = context
-    handle._loop = loop
-    handle._callback = callback
-    handle._args = args
-    handle._cancelled = False
-    handle._repr = None
-    handle.life = context.get(LIFE)
+def _void(handle: Any) -> None:
+    handle._cancelled = True
+    handle._callback = handle._args = None
+
+
+_new: Any = object.__new__
+"""Handles are filled in where they are made, without a constructor and its questions about debugging: there
+are tens of thousands of them in a seed."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """`network` answers for sockets; `on_round()` is called after every round that ran a process's code."""
+    """`network` answers for sockets; `on_round()` is called after every round in which somebody set
+    `is_watched`, and every WATCHED_ROUNDS in any case."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
-        self._now = START_S
+        self._now: float = START_S
         self.network = network
         self.rounds = 0
         self.handles_run = 0
+        self.is_watched = False
         self.on_round: Callable[[], None] = lambda: None
+        self._append: Callable[[Any], None] = self._ready.append  # type: ignore[attr-defined]
         self._timers: list[tuple[float, int, SimTimer]] = []
         self._timer_count = 0
         _Numbered.count = 0
@@ -178,9 +157,16 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = SimHandle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
-        return handle
+        if context is None:  # an empty one is false
+            context = contextvars.copy_context()
+        handle = _new(SimHandle)
+        handle._callback = callback
+        handle._args = args
+        handle._context = context
+        handle._cancelled = False
+        handle.life = context.get(LIFE)
+        self._append(handle)
+        return handle  # type: ignore[no-any-return]
 
     call_soon_threadsafe = call_soon
 
@@ -192,10 +178,18 @@ class SimLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Of timers for the same instant, the one that was set first comes first."""
-        timer = SimTimer(when, callback, args, self, context)
+        if context is None:
+            context = contextvars.copy_context()
+        timer = _new(SimTimer)
+        timer._callback = callback
+        timer._args = args
+        timer._context = context
+        timer._cancelled = False
+        timer._when = when
+        timer.life = context.get(LIFE)
         self._timer_count += 1
-        heapq.heappush(self._timers, (when, self._timer_count, timer))
-        return timer
+        heappush(self._timers, (when, self._timer_count, timer))
+        return timer  # type: ignore[no-any-return]
 
     def call_later(
         self,
@@ -206,21 +200,20 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
-        return None  # it is dropped when its time comes
-
     # ---- one round -------------------------------------------------------------------------------
 
     def _run_once(self) -> None:
         """One round after the other, until somebody stops the loop."""
-        ready: deque[SimHandle | SimTimer] = self._ready  # type: ignore[attr-defined]
+        ready: deque[Any] = self._ready  # type: ignore[attr-defined]
+        timers = self._timers
         while not self._stopping:  # type: ignore[attr-defined]
-            self._wake_timers(ready)
-            ran = False
+            if not ready or (timers and timers[0][0] <= self._now):
+                self._wake_timers(ready)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if handle._cancelled:  # type: ignore[union-attr]
-                    continue
+                callback = handle._callback
+                if callback is None:
+                    continue  # it was cancelled
                 life = handle.life
                 if life is not None:
                     if life.is_dead:
@@ -228,25 +221,39 @@ class SimLoop(asyncio.BaseEventLoop):
                     if life.is_paused:
                         life.held.append(handle)
                         continue
-                    ran = True
                 self.handles_run += 1
-                handle._run()
+                try:
+                    handle._context.run(callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 -- as asyncio.Handle does it
+                    self._tell_of(error, callback)
             self._now += ROUND_S
             self.rounds += 1
-            if ran:
+            if self.is_watched or not self.rounds % WATCHED_ROUNDS:
+                self.is_watched = False
                 self.on_round()
+
+    def _tell_of(self, error: BaseException, callback: Any) -> None:
+        self.call_exception_handler(
+            {
+                "message": f"Exception in callback {getattr(callback, '__qualname__', callback)}",
+                "exception": error,
+            }
+        )
 
     def _wake_timers(self, ready: deque[SimHandle | SimTimer]) -> None:
         """Those whose time has come are ready; when nothing else is, time goes on to the next one."""
         timers = self._timers
-        while timers and _is_void(timers[0][2]):
-            heapq.heappop(timers)
         if not ready:
+            while timers and _is_void(timers[0][2]):
+                heappop(timers)
             if not timers:
                 raise Deadlock("nothing is scheduled")
             self._now = max(self._now, timers[0][0])
-        while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
+        now = self._now
+        while timers and timers[0][0] <= now:
+            timer = heappop(timers)[2]
             if not _is_void(timer):
                 ready.append(timer)
 
@@ -299,8 +306,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return bool(fd.clear_reader())
 
 
-def _is_void(handle: SimTimer) -> bool:
-    return bool(handle._cancelled or (handle.life is not None and handle.life.is_dead))  # type: ignore[attr-defined]
+def _is_void(timer: Any) -> bool:
+    return timer._callback is None or (timer.life is not None and timer.life.is_dead)
 
 
 def _succeed(future: asyncio.Future[Any], outcome: Any) -> None:

@@ -29,7 +29,7 @@ from cluster_sim.invariants import (
     listeners,
 )
 from cluster_sim.knobs import Knobs
-from cluster_sim.loop import LIFE, Life, SimLoop
+from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.topics import TopicClient
@@ -57,8 +57,6 @@ CLIENT_ADDRESS = "127.0.1.1"
 TOPIC = "events"
 ELAPSED_MS_MAX = 240_000
 STEPS_MAX = 10_000_000
-ROUNDS_HASHED = 16
-"""How many rounds pass before their time is hashed: two runs that part never come to the same times again."""
 EXPECTED_ERRORS = (OSError, StoreError, DoubledError, ShoalError)
 """What disks and peers that fail lead to, told with where it happened: no bug by itself."""
 LOGGERS = ("shoal", "asyncio", "aiohttp")
@@ -88,7 +86,7 @@ class ClusterSimulation:
         self.network.loop = self.loop
         self.disks: dict[str, SimDisk] = {}
         self.nodes: list[Node] = []
-        self.invariants = Invariants(lambda: self.nodes)
+        self.invariants = Invariants(lambda: self.nodes, self.loop)
         self.loop.on_round = self._after_round
         self.history = History()
         self.clients = Life("clients", CLIENT_ADDRESS)
@@ -119,9 +117,11 @@ class ClusterSimulation:
         return self._digest.hexdigest()[:16]
 
     def _after_round(self) -> None:
+        """The times of the rounds are hashed, at some of them: two runs that part never come to the same
+        times again."""
         self.invariants.look()
         loop = self.loop
-        if loop.rounds % ROUNDS_HASHED:
+        if loop.rounds % WATCHED_ROUNDS:
             return
         self._crc = zlib.crc32(struct.pack("<dq", loop.time(), loop.handles_run), self._crc)
         if loop.elapsed_ms > ELAPSED_MS_MAX or loop.handles_run > STEPS_MAX:
