@@ -252,6 +252,12 @@ class Host:
         if not self._stopping:
             await self._open(replace(damaged.plan, quarantined=quarantined))
 
+    def may_reopen(self, replica: Replica) -> bool:
+        """Whether it is the group's replica still, and can be closed and opened: what folds a state in its
+        log cannot."""
+        entry = self._groups.get(replica.group)
+        return entry is not None and entry.replica is replica and entry.plan.folds is None
+
     def damaged(self, group: GroupId) -> None:
         """A replica has met damage."""
         self.mender.found(group)

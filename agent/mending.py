@@ -5,8 +5,7 @@ segment_store/mending.py. A replica that runs goes on while it is mended: the ra
 its core knows that it is handicapped; a leader leads on, since what it cannot mend nobody could serve. One
 whose log cannot be folded for damage is mended before it speaks.
 
-What no peer has is dropped when a majority of the voters hold intact logs without it, for then it was never
-committed. It is quarantined when all voters have answered and none has it intact: the replica goes on around
+What no peer has is dropped when so many voters hold intact logs without it that it was never committed. It is quarantined when all voters have answered and none has it intact: the replica goes on around
 it, loudly, and asks on. Otherwise it waits. Nothing is ever cut because a checksum is wrong.
 """
 
@@ -19,7 +18,7 @@ from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
 from shoal.agent.identity import GroupId
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
-from shoal.agent.opening import DamagedReplica
+from shoal.agent.opening import DamagedReplica, Work
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError
 from shoal.agent.replica import Replica
 from shoal.agent.segment_wire import (
@@ -33,6 +32,7 @@ from shoal.agent.segment_wire import (
 from shoal.batch import BatchError, Frame, LogIdentity, LogIndex, Term, parse_frame
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import Configuration
+from shoal.replication.quorum import rules_out_commit
 from shoal.segment_store.damage import DamagedRange, within
 from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, StoreError
 from shoal.segment_store.log import PartitionLog
@@ -73,6 +73,12 @@ class MendHost(Protocol):
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
 
+    def may_reopen(self, replica: Replica) -> bool:
+        """Whether it is the group's replica still, and can be closed and opened."""
+
+    async def reopen(self, group: GroupId, work: Work) -> None:
+        """Close the replica, do the work on its files, open it again."""
+
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """The log is whole but for these entries: open the replica as it was asked for."""
 
@@ -101,13 +107,17 @@ class Mender:
         replica = self._host.replica(group)
         # Whoever says that it lacks an entry must never take it from the leader of the entry's own term, who
         # may count an acknowledgement of the asker.
-        is_whole = (
-            replica.failure is None
-            and not replica.disk.log_is_behind
-            and not replica.damaged_ranges
-            and self._host.stored_term(group) > wanted.term
-        )
+        is_whole = replica.failure is None and not replica.disk.log_is_behind and not replica.damaged_ranges
+        if is_whole and self._host.stored_term(group) <= wanted.term:
+            is_whole = False
+            self._forswear(replica, wanted)
         return await _lend(replica.log, wanted, is_whole=is_whole, met=replica.met)
+
+    def _forswear(self, replica: Replica, wanted: EntryId) -> None:
+        """Where the asker's vote is needed to elect anybody, no newer term comes by itself."""
+        if replica.log.term_at(wanted.index) != wanted.term:
+            replica.core.forswear(wanted.term, self._host.clock.now_ms())
+            self._host.schedule(replica)
 
     # ---- replicas that run -----------------------------------------------------------------------
 
@@ -137,40 +147,52 @@ class Mender:
         while replica.failure is None:
             replica.damaged_ranges = within(replica.damaged_ranges, replica.log.first_index)
             async with self._slots:
-                for item in replica.damaged_ranges:
-                    await self._mend_range(replica, item)
+                doubtful = [item for item in replica.damaged_ranges if await self._mend_range(replica, item)]
+            if doubtful and replica.failure is None and self._host.may_reopen(replica):
+                # Opened anew it finds the damage before it speaks, asks again, and drops what it must.
+                logger.warning("%s: opened anew, to be rid of what was never committed", replica.group)
+                await self._host.reopen(replica.group, _nothing)
+                return
             self._tell_core(replica)
             if not replica.damaged_ranges:
                 return
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, RETRY_MAX_S)
 
-    async def _mend_range(self, replica: Replica, item: DamagedRange) -> None:
+    async def _mend_range(self, replica: Replica, item: DamagedRange) -> bool:
+        """True: what it holds was never committed."""
         log = replica.log
         try:
             if not item.costs_entries:
                 await mend_frame(log, item)
-            else:
-                await self._mend_entries(replica, item)
+            elif await self._mend_entries(replica, item):
+                return True
         except (Damaged, OffsetOutOfRange, ChainBroken) as error:
             logger.warning("%s: not mended yet: %s", replica.group, error)
-            return
+            return False
         except StoreError as error:
             replica.fail("damaged", f"damage cannot be mended: {error}")
-            return
-        if item not in replica.damaged_ranges:
-            return  # it has grown meanwhile
-        replica.damaged_ranges = tuple(other for other in replica.damaged_ranges if other != item)
-        logger.warning("%s: mended: %s", replica.group, item)
+            return False
+        if item in replica.damaged_ranges:  # else it has grown meanwhile
+            replica.damaged_ranges = tuple(other for other in replica.damaged_ranges if other != item)
+            logger.warning("%s: mended: %s", replica.group, item)
+        return False
 
-    async def _mend_entries(self, replica: Replica, item: DamagedRange) -> None:
-        """Raises StoreError; Damaged when a peer's copy is not to be had."""
+    async def _mend_entries(self, replica: Replica, item: DamagedRange) -> bool:
+        """True: it was never committed. Raises StoreError; Damaged when a peer's copy is not to be had."""
         if item.last_index < replica.log.first_index:
-            return  # trimmed meanwhile
+            return False  # trimmed meanwhile
         stretch = _Stretch(replica.group, replica.log, replica.identity, item.first_index, item.last_index)
-        missing, _ = await self._mend(stretch, self._peers_of(replica.core.configuration))
-        if missing is not None:
-            raise Damaged(item.path, item.position, "no peer has it now", missing.index, missing.index)
+        configuration = replica.core.configuration
+        missing, answers = await self._mend(stretch, self._peers_of(configuration))
+        if missing is None:
+            return False
+        is_open_question = (
+            missing.index > replica.core.commit_index and missing.index not in replica.quarantined
+        )
+        if is_open_question and _was_never_committed(configuration, answers):
+            return True
+        raise Damaged(item.path, item.position, "no peer has it now", missing.index, missing.index)
 
     # ---- replicas that wait ----------------------------------------------------------------------
 
@@ -215,16 +237,13 @@ class Mender:
         return True
 
     async def _drop(self, damaged: DamagedReplica, wanted: EntryId, answers: dict[str, Held]) -> bool:
-        """Cut an entry that was never committed: a majority of voters hold intact logs without it."""
-        configuration = damaged.configuration
-        voters = [item for item in configuration.replicas if not item.learner]
-        without = sum(answers.get(item.agent_id) is Held.LACKS for item in voters)
-        if not damaged.configuration_is_certain or 2 * without <= len(voters):
+        """Cut an entry that was never committed: intact logs without it say so."""
+        if not damaged.configuration_is_certain or not _was_never_committed(damaged.configuration, answers):
             return False
         if wanted.index <= max(damaged.commit_index, damaged.log.first_index):
             return False
         logger.error(
-            "%s: entry %d of term %d is damaged here, and a majority is intact without it: it was never"
+            "%s: entry %d of term %d is damaged here, and too many are intact without it: it was never"
             " committed, and is dropped with what follows",
             damaged.plan.group,
             *wanted,
@@ -336,6 +355,16 @@ class Mender:
         """The agent ends."""
         for group in [*self._tasks, *self._waiting]:
             await self.abandon(group)
+
+
+async def _nothing() -> None:
+    """The work on a replica that is opened anew for the opening's sake."""
+
+
+def _was_never_committed(configuration: Configuration, answers: dict[str, Held]) -> bool:
+    """Whether those voters whose logs are intact without an entry rule out that it was."""
+    lacking = [item.id for item in configuration.replicas if answers.get(item.agent_id) is Held.LACKS]
+    return rules_out_commit(configuration.voters, lacking)
 
 
 async def _lend(

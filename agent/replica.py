@@ -51,7 +51,7 @@ from shoal.replication.messages import Message as RaftMessage
 from shoal.replication.raft import RaftCore
 from shoal.replication.ready import Ready
 from shoal.replication.transitions import Role
-from shoal.segment_store.damage import DamagedRange, merge, range_of, touches
+from shoal.segment_store.damage import DamagedRange, before, merge, range_of, touches
 from shoal.segment_store.errors import Damaged, DiskFull
 from shoal.segment_store.log import PartitionLog
 
@@ -476,6 +476,7 @@ class Replica:
         self.state.truncate(from_index)
         self.cache.truncate(from_index)
         self.waiting.truncated(from_index)
+        self.damaged_ranges = before(self.damaged_ranges, from_index)
         self._roll_index = LogIndex(min(self._roll_index, from_index - 1))
 
     def _send(self, message: RaftMessage) -> None:

@@ -10,7 +10,7 @@ from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replic
 from shoal.replication.membership_change import check_change
 from shoal.replication.messages import AppendReply
 from shoal.replication.progress import Progress
-from shoal.replication.quorum import has_majority, majority_value
+from shoal.replication.quorum import has_majority, majority_value, rules_out_commit
 from shoal.replication.reads import ReadQueue
 from shoal.replication.requests import entries_request, heartbeat_request
 from shoal.replication.spares import Spares
@@ -31,6 +31,7 @@ class Leader:
         "_notice_due",
         "_send_to_all",
         "_state",
+        "_stuck_since_ms",
         "active_ms",
         "heartbeat_deadline_ms",
         "progress",
@@ -59,6 +60,7 @@ class Leader:
         self._notice_due = False
         self._notice_deadline_ms: int | None = None
         self._send_to_all = False  # also to those who were spared
+        self._stuck_since_ms: int | None = None
 
     def begin(self, now_ms: int) -> None:
         """Open the term with an entry of one's own, and tell everybody at once."""
@@ -106,6 +108,9 @@ class Leader:
         self._send_heartbeats_soon(now_ms)
         for progress in self.progress.values():
             progress.retry_if_stuck(self._state.config, now_ms)
+        if self._is_stuck(now_ms):
+            self._state.become_follower(self._state.term, None, now_ms)
+            return
         self._hand_over_if_stalled(now_ms)
         self._consider_quiet(now_ms)
 
@@ -133,6 +138,23 @@ class Leader:
             return
         if (target := self._best_voter(now_ms)) is not None:
             self.start_transfer(target, now_ms)
+
+    def _is_stuck(self, now_ms: int) -> bool:
+        """Whether for an election timeout so many wait for an entry that is damaged here that it is hardly
+        committed (safety 10). It cannot be sent, and a leader never cuts its own log (figure 3): one of them
+        may lead, and replaces it; or a newer term lets them say that they lack it. Where a majority has it,
+        stepping down would not help, and a copy from a peer does."""
+        first = self._state.first_doubtful_index
+        waiting = []
+        if first is not None:
+            reachable = set(self._reachable(now_ms)) & self.progress.keys()
+            waiting = [replica for replica in reachable if self.progress[replica].match_index < first]
+        if not rules_out_commit(self._state.configuration.voters, waiting):
+            self._stuck_since_ms = None
+        elif self._stuck_since_ms is None:
+            self._stuck_since_ms = now_ms
+        since_ms = self._stuck_since_ms
+        return since_ms is not None and now_ms - since_ms >= self._state.config.election_timeout_ms
 
     # Proposals
 

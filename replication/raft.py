@@ -417,6 +417,18 @@ class RaftCore:
             case Candidate():
                 pass  # it was there before the damage was known; the election may still be lost
 
+    def forswear(self, term: Term, now_ms: int) -> None:
+        """Take nothing of that term any more from its leader: enter the next one. Nothing to do where a newer
+        one is known, or a leader is heard.
+
+        So a peer can learn that an entry is lacked for ever (safety 10) where nobody can be elected before it
+        knows. It costs what being asked by a candidate of that term costs (figure 2, all servers, rule 2).
+        """
+        state = self._state
+        state.now_ms = now_ms
+        if state.term <= term and state.role is not Role.LEADER and not state.behaviour.hears_leader(now_ms):
+            state.become_follower(Term(term + 1), None, now_ms)
+
     def trimmed(self, first_index: LogIndex) -> None:
         """Retention has dropped the committed entries before first_index."""
         state = self._state

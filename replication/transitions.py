@@ -160,10 +160,16 @@ class RaftState:
     def promisable(self, index: LogIndex) -> LogIndex:
         """How much of the log up to `index` counts towards a commit. Damaged entries count as held where logs
         are compared, and where they were committed before they were damaged; here they do not."""
-        uncommitted = [
+        first = self.first_doubtful_index
+        return index if first is None else LogIndex(min(index, first - 1))
+
+    @property
+    def first_doubtful_index(self) -> LogIndex | None:
+        """The first damaged entry of which it is not known here that it is committed."""
+        doubtful = [
             max(first, self.commit_index + 1) for first, last in self.damaged if last > self.commit_index
         ]
-        return LogIndex(min([index, *(first - 1 for first in uncommitted)]))
+        return LogIndex(min(doubtful)) if doubtful else None
 
     # The log
 
@@ -188,6 +194,9 @@ class RaftState:
         assert from_index > self.commit_index  # a committed entry is never replaced (section 5.4)
         self.log.truncate(from_index)
         self.outbox.truncated(from_index)
+        self.damaged = tuple(
+            (first, LogIndex(min(last, from_index - 1))) for first, last in self.damaged if first < from_index
+        )
         if self.configuration.index >= from_index:
             self.configurations = [item for item in self.configurations if item.index < from_index]
             assert self.configurations, "the configuration before an uncommitted one is always known"

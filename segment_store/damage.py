@@ -155,3 +155,12 @@ def touches(one: DamagedRange, other: DamagedRange) -> bool:
 def within(known: Sequence[DamagedRange], first_index: LogIndex) -> tuple[DamagedRange, ...]:
     """Without what a trim has removed."""
     return tuple(item for item in known if max(item.first_index, item.last_index) >= first_index)
+
+
+def before(known: Sequence[DamagedRange], from_index: LogIndex) -> tuple[DamagedRange, ...]:
+    """Without what a truncation has removed."""
+    return tuple(
+        replace(item, last_index=LogIndex(min(item.last_index, from_index - 1)))
+        for item in known
+        if item.first_index < from_index
+    )

@@ -10,6 +10,7 @@ Knows segments and disks. Must not know Raft, HTTP or clocks: times are argument
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -558,6 +559,11 @@ class PartitionLog:
                 add_damage(found, damage_of(run, verified.problem))
                 index = LogIndex(index + 1)
         return found
+
+    def standing_still(self) -> AbstractAsyncContextManager[None]:
+        """While it is held nothing is truncated and no index file is written: what lies somewhere stays
+        there."""
+        return self._writer.index_lock
 
     # ---- ending it
 

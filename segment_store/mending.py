@@ -35,11 +35,13 @@ async def mend_entries(log: PartitionLog, frames: Sequence[Frame]) -> None:
     problem = _mismatch(known, before, frames)
     if problem is not None:
         raise ChainBroken(f"{segment.path}: {problem}")
-    start = known[0].position
+    start, generation = known[0].position, log.generation
     try:
-        async with segment.files.open_files.pin(segment.path) as file:
+        async with log.standing_still(), segment.files.open_files.pin(segment.path) as file:
+            if log.generation != generation:
+                raise ChainBroken(f"{segment.path}: the log was truncated meanwhile")
             await file.write_and_sync(start, b"".join([frame.data for frame in frames]))
-        await _correct_index(segment, known, frames)
+            await _correct_index(segment, known, frames)
     except FileNotFoundError as error:  # trimmed meanwhile: a fault of nobody's disk
         raise OffsetOutOfRange(first, log.first_index, log.last_index + 1) from error
     except OSError as error:

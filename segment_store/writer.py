@@ -62,7 +62,7 @@ class Writer:
         self._handle: Handle | None = None
         self._is_held = False  # the handle is pinned; between writes it rests
         self._spares = spares
-        self._index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, close
+        self.index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, mending, close
         self._index_timer: asyncio.TimerHandle | None = None
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
@@ -368,7 +368,7 @@ class Writer:
             await (
                 self._sync_active()
             )  # also what a queued truncation will remove: a gap before N + 1 is damage
-            async with self._index_lock:
+            async with self.index_lock:
                 await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
             self._spares.settle(previous)
         await self._let_go()
@@ -383,7 +383,7 @@ class Writer:
         """Safety 8, in an order in which every crash leaves a log that recovery takes for a shorter or an
         unchanged one: whole segments newest first, then the index, then the tail record, then the
         frames."""
-        async with self._index_lock:
+        async with self.index_lock:
             for segment in reversed(work.removed):
                 await self._remove(segment)
             if work.kept is not None and self.written_index >= work.from_index:
@@ -516,7 +516,7 @@ class Writer:
 
     async def write_index(self) -> None:
         """Bring the active segment's index file up to what is known synced."""
-        async with self._index_lock:
+        async with self.index_lock:
             if self.synced_index < self.stored_index:
                 await self._sync_active()
             segment = self._active

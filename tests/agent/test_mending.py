@@ -258,6 +258,52 @@ async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
         assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
 
 
+async def with_an_entry_of_its_own(cluster: Cluster, disks: dict[str, MemoryDisk]) -> tuple[Node, Place]:
+    """Everything stands still; one that led has an entry that nobody else has, and that does not verify."""
+    leader = await filled(cluster)
+    others = [node for node in cluster.nodes if node is not leader]
+    for node in others:
+        await cluster.stop(node)
+    with pytest.raises(ShoalError):
+        await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
+    last = log_of(leader).last_index
+    place = Place(disks[leader.agent_id], leader, last)
+    await until(lambda: log_of(leader).synced_index == last)
+    await cluster.stop(leader)
+    return leader, place
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_a_leader_that_cannot_send_what_was_never_committed_is_rid_of_it(count: int) -> None:
+    """It is elected with an entry of an earlier life that nobody else has, and which rots before it could be
+    sent: the others say that they lack it, it goes, and appends are stored in its place. Two voters, too."""
+    cluster, disks = memory_cluster(count)
+    async with cluster:
+        leader, place = await with_an_entry_of_its_own(cluster, disks)
+        await cluster.start(leader)
+        assert leader.host.status(GROUP).state == "active"
+        place.hit()
+        for node in cluster.nodes:
+            if node is not leader:
+                await cluster.start(node)
+        assert (await store(cluster, "committed")).base_offset == COUNT
+        await whole(cluster)
+        assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
+
+
+async def test_of_two_voters_the_intact_one_forswears_the_term_of_what_it_lacks() -> None:
+    """Nobody is elected before the damaged one speaks, and that waits for the other's word, which would be
+    none in the term in which the entry was made: so that one enters the next (safety 10)."""
+    cluster, disks = memory_cluster(2)
+    async with cluster:
+        _, place = await with_an_entry_of_its_own(cluster, disks)
+        place.hit()
+        for node in cluster.nodes:
+            await cluster.start(node)
+        assert (await store(cluster, "committed")).base_offset == COUNT
+        await whole(cluster)
+
+
 async def set_hard_state(disk: MemoryDisk, node: Node, *, term: int = 0, commit_index: int) -> None:
     """Of a node that does not run: a term that it has seen since, a commit index that it had not stored."""
     kept = await HardStateFile.open(disk, node.directory)

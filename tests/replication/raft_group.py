@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from shoal.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId
-from shoal.replication.messages import Message
+from shoal.replication.messages import AppendRequest, Message
 from shoal.replication.raft import RaftCore, Role
 from shoal.replication.ready import Ready
 
@@ -69,7 +69,8 @@ def make_core(
 
 class Group:
     """cores by ordinal; `held` names those whose disk does not answer; `cut` those whom nothing reaches or
-    leaves."""
+    leaves;
+    `unreadable` the entries that a replica cannot send, since their bytes do not verify."""
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class Group:
         self.reads: list[tuple[int, int, int]] = []  # ordinal, token, index
         self.held: set[int] = set()
         self.cut: set[int] = set()
+        self.unreadable: dict[int, set[int]] = {}
         self._waiting: dict[int, deque[Ready]] = {ordinal: deque() for ordinal in self.cores}
 
     # One step
@@ -131,8 +133,18 @@ class Group:
             self.sent.append(message)
             # A replica born in the course of a test lives nowhere: what it is sent is lost.
             is_born = message.receiver.term == 0 and message.receiver.index in self.cores
-            if is_born and not {message.sender.index, message.receiver.index} & self.cut:
+            if (
+                is_born
+                and not self._is_unreadable(message)
+                and not {message.sender.index, message.receiver.index} & self.cut
+            ):
                 self.mail.append(message)
+
+    def _is_unreadable(self, message: Message) -> bool:
+        if not isinstance(message, AppendRequest):
+            return False
+        wanted = range(message.previous_index + 1, message.last_index + 1)
+        return any(index in wanted for index in self.unreadable.get(message.sender.index, ()))
 
     def step(self, message: Message) -> None:
         """Let one message arrive, whatever the mail holds."""

@@ -143,3 +143,77 @@ def test_damage_in_what_is_committed_holds_nothing_up() -> None:
     group.propose(0, 2)
     group.settle()
     assert leader.commit_index == leader.last_index
+
+
+def with_a_damaged_tail(voters: int) -> Group:
+    """The first leads, and its last entry, of an earlier life and on no other disk, does not verify."""
+    logs = {ordinal: [1] * 9 for ordinal in range(voters)} | {0: [1] * 9 + [2]}
+    group = Group(voters, logs=logs, term=2)
+    group.unreadable = {0: {10}}
+    group.campaign(0)
+    group.settle()
+    assert group.leaders() == [0]
+    group.cores[0].damaged(entry(10), group.now_ms)
+    return group
+
+
+@pytest.mark.parametrize("voters", [3, 4, 5])
+def test_a_leader_steps_down_where_a_majority_lacks_what_it_cannot_send(voters: int) -> None:
+    """It can neither send the entry nor cut its own log (Leader Append-Only, figure 3): another one leads,
+    whose log takes the place of what was never committed (section 5.3), and everything goes on."""
+    group = with_a_damaged_tail(voters)
+    group.pass_time(4_000)
+    (leader,) = group.leaders()
+    assert leader != 0
+    group.propose(leader, 2)
+    group.pass_time(1_000)
+    assert {core.commit_index for core in group.cores.values()} == {group.cores[leader].last_index}
+    assert group.cores[0].term_at(LogIndex(10)) == group.cores[leader].term
+
+
+def test_of_two_voters_the_leader_steps_down_so_that_a_newer_term_tells_who_lacks_it() -> None:
+    """The other's log is shorter, it cannot lead; but in every new term it can say that it lacks the
+    entry."""
+    group = with_a_damaged_tail(2)
+    term = group.cores[0].term
+    group.pass_time(10_000)
+    assert group.cores[1].term > term
+    assert group.cores[1].last_index == 9
+
+
+def test_a_leader_stays_where_a_minority_lacks_what_it_cannot_send() -> None:
+    """With a silent third that may hold the entry, nobody else could be elected: it leads, and commits
+    nothing."""
+    group = with_a_damaged_tail(3)
+    group.cut = {2}
+    term = group.cores[0].term
+    commit = group.cores[0].commit_index
+    group.pass_time(4_000)
+    assert (group.leaders(), group.cores[0].term) == ([0], term)
+    assert group.cores[0].commit_index == commit
+
+
+def test_a_leader_whose_damage_is_mended_in_time_leads_on() -> None:
+    """A copy from a peer ends it: the term goes on."""
+    group = with_a_damaged_tail(3)
+    term = group.cores[0].term
+    group.pass_time(group.config.election_timeout_ms // 2)
+    group.cores[0].damaged((), group.now_ms)
+    group.unreadable.clear()
+    group.pass_time(2_000)
+    assert (group.leaders(), group.cores[0].term) == ([0], term)
+    assert {core.commit_index for core in group.cores.values()} == {group.cores[0].last_index}
+
+
+def test_damage_in_what_is_truncated_is_forgotten() -> None:
+    """Another leader's entries take its place: they are acknowledged at once, whatever was there before."""
+    group = Group(logs={0: [1] * 9 + [2] * 3, 1: [1] * 9, 2: [1] * 9}, term=2)
+    group.cores[0].damaged([(LogIndex(9), LogIndex(11))], group.now_ms)
+    group.cut = {0}
+    group.elect(1)
+    group.cut = {2}
+    group.pass_time(2_000)
+    assert group.cores[0]._state.damaged == ((9, 9),)
+    group.propose(1)
+    group.pass_time(1_000)
+    assert group.cores[0].commit_index == group.cores[0].last_index == 11

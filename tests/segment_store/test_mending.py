@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -55,6 +56,46 @@ async def test_every_entry_can_be_mended(index: int) -> None:
     await mend_entries(log, [frames[index - 1]])
     assert contents(disk, log) == before
     assert await log.verify() == []
+    await log.close()
+
+
+class SlowFirstWrite(MemoryDisk):
+    """Its next write after `armed` waits for as many turns of the loop."""
+
+    armed = 0
+
+    async def begin(self, operation: str, path: str) -> None:
+        if operation == "write" and self.armed:
+            turns, self.armed = self.armed, 0
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await super().begin(operation, path)
+
+
+@pytest.mark.parametrize("turns", [1, 5, 20, 60])
+@pytest.mark.parametrize("lead", [0, 1, 2, 4])
+async def test_mending_never_writes_over_another_branch(lead: int, turns: int) -> None:
+    """The damaged entry is truncated and others are appended in its place while its bytes are on their way to
+    the disk: either comes first, and the new branch is whole."""
+    disk = SlowFirstWrite(random.Random(lead))
+    log, frames = await filled(disk)
+    hit(disk, log, 20)
+    disk.armed = turns
+    mending = asyncio.ensure_future(mend_entries(log, [frames[19]]))
+    for _ in range(lead):
+        await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(log.truncate_suffix(LogIndex(20)))]
+    branch = []
+    for _ in range(3):
+        branch.append(next_frame(log, 3, term=9))
+        waiting.append(asyncio.ensure_future(log.append(branch[-1:])))
+    await asyncio.gather(*waiting)
+    result = (await asyncio.gather(mending, return_exceptions=True))[0]
+    assert result is None or isinstance(result, ChainBroken), result
+    assert await log.verify() == []
+    await log.close()
+    log = await opened(disk)
+    assert (await log.read(LogIndex(20), LogIndex(22), 2**20)) == branch
     await log.close()
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from raft_sim.disk import Disk
 from raft_sim.host import Host
-from raft_sim.invariants import ALL, Invariant, PromisesAreDurable
+from raft_sim.invariants import ALL, Invariant, InvariantViolation, PromisesAreDurable
 from raft_sim.knobs import Knobs
 from raft_sim.simulation import Agent, Simulation
 
@@ -247,6 +247,11 @@ def cut_at_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Host, "__init__", init)
 
 
+def lead_on_with_what_cannot_be_sent(patch: pytest.MonkeyPatch) -> None:
+    """A leader waits for ever for a copy that nobody has."""
+    patch.setattr(Leader, "_is_stuck", lambda self, now_ms: False)
+
+
 CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     # The promises themselves are left out where that invariant would see the mutation without any harm done.
     ("vote before sync", send_at_once(VoteReply), ALL),
@@ -312,3 +317,12 @@ def test_a_mutation_is_caught(
             print(f"seed {seed}: {type(error).__name__} {str(error)[:200]}")
             return
     pytest.fail(f"{SEEDS_MAX} seeds did not notice")
+
+
+def test_a_leader_that_waits_for_a_copy_nobody_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where crashes do not end its rule, the group never commits again: it must step down (safety 10)."""
+    lead_on_with_what_cannot_be_sent(monkeypatch)
+    seeds = [seed for seed in range(80, 120) if Knobs.of_seed(seed).rot]
+    with pytest.raises(InvariantViolation, match="Liveness"):
+        for seed in seeds:
+            Simulation(seed).run()

@@ -86,11 +86,15 @@ class Disk:
             assert write.hard_state.term >= self.hard_state.term
             self.hard_state = write.hard_state
         if write.truncate_from is not None and truncate:
-            del self.log[write.truncate_from - 1 :]
-            self.damaged = {index for index in self.damaged if index < write.truncate_from}
+            self.truncate(write.truncate_from)
         if entry_count:
             assert len(self.log) == write.first_index - 1, "the log on disk has a gap or a leftover"
             self.log.extend(write.entries[:entry_count])
+
+    def truncate(self, from_index: int) -> None:
+        """What was damaged behind that is gone too."""
+        del self.log[from_index - 1 :]
+        self.damaged = {index for index in self.damaged if index < from_index}
 
     def install(self, source: Disk, last_index: int) -> None:
         """Whole segments from another replica take the place of a log that ends before them (safety 27)."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VOTERS_MAX = 5
 VOTERS_MIN = 2
+NEWEST_ENTRIES = 6
 
 
 class Nemesis:
@@ -152,20 +153,24 @@ class Nemesis:
         return f"trim {host.core.replica_id} to {host.disk.first_index}"
 
     def _rot(self) -> str:
-        """A committed entry does not verify any more. It is found by the next look or read; the process that
-        wrote it may have sent it from memory until then, which is not simulated."""
-        agents = self._simulation.agents
-        hosts = [agent.host for agent in agents.values() if agent.host and not agent.paused]
-        hosts = [host for host in hosts if self._rotten in (None, host.agent.name)]
-        host = self._rng.choice(hosts) if hosts else None
-        last = 0 if host is None else min(host.applied, len(host.disk.log))
-        if host is None or last < host.disk.first_index:
+        """An entry does not verify any more, as often as not one of the newest, committed or not; its process
+        runs or not. It is found by the next look or read; the process that wrote it may have sent it from
+        memory until then, which is not simulated."""
+        agents = [agent for agent in self._simulation.agents.values() if agent.disk and not agent.paused]
+        agents = [agent for agent in agents if self._rotten in (None, agent.name)]
+        agent = self._rng.choice(agents) if agents else None
+        disk = agent.disk if agent is not None else None
+        if agent is None or disk is None or len(disk.log) < disk.first_index:
             return "nothing rots"
-        self._rotten = host.agent.name
-        index = self._rng.randint(host.disk.first_index, last)
-        host.disk.damaged.add(index)
-        self._simulation.after(self._rng.randint(1, 1_000), lambda: self._simulation.found_damage(host))
-        return f"rot of entry {index} at {host.agent.name}"
+        self._rotten = agent.name
+        last = len(disk.log)
+        newest = max(disk.first_index, last - NEWEST_ENTRIES + 1)
+        index = self._rng.randint(newest if self._rng.random() < 0.5 else disk.first_index, last)
+        disk.damaged.add(index)
+        host = agent.host
+        if host is not None:
+            self._simulation.after(self._rng.randint(1, 1_000), lambda: self._simulation.found_damage(host))
+        return f"rot of entry {index} of {last} at {agent.name}"
 
     def _change_membership(self) -> str:
         leaders = self._leaders()

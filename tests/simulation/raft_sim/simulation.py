@@ -23,6 +23,7 @@ from shoal.batch import LogIndex
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import Configuration, Replica, ReplicaId
 from shoal.replication.messages import Message, decode, encode
+from shoal.replication.quorum import rules_out_commit
 from shoal.replication.raft import Role
 
 AGENT_COUNT = 6  # five voters at most, and one more to move to
@@ -73,6 +74,7 @@ class Simulation:
         self.sent_count = 0
         self.installed_count = 0
         self.mended_count = 0
+        self.dropped_count = 0
         self.acknowledged_count = 0
         self._print_line = print_line
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -284,7 +286,13 @@ class Simulation:
             if host is None or agent.paused or not host.disk.damaged:
                 continue
             mended = {index for index in host.disk.damaged if self._may_be_had(host, index)}
-            if mended:
+            dropped = min(
+                (index for index in host.disk.damaged - mended if self._never_committed(host, index)),
+                default=0,
+            )
+            if dropped:
+                self._drop(host, dropped)
+            elif mended:
                 self.trace(lambda host=host, mended=mended: f"{host.agent.name} MENDS {sorted(mended)}")
                 host.disk.damaged -= mended
                 self.mended_count += len(mended)
@@ -300,6 +308,35 @@ class Simulation:
             if reachable and intact and peer.disk.holds(index, host.disk.log[index - 1]):
                 return True
         return False
+
+    def _never_committed(self, host: Host, index: int) -> bool:
+        """Whether enough voters lack it, whole and in a newer term than the entry's."""
+        term = host.disk.log[index - 1].term
+        lacking = []
+        for voter in host.core.configuration.voters:
+            agent = self.agents[self.homes[voter]] if voter in self.homes else None
+            peer = agent.host if agent is not None and not agent.paused else None
+            if agent is None or peer is None or peer is host or peer.disk.replica_id != voter:
+                continue
+            disk = peer.disk
+            is_whole = not (disk.damaged or disk.queue or disk.syncing) and disk.hard_state.term > term
+            reachable = self.network.passes(agent.name, host.agent.name)
+            if reachable and is_whole and not disk.holds(index, host.disk.log[index - 1]):
+                lacking.append(voter)
+        is_known = index <= host.core.commit_index or index < host.disk.first_index
+        return not is_known and rules_out_commit(host.core.configuration.voters, lacking)
+
+    def _drop(self, host: Host, index: int) -> None:
+        """Cut what was never committed, with what follows; the process is stopped for it."""
+        agent, disk = host.agent, host.disk
+        disk.crash(self.rng)
+        if index <= len(disk.log):
+            disk.truncate(index)
+        self.trace(lambda: f"{agent.name} DROPS entries from {index} on")
+        self.dropped_count += 1
+        agent.host = None
+        agent.inbox.clear()
+        self._boot(agent)
 
     # Packets, syncs, timers
 
