@@ -5,8 +5,9 @@ segment_store/mending.py. A replica that runs goes on while it is mended: the ra
 its core knows that it is handicapped; a leader leads on, since what it cannot mend nobody could serve. One
 whose log cannot be folded for damage is mended before it speaks.
 
-What no peer has is dropped when so many voters hold intact logs without it that it was never committed. It is quarantined when all voters have answered and none has it intact: the replica goes on around
-it, loudly, and asks on. Otherwise it waits. Nothing is ever cut because a checksum is wrong.
+What no peer has is dropped when so many voters hold intact logs without it that it was never committed. It is
+quarantined when all voters have answered and none has it intact: the replica goes on around it, loudly, and
+asks on. Otherwise it waits. Nothing is ever cut because a checksum is wrong.
 """
 
 import asyncio
