@@ -502,6 +502,10 @@ class Host:
         """Start, high watermark and end, confirmed by a majority unless `local`."""
         return await self._entry(group).reader.offsets(local=local)
 
+    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset:
+        """See Reader."""
+        return await self._entry(group).reader.find_time(time_us, from_offset)
+
     async def wait_past(self, group: GroupId, offset: Offset, wait_ms: int) -> bool:
         """See Reader."""
         return await self._entry(group).reader.wait_past(offset, wait_ms)

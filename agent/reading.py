@@ -180,6 +180,17 @@ class Reader:
             await self._next_commit(remaining_ms)
         return True
 
+    async def find_time(self, time_us: int, from_offset: Offset) -> Offset:
+        """As the log's, of what is written here; `from_offset` itself where the log is not to be asked: it
+        has been trimmed to behind it, or is behind itself. Raises ShoalError damaged."""
+        try:
+            return await self._replica.log.find_time(time_us, from_offset)
+        except OffsetOutOfRange:
+            return from_offset
+        except Damaged as error:
+            self._replica.met(error)
+            raise ShoalError("damaged", f"the index is damaged here: {error}") from error
+
     async def read(
         self, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool, limit: int | None = None
     ) -> Fetch:

@@ -1,8 +1,10 @@
 """Where in a partition a moment lies: the first record at or after a time.
 
 Law of this file: it reads committed batches through the host, like any consumer. Producers' timestamps need
-not rise with the offsets, so the log is looked through from its start; a batch whose newest record is older
-than the time is passed over by its stamp alone, without decoding it.
+not rise with the offsets, so no halving finds the place; but the log's index has the newest timestamp of each
+entry, and of whole segments, and names the next batch that may have such a record. One batch is read then.
+Where the index does not know (it was written by an earlier version, or the entry is damaged), batches are
+looked through by their stamps alone.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from shoal.agent.host import Fetch, Offsets
 from shoal.agent.identity import GroupId
 from shoal.batch import Offset, parse_stamp, to_record_batch
 
-READ_BYTES = 4 << 20  # one step of the search; between steps the loop serves others
+ONE_BATCH_BYTES = 1  # a read gives one, however large
+READ_BYTES = 4 << 20  # one step where the index does not know; between steps the loop serves others
 
 
 class Reads(Protocol):
     """What the search needs of the host."""
 
     async def offsets(self, group: GroupId) -> Offsets: ...
+    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset: ...
     async def read(
         self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
     ) -> Fetch: ...
@@ -35,9 +39,12 @@ async def offset_at_time(host: Reads, group: GroupId, time_us: int) -> Offset:
     Raises ShoalError as reads do.
     """
     ends = await host.offsets(group)
-    position = ends.log_start_offset
+    position, step_bytes = ends.log_start_offset, ONE_BATCH_BYTES
     while position < ends.high_watermark:
-        fetch = await host.read(group, position, max_bytes=READ_BYTES, wait_ms=0, local=True)
+        position = await host.find_time(group, time_us, position)
+        if position >= ends.high_watermark:
+            break
+        fetch = await host.read(group, position, max_bytes=step_bytes, wait_ms=0, local=True)
         for frame in fetch.frames:
             stamp, _ = parse_stamp(frame, 0)
             if stamp.record_count and stamp.max_timestamp_us >= time_us:
@@ -45,7 +52,7 @@ async def offset_at_time(host: Reads, group: GroupId, time_us: int) -> Offset:
                 return Offset(max(stamp.base_offset + row, position))
         if fetch.next_offset <= position:
             break
-        position = fetch.next_offset
+        position, step_bytes = fetch.next_offset, READ_BYTES
     return ends.high_watermark
 
 

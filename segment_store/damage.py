@@ -108,7 +108,7 @@ def _problem_of(entry: Entry, view: memoryview, base: int, before: Term, identit
         return str(error)
     expected = Chain(entry.index, entry.base_offset, before)
     problem = chain_problem(expected, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)
-    if problem is None and entry_of(stamp, entry.position, len(data)) != entry:
+    if problem is None and not entry_of(stamp, entry.position, len(data)).agrees_with(entry):
         problem = f"another entry {stamp.index} of term {stamp.term} and {len(data)} bytes lies there"
     return problem
 

@@ -130,6 +130,6 @@ def compare_index(index: IndexFile, found: Sequence[Entry]) -> str | None:
     places = {entry.index: entry for entry in found}
     for entry in index.entries:
         there = places.get(entry.index)
-        if there is not None and there != entry:
+        if there is not None and not there.agrees_with(entry):
             return f"the index file has another place or number for entry {entry.index}"
     return None

@@ -5,6 +5,9 @@ entries whose frames are known synced are ever written, so whatever verifies is 
 good block that no longer verifies in the segment is damage, never a torn tail. A block that does not verify
 ends the file; what it held is found again by scanning the segment. Suffix truncation replaces the whole
 file before it touches the segment.
+
+Blocks of version 1 have entries without the greatest timestamp of their records; such entries are read, and
+say that they do not know it.
 """
 
 from __future__ import annotations
@@ -23,15 +26,19 @@ from shoal.batch import MAX_FRAME_BYTES, LogIdentity, LogIndex, Offset, Stamp, T
 from shoal.segment_store.errors import FormatError
 
 INDEX_MAGIC = b"ShoalIdx"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 # magic, crc32c, version, reserved, entries, reserved, first index
 _HEADER = struct.Struct("<8sIHHIIQ")
-# index, base offset, position, length, record count, term, append time
-_ENTRY = struct.Struct("<QQQIIQQ")
+# index, base offset, position, length, record count, term, append time, greatest timestamp of the records
+_ENTRY = struct.Struct("<QQQIIQQq")
+_ENTRY_BYTES_BY_VERSION = {1: 48, INDEX_VERSION: _ENTRY.size}
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
 _CHECKED_FROM = 12
-MAX_BLOCK_ENTRIES = 8192  # bounds what one block allocates when it is read: 384 KiB
+MAX_BLOCK_ENTRIES = 8192  # bounds what one block allocates when it is read: 448 KiB
+
+UNKNOWN_TIME_US = 2**63 - 1  # of records that nobody has looked at: as late as can be, so that somebody will
+NO_TIME_US = -(2**63)  # of no record: earlier than any
 
 
 class Entry(NamedTuple):
@@ -44,6 +51,12 @@ class Entry(NamedTuple):
     record_count: int
     term: Term
     append_time_us: int
+    max_timestamp_us: int = UNKNOWN_TIME_US
+
+    def agrees_with(self, other: Entry) -> bool:
+        """Whether both say the same of the same frame, as far as both know."""
+        times = (self.max_timestamp_us, other.max_timestamp_us)
+        return self[:-1] == other[:-1] and (UNKNOWN_TIME_US in times or times[0] == times[1])
 
     @property
     def end_position(self) -> int:
@@ -64,6 +77,7 @@ def entry_of(stamp: Stamp, position: int, length: int) -> Entry:
         stamp.record_count,
         stamp.term,
         stamp.append_time_us,
+        stamp.max_timestamp_us if stamp.record_count else NO_TIME_US,
     )
 
 
@@ -74,7 +88,11 @@ _COLUMN_CODES = (
     "I",
     "Q",
     "Q",
-)  # base offset, position, length, record count, term, append time
+    "q",
+)  # base offset, position, length, record count, term, append time, greatest timestamp
+
+
+_TIMES_AT_ONCE = 1024  # of which only the greatest is looked at first
 
 
 class IndexReleased(Exception):
@@ -87,11 +105,11 @@ class IndexReleased(Exception):
 
 
 class SegmentIndex:
-    """Entries of one segment, contiguous from `first_index`; 40 bytes each. Entries adjoin in index and
+    """Entries of one segment, contiguous from `first_index`; 48 bytes each. Entries adjoin in index and
     offset, not necessarily in position (an unreadable stretch may lie between two).
 
-    `release` keeps length, first and last entry only; what else is asked then raises IndexReleased until
-    `restore`.
+    `release` keeps length, first and last entry and the greatest timestamp of all only; what else is asked
+    then raises IndexReleased until `restore`.
     """
 
     __slots__ = (
@@ -99,10 +117,12 @@ class SegmentIndex:
         "_ends",
         "_length",
         "_lengths",
+        "_newest_us",
         "_offsets",
         "_positions",
         "_terms",
         "_times",
+        "_timestamps",
         "columns",
         "first_index",
     )
@@ -111,11 +131,13 @@ class SegmentIndex:
         self.first_index = first_index
         self._ends: tuple[Entry, Entry] | None = None  # first and last, while released
         self._length = 0  # while released
+        self._newest_us = NO_TIME_US  # while released
         self._take(tuple(array(code) for code in _COLUMN_CODES))
 
     def _take(self, columns: tuple[array[int], ...]) -> None:
         self.columns = columns
-        self._offsets, self._positions, self._lengths, self._counts, self._terms, self._times = columns
+        self._offsets, self._positions, self._lengths, self._counts, *others = columns
+        self._terms, self._times, self._timestamps = others
 
     def __len__(self) -> int:
         return self._length or len(self._offsets)
@@ -140,6 +162,7 @@ class SegmentIndex:
         if self._ends is None and len(self._offsets) > 2:
             self._ends = self.entry(self.first_index), self.entry(self.last_index)
             self._length = len(self._offsets)
+            self._newest_us = max(self._timestamps)
             self._take(tuple(array(code) for code in _COLUMN_CODES))
 
     def restore(self, loaded: SegmentIndex) -> None:
@@ -147,7 +170,9 @@ class SegmentIndex:
         if self._ends is None:
             return
         first, last = self._ends
-        if len(loaded) != self._length or (loaded.entry(first.index), loaded.entry(last.index)) != self._ends:
+        if len(loaded) != self._length or not (
+            loaded.entry(first.index).agrees_with(first) and loaded.entry(last.index).agrees_with(last)
+        ):
             raise FormatError("invalid", f"index entries {first.index} to {last.index} are no longer there")
         self._ends, self._length = None, 0
         self._take(loaded.columns)
@@ -160,6 +185,7 @@ class SegmentIndex:
         self._counts.append(entry.record_count)
         self._terms.append(entry.term)
         self._times.append(entry.append_time_us)
+        self._timestamps.append(entry.max_timestamp_us)
 
     def append_frame(self, stamp: Stamp, position: int, length: int) -> None:
         """The entry of a frame of `length` bytes at `position`: as append, of what `entry_of` makes."""
@@ -170,6 +196,7 @@ class SegmentIndex:
         self._counts.append(stamp.record_count)
         self._terms.append(stamp.term)
         self._times.append(stamp.append_time_us)
+        self._timestamps.append(stamp.max_timestamp_us if stamp.record_count else NO_TIME_US)
 
     def extend(self, following: SegmentIndex) -> None:
         """Everything of an index that continues this one."""
@@ -190,6 +217,7 @@ class SegmentIndex:
             self._counts[place],
             Term(self._terms[place]),
             self._times[place],
+            self._timestamps[place],
         )
 
     def _end_entry(self, index: LogIndex) -> Entry:
@@ -248,6 +276,20 @@ class SegmentIndex:
         stop = max(stop, begin + 1)
         return self._positions[begin:stop], self._lengths[begin:stop]
 
+    def first_reaching(self, time_us: int, from_index: LogIndex) -> LogIndex | None:
+        """The first entry from `from_index` on that may hold a record of that time or later; None when there
+        is none, which a released index knows only if it holds no such record at all."""
+        if self._ends is not None and self._newest_us < time_us:
+            return None
+        self._check_present()
+        timestamps = self._timestamps
+        for begin in range(from_index - self.first_index, len(timestamps), _TIMES_AT_ONCE):
+            piece = timestamps[begin : begin + _TIMES_AT_ONCE]
+            if max(piece) >= time_us:
+                found = next(place for place, newest_us in enumerate(piece, begin) if newest_us >= time_us)
+                return LogIndex(self.first_index + found)
+        return None
+
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
         """Where each term begins, found by halving: terms never fall."""
         self._check_present()
@@ -260,17 +302,24 @@ class SegmentIndex:
         return runs
 
     @classmethod
-    def from_body(cls, first_index: LogIndex, body: bytes) -> SegmentIndex:
+    def from_body(cls, first_index: LogIndex, body: bytes, version: int = INDEX_VERSION) -> SegmentIndex:
         """From packed entries, by columns: no step is taken for a single entry. FormatError unless they are
         what this code could have written: contiguous, bounded, in order."""
+        size = _ENTRY_BYTES_BY_VERSION[version] // 8
         words, halves = array("Q", body), array("I", body)
         if sys.byteorder == "big":
             words.byteswap()
             halves.byteswap()
         found = cls(first_index)
-        found._take((words[1::6], words[2::6], halves[6::12], halves[7::12], words[4::6], words[5::6]))
+        counts = halves[7 :: 2 * size]
+        if version == 1:
+            known = array("q", [UNKNOWN_TIME_US if count else NO_TIME_US for count in counts])
+        else:
+            known = array("q", words[6::size].tobytes())
+        numbers = (words[1::size], words[2::size], halves[6 :: 2 * size], counts)
+        found._take((*numbers, words[4::size], words[5::size], known))
         try:
-            found._check(words[0::6])
+            found._check(words[0::size])
         except OverflowError as error:
             raise FormatError("invalid", f"an entry after {first_index} has impossible numbers") from error
         return found
@@ -291,22 +340,10 @@ class SegmentIndex:
             raise FormatError("invalid", f"an entry after {self.first_index} does not follow the one before")
 
 
-def _fields(entry: Entry) -> tuple[int, int, int, int, int, int, int]:
-    return (
-        entry.index,
-        entry.base_offset,
-        entry.position,
-        entry.length,
-        entry.record_count,
-        entry.term,
-        entry.append_time_us,
-    )
-
-
 def encode_block(entries: list[Entry], identity: LogIdentity) -> bytes:
     """One self-checking block of 1 to MAX_BLOCK_ENTRIES contiguous entries."""
     assert 0 < len(entries) <= MAX_BLOCK_ENTRIES
-    body = b"".join([_ENTRY.pack(*_fields(entry)) for entry in entries])
+    body = b"".join([_ENTRY.pack(*entry) for entry in entries])
     header = _HEADER.pack(INDEX_MAGIC, 0, INDEX_VERSION, 0, len(entries), 0, entries[0].index)
     checksum = crc32c.crc32c(body, crc32c.crc32c(header[_CHECKED_FROM:], identity.seed))
     return _HEADER.pack(INDEX_MAGIC, checksum, INDEX_VERSION, 0, len(entries), 0, entries[0].index) + body
@@ -330,15 +367,16 @@ def decode_block(
         raise FormatError("magic", "no index block here")
     if not 0 < count <= MAX_BLOCK_ENTRIES:
         raise FormatError("invalid", f"an index block of {count} entries")
-    end = position + HEADER_BYTES + count * ENTRY_BYTES
+    body_bytes = count * _ENTRY_BYTES_BY_VERSION.get(version, ENTRY_BYTES)
+    end = position + HEADER_BYTES + body_bytes
     body = bytes(buffer[position + HEADER_BYTES : end])
-    if len(body) < count * ENTRY_BYTES:
+    if len(body) < body_bytes:
         raise FormatError("short", "the index block runs past the end of the file")
     if crc32c.crc32c(body, crc32c.crc32c(header[_CHECKED_FROM:], identity.seed)) != checksum:
         raise FormatError("checksum", "index block does not verify")
-    if version != INDEX_VERSION:
-        raise FormatError("version", f"index block version {version}, this code knows {INDEX_VERSION}")
-    return SegmentIndex.from_body(LogIndex(first_index), body), end
+    if version not in _ENTRY_BYTES_BY_VERSION:
+        raise FormatError("version", f"index block version {version}, this code knows 1 to {INDEX_VERSION}")
+    return SegmentIndex.from_body(LogIndex(first_index), body, version), end
 
 
 def _adjoins(before: Entry, entry: Entry) -> bool:

@@ -14,8 +14,8 @@ from shoal.segment_store.index import decode_index_file
 from shoal.segment_store.segment import Segment
 
 MAX_INDEX_FILE_BYTES = (
-    128 * 2**20
-)  # 2.7 million entries of 48 bytes: more than a segment of smallest frames holds
+    152 * 2**20
+)  # 2.8 million entries of 56 bytes: more than a segment of smallest frames holds
 
 
 def release_old(segments: Sequence[Segment], keep_bytes: int) -> None:

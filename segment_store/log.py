@@ -237,6 +237,23 @@ class PartitionLog:
         place = bisect_right(self._segments, offset, key=_segment_offset) - 1
         return self._segments[place].index.index_for_offset(offset)
 
+    async def find_time(self, time_us: int, from_offset: Offset) -> Offset:
+        """Where the first entry begins, at or behind the one that holds `from_offset`, that may have a record
+        of that time or later; the log's end when none has. Segments without one are passed over by one
+        number, without their index. Raises OffsetOutOfRange, and Damaged as find_offset does."""
+        index = await self.find_offset(from_offset)
+        while index <= self.last_index:
+            segment = self.segment_of(index)
+            try:
+                found = segment.index.first_reaching(time_us, index)
+            except IndexReleased:
+                await self.load_index(index)
+                continue
+            if found is not None:
+                return segment.index.entry(found).base_offset
+            index = LogIndex(segment.last_index + 1)
+        return self.end_offset
+
     def first_index_of_segment(self, index: LogIndex) -> LogIndex:
         """Where the segment that holds the entry begins (its checkpoint). Raises OffsetOutOfRange."""
         return self.segment_of(index).first_index

@@ -120,7 +120,7 @@ def _heal_record(size: int, at: int = 0) -> Heal:
 
 def _heal_block(data: bytearray) -> None:
     if len(data) >= 36:
-        header, body = bytes(data[12:36]), bytes(data[36 : 36 + 48 * int.from_bytes(data[16:20], "little")])
+        header, body = bytes(data[12:36]), bytes(data[36 : 36 + 56 * int.from_bytes(data[16:20], "little")])
         data[8:12] = struct.pack("<I", crc32c(body, crc32c(header, IDENTITY.seed)))
 
 

@@ -25,10 +25,12 @@ GROUP = GroupId(b"t" * 16, 0)
 
 
 class FakeHost:
-    """A log of batches; each read gives one."""
+    """A log of batches; each read gives one. `knows`: whether its index has the timestamps."""
 
-    def __init__(self, batches: Sequence[Sequence[int]], start: int) -> None:
+    def __init__(self, batches: Sequence[Sequence[int]], start: int, *, knows: bool) -> None:
         self.frames = []
+        self.knows = knows
+        self.reads = 0
         offset = 0
         for number, times in enumerate(batches):
             nothing = [None] * len(times)
@@ -51,9 +53,17 @@ class FakeHost:
     async def offsets(self, group: GroupId) -> Offsets:
         return self.ends
 
+    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset:
+        for frame in self.frames:
+            end = frame.stamp.base_offset + frame.stamp.record_count
+            if end > from_offset and (not self.knows or frame.stamp.max_timestamp_us >= time_us):
+                return frame.stamp.base_offset
+        return self.ends.log_end_offset
+
     async def read(
         self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
     ) -> Fetch:
+        self.reads += 1
         frame = next(
             frame for frame in self.frames if offset < frame.stamp.base_offset + frame.stamp.record_count
         )
@@ -68,9 +78,16 @@ class FakeHost:
         )
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=5), st.integers(0, 10))
-async def test_it_finds_what_a_plain_scan_finds(batches: list[list[int]], time_us: int) -> None:
-    """Record by record over the whole log; the end when there is none."""
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=5),
+    st.integers(0, 10),
+    st.booleans(),
+)
+async def test_it_finds_what_a_plain_scan_finds(batches: list[list[int]], time_us: int, knows: bool) -> None:
+    """Record by record over the whole log; the end when there is none. With timestamps in the index one batch
+    is read at most."""
     times = [time for batch in batches for time in batch]
     expected = next((offset for offset, time in enumerate(times) if time >= time_us), len(times))
-    assert await offset_at_time(FakeHost(batches, 0), GROUP, time_us) == expected
+    host = FakeHost(batches, 0, knows=knows)
+    assert await offset_at_time(host, GROUP, time_us) == expected
+    assert host.reads <= (1 if knows else len(batches))

@@ -34,10 +34,10 @@ SMALL = LogConfig(
 
 
 @lru_cache(maxsize=64)
-def message(rows: int, value_bytes: int = 10, fill: int = 0) -> Message:
+def message(rows: int, value_bytes: int = 10, fill: int = 0, time_us: int = 1_000_000) -> Message:
     """A batch of equal records."""
     columns = [
-        pa.array([1_000_000] * rows, pa.timestamp("us", tz="UTC")),
+        pa.array([time_us] * rows, pa.timestamp("us", tz="UTC")),
         pa.array([b"k"] * rows, pa.binary()),
         pa.array([bytes([fill]) * value_bytes] * rows, pa.binary()),
         pa.array([None] * rows, DEFAULT_SCHEMA.field(3).type),
@@ -54,6 +54,7 @@ def next_frame(
     fill: int = 0,
     first_of_segment: bool = False,
     append_time_us: int = 5,
+    time_us: int = 1_000_000,
     identity: LogIdentity = IDENTITY,
 ) -> Frame:
     """The frame that continues the log as planned; a control frame when it has no rows."""
@@ -68,7 +69,7 @@ def next_frame(
     }
     if rows == 0:
         return control_frame(DEFAULT_SCHEMA, identity, kind=Kind.NOOP, control=bytes([fill]), **common)
-    return stamp_message(message(rows, value_bytes, fill), identity, **common)
+    return stamp_message(message(rows, value_bytes, fill, time_us), identity, **common)
 
 
 async def open_log(

@@ -2,11 +2,13 @@
 
 import os
 import random
+import struct
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
+import crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,10 @@ from shoal.batch import END_OF_STREAM, LogIdentity, LogIndex, Offset, Term
 from shoal.segment_store import DirectoryLock, FormatError, LogConfig, NotOwner
 from shoal.segment_store.index import (
     MAX_BLOCK_ENTRIES,
+    NO_TIME_US,
+    UNKNOWN_TIME_US,
     Entry,
+    IndexReleased,
     SegmentIndex,
     decode_block,
     decode_index_file,
@@ -30,9 +35,25 @@ RECORD = TailRecord(LogIndex(7), Term(3), 4096, LogIndex(6), Offset(11), 800)
 
 def _entries(count: int) -> list[Entry]:
     return [
-        Entry(LogIndex(5 + at), Offset(10 + 2 * at), 776 + 800 * at, 800, 2, Term(1 + at // 3), 1000 + at)
+        Entry(
+            LogIndex(5 + at),
+            Offset(10 + 2 * at),
+            776 + 800 * at,
+            800,
+            2,
+            Term(1 + at // 3),
+            1000 + at,
+            7 - at,
+        )
         for at in range(count)
     ]
+
+
+def _block_of_version_1(entries: list[Entry]) -> bytes:
+    body = b"".join(struct.pack("<QQQIIQQ", *entry[:-1]) for entry in entries)
+    header = struct.pack("<HHIIQ", 1, 0, len(entries), 0, entries[0].index)
+    checksum = crc32c.crc32c(body, crc32c.crc32c(header, IDENTITY.seed))
+    return b"ShoalIdx" + struct.pack("<I", checksum) + header + body
 
 
 class TestTail:
@@ -76,6 +97,52 @@ class TestIndex:
         loaded = decode_index_file(data, LogIndex(5), Offset(10), IDENTITY)
         assert (loaded.entries, *loaded[1:]) == (entries, len(data), None)
         assert encode_blocks([], IDENTITY) == []
+
+    def test_blocks_of_version_1_are_read(self) -> None:
+        """As an earlier version wrote them, in front of new ones: their entries come back, and do not know
+        their timestamps; those without records need none."""
+        entries = _entries(4)
+        control = entries[1]._replace(record_count=0)
+        behind = [entry._replace(base_offset=Offset(entry.base_offset - 2)) for entry in entries[2:]]
+        data = _block_of_version_1([entries[0], control]) + encode_blocks(behind, IDENTITY)[0]
+        loaded = decode_index_file(data, LogIndex(5), Offset(10), IDENTITY)
+        assert loaded.problem is None
+        old = [
+            entries[0]._replace(max_timestamp_us=UNKNOWN_TIME_US),
+            control._replace(max_timestamp_us=NO_TIME_US),
+        ]
+        assert loaded.entries == [*old, *behind]
+        assert all(
+            there.agrees_with(entry)
+            for there, entry in zip(loaded.entries, [entries[0], *old[1:], *behind], strict=True)
+        )
+        assert not behind[0].agrees_with(behind[0]._replace(max_timestamp_us=1_000))
+
+    def test_a_later_version_is_told(self) -> None:
+        """A good block of a version that this code does not know."""
+        block = bytearray(encode_blocks(_entries(2), IDENTITY)[0])
+        block[12] = 3
+        block[8:12] = crc32c.crc32c(block[12:], IDENTITY.seed).to_bytes(4, "little")
+        with pytest.raises(FormatError) as caught:
+            decode_block(bytes(block), 0, IDENTITY)
+        assert caught.value.reason == "version"
+
+    @given(st.lists(st.integers(-5, 5), max_size=3_000), st.integers(-6, 6), st.data())
+    def test_the_first_entry_of_a_time(self, times: list[int], time_us: int, data: st.DataObject) -> None:
+        """As a plain look from the place on finds it; also once the columns were released, as far as that is
+        known then."""
+        index = SegmentIndex(LogIndex(1))
+        for at, newest_us in enumerate(times):
+            index.append(Entry(LogIndex(1 + at), Offset(at), 8 * at, 8, 1, Term(1), 0, newest_us))
+        begin = data.draw(st.integers(0, max(0, len(times) - 1)))
+        expected = next((1 + at for at in range(begin, len(times)) if times[at] >= time_us), None)
+        assert index.first_reaching(time_us, LogIndex(1 + begin)) == expected
+        index.release()
+        if index.is_released and max(times) >= time_us:
+            with pytest.raises(IndexReleased):
+                index.first_reaching(time_us, LogIndex(1 + begin))
+        else:
+            assert index.first_reaching(time_us, LogIndex(1 + begin)) == expected
 
     def test_a_bad_block_ends_the_file(self) -> None:
         """Flip any bit: what stands before its block is kept, nothing of it or behind it."""

@@ -137,3 +137,40 @@ async def test_sealed_segments_are_opened_by_header_and_index_alone() -> None:
     assert await contents(log) == [frame.data for frame in frames]
     assert len(log._files.open_files) <= FORGETFUL.max_open_files + 1
     await log.close()
+
+
+async def test_a_time_is_found_without_looking_through_the_log() -> None:
+    """Over segments whose times fall and rise, some of control entries only: as a look at every frame finds
+    it, with one index loaded at most and no frame read; again after the log was opened anew."""
+    disk, rng = MemoryDisk(), random.Random(3)
+    log = await open_log(disk, config=FORGETFUL)
+    frames: list[Frame] = []
+    for number in range(SEGMENTS * ENTRIES):
+        rows = rng.choice((0, 1, 3))
+        time_us = 1_000 * (number // ENTRIES) + rng.randrange(-2_500, 900)
+        frame = next_frame(log, rows, time_us=time_us, first_of_segment=number % ENTRIES == 0)
+        await log.append([frame])
+        frames.append(frame)
+
+    def plainly(time_us: int, begin: int) -> int:
+        for stamp in (frame.stamp for frame in frames):
+            if (
+                stamp.record_count
+                and stamp.base_offset + stamp.record_count > begin
+                and stamp.max_timestamp_us >= time_us
+            ):
+                return stamp.base_offset
+        return log.end_offset
+
+    for _ in range(2):
+        for time_us in range(-3_000, 1_000 * SEGMENTS, 457):
+            for begin in (0, log.end_offset // 2, log.end_offset - 1):
+                before = log._indexes.loads
+                found = await log.find_time(time_us, Offset(begin))
+                assert found == plainly(time_us, begin)
+                assert log._indexes.loads - before <= 2  # where it begins, and where it ends
+        with pytest.raises(OffsetOutOfRange):
+            await log.find_time(0, log.end_offset)
+        await log.close()
+        log = await open_log(disk, config=FORGETFUL)
+    await log.close()
