@@ -194,6 +194,12 @@ class Bench:
 
         return benchmarks_spark.rows(self)
 
+    def spark_write(self) -> list[Row]:
+        """Of that only writing."""
+        import benchmarks_spark
+
+        return benchmarks_spark.write_rows(self)
+
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
         leader = survivors.pop(bench_topics.wait_leader(next(iter(survivors)), "bench"))
@@ -237,7 +243,7 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "gossip"]
-    names = [*everything, "replicated", "faults", "spark"]
+    names = [*everything, "replicated", "faults", "spark", "spark_write"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

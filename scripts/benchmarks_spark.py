@@ -197,6 +197,16 @@ def rows(bench: Bench, records: int = RECORDS) -> list[Row]:
     return found
 
 
+def write_rows(bench: Bench, records: int = RECORDS) -> list[Row]:
+    """Writing alone."""
+    directory = bench.directory / "spark"
+    directory.mkdir(parents=True)
+    with bench.agents(1) as agents, program(directory) as spark:
+        url = agents.agents[0].url
+        fill(url, records)
+        return writing(bench, spark, url, directory, records)
+
+
 def reading(
     bench: Bench, spark: Program, url: str, server: str, files: pathlib.Path, records: int
 ) -> list[Row]:

@@ -79,21 +79,25 @@ def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -
     owners = [
         order[bisect_right(lows, xxh3_64_intdigest(key) >> 32) - 1] for key in encoded.dictionary.to_pylist()
     ]
-    return pc.fill_null(pc.take(pa.array(owners, pa.int32()), encoded.indices), null_owner)
+    found = pc.take(pa.array(owners, pa.int32()), encoded.indices, boundscheck=False)
+    return pc.fill_null(found, null_owner) if keys.null_count else found
 
 
 def group_rows(batch: pa.RecordBatch, owners: pa.Array) -> dict[int, tuple[pa.RecordBatch, pa.Array | None]]:
     """The rows of each owner, in their order, and which they were; None where one owner has them all."""
-    counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(owners).to_pylist()}
-    if len(counts) == 1:
-        return {next(iter(counts)): (batch, None)}
+    if not len(owners):
+        return {}
+    extremes = pc.min_max(owners).as_py()
+    if extremes["min"] == extremes["max"]:
+        return {extremes["min"]: (batch, None)}
     rows = pc.sort_indices(owners)  # Arrow's index sort is stable
-    grouped = batch.take(rows)
+    grouped = pc.take(batch, rows, boundscheck=False)
+    runs = pc.run_end_encode(pc.take(owners, rows, boundscheck=False))  # counting without a hash table
     parts: dict[int, tuple[pa.RecordBatch, pa.Array | None]] = {}
     first = 0
-    for owner in sorted(counts):
-        parts[owner] = (grouped.slice(first, counts[owner]), rows.slice(first, counts[owner]))
-        first += counts[owner]
+    for owner, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        parts[owner] = (grouped.slice(first, end - first), rows.slice(first, end - first))
+        first = end
     return parts
 
 

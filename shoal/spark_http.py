@@ -82,7 +82,7 @@ class ConnectionPool:
         method: str,
         path: str,
         headers: Mapping[str, str],
-        body: bytes | None = None,
+        body: Sequence[bytes | memoryview] | None = None,
         *,
         bytes_max: int = DOCUMENT_BYTES_MAX,
     ) -> Answer:
@@ -218,7 +218,7 @@ def _send(
     method: str,
     path: str,
     headers: Mapping[str, str],
-    body: bytes | None,
+    body: Sequence[bytes | memoryview] | None,
 ) -> http.client.HTTPResponse:
     connection.request(method, path, body=body, headers=dict(headers))
     return connection.getresponse()

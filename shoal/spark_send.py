@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from shoal.arrow_stream import DEFAULT_SCHEMA, END_OF_STREAM, HEADERS_COLUMN, KEY_COLUMN, VALUE_COLUMN
+from shoal.arrow_stream import HEADERS_COLUMN, KEY_COLUMN, VALUE_COLUMN
 from shoal.client_routing import RouteTable, TopicRoutes
 from shoal.spark_fetch import ARROW_MEDIA_TYPE, RangeReader, Scan
 from shoal.spark_http import (
@@ -40,7 +40,9 @@ APPEND_TIMEOUT: Final = "10s"  # how long an agent may wait for a leader and the
 ROUTES_SECONDS_MAX: Final = 30.0  # how old routes may be: a leader that has moved says so itself
 ROUTED_TOPICS_MAX: Final = 256  # remembered by a worker
 
-_SCHEMA_BYTES: Final = DEFAULT_SCHEMA.serialize()
+SMALL_PART_BYTES: Final = 64 * 1024  # of a request: copied together, since a system call costs more
+
+Body: TypeAlias = list[bytes | memoryview]
 # Routes outlive a task: a worker serves many. Leaders that have moved say so.
 _ROUTES: dict[str, tuple[float, TopicRoutes]] = {}
 
@@ -122,7 +124,7 @@ class ChunkSender:
     def send(self, chunk: Chunk) -> bool:
         """Append a chunk, acknowledged by a majority; whether it had been before. Raises SourceError."""
         batch = chunk.batch
-        body = b"".join((_SCHEMA_BYTES, batch.serialize(), END_OF_STREAM))
+        body = encoded(batch)
         policy = self._sink.policy
         hint: str | None = None
         failure = ""
@@ -157,10 +159,11 @@ class ChunkSender:
         route = routes.get(place.partition)
         return (route.leader_url if route is not None else None) or agents[attempt % len(agents)]
 
-    def _post(self, base: str, chunk: Chunk, body: bytes) -> Answer:
+    def _post(self, base: str, chunk: Chunk, body: Body) -> Answer:
         topic, partition = quote(chunk.place.topic, safe=""), chunk.place.partition
         headers = {
             "Content-Type": ARROW_MEDIA_TYPE,
+            "Content-Length": str(sum(map(len, body))),
             "Shoal-Producer-Id": self._producer,
             "Shoal-Producer-Epoch": str(self._epoch),
             "Shoal-Producer-Sequence": str(chunk.sequence),
@@ -224,6 +227,43 @@ class ChunkSender:
         scan = Scan(offsets, self._sink.agents, columns, fail_on_data_loss=False)
         table = pa.Table.from_batches(RangeReader(scan, self._pause).batches())
         return table if table.num_rows == count else None
+
+
+def encoded(batch: pa.RecordBatch) -> Body:
+    """The batch as an Arrow stream, its columns' memory as it is: nothing of it is copied before the system
+    takes it."""
+    parts = _Parts()
+    with pa.ipc.new_stream(pa.PythonFile(parts, "w"), batch.schema) as writer:
+        writer.write_batch(batch)
+    return parts.body()
+
+
+class _Parts:
+    """A file that is written once, as the parts it was written in; small ones together."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: Body = []
+        self._small: list[bytes] = []
+
+    def write(self, data: bytes | pa.Buffer) -> None:
+        """The next part: bytes, or a column's memory."""
+        if len(data) < SMALL_PART_BYTES:
+            self._small.append(bytes(data))
+        else:
+            self._parts += (b"".join(self._small), memoryview(data))
+            self._small = []
+
+    def body(self) -> Body:
+        """All parts, none of them empty."""
+        return [part for part in (*self._parts, b"".join(self._small)) if len(part)]
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """It is only memory."""
 
 
 def _same_records(stored: pa.Table, brought: pa.RecordBatch) -> bool:

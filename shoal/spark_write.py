@@ -35,16 +35,18 @@ from shoal.arrow_stream import (
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
 )
-from shoal.routing import HASH_SPACE, key_hash, partition_batch
+from shoal.routing import HASH_SPACE, key_hash, partition_batch, partition_for
 from shoal.spark_options import SourceError
 from shoal.spark_send import Chunk, ChunkSender, Place, Sink
 
 ROW_BYTES: Final = 32  # what a record costs beside its key, value and headers
+GATHERED_BYTES: Final = 12 * 2**20
+"""Of Spark's batches, 10,000 rows each, that are dealt to partitions at once: each distinct key is hashed and
+each of Arrow's functions called once for all. More than a chunk, so that two partitions fill one each."""
 BUFFERED_BYTES_MAX: Final = 64 * 2**20  # of one task, over all partitions; then the largest buffer is sent
 REQUESTS_MAX: Final = 4  # of one task at once, each to another partition
 
 _SPREAD_STEP: Final = 2_654_435_769
-_HEADERS_TYPE: Final = DEFAULT_SCHEMA.field(HEADERS_COLUMN).type
 _TIMESTAMP_TYPE: Final = DEFAULT_SCHEMA.field(TIMESTAMP_COLUMN).type
 
 
@@ -88,7 +90,7 @@ class TaskWriter:
         """All rows, acknowledged. Raises SourceError; what was sent before stays, and is not sent again."""
         with ThreadPoolExecutor(REQUESTS_MAX, "shoal-write") as threads:
             try:
-                for batch in batches:
+                for batch in gathered(batches):
                     for place, rows in self._dealt(batch):
                         self._add(place, rows, threads)
                 for place, buffer in self._buffers.items():
@@ -101,10 +103,10 @@ class TaskWriter:
         return Written(self._records, self._chunks, self._repeated)
 
     def _dealt(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.RecordBatch]]:
-        """The rows in stored form, by place."""
+        """The rows in stored types, by place."""
         names = [name.lower() for name in batch.schema.names]
         columns = dict(zip(names, batch.columns, strict=True))
-        rows = to_wire(columns, batch.num_rows)
+        rows = cast(columns)
         for topic, of_topic in self._by_topic(columns, rows.num_rows):
             picked = rows if of_topic is None else rows.filter(of_topic)
             partitions = columns.get("partition")
@@ -140,6 +142,10 @@ class TaskWriter:
                     )
                 yield Place(topic, partition), rows.filter(pc.equal(partitions, partition))
             rows = rows.filter(pc.is_null(partitions))
+        if KEY_COLUMN not in rows.schema.names:
+            if rows.num_rows:
+                yield Place(topic, known[partition_for(self._null_key_hash, routes.ranges)]), rows
+            return
         for number, piece in partition_batch(rows, routes.ranges, self._null_key_hash).items():
             yield Place(topic, known[number]), piece
 
@@ -161,7 +167,8 @@ class TaskWriter:
         self, place: Place, buffer: _Buffer, threads: ThreadPoolExecutor, *, only_one: bool = False
     ) -> None:
         self._finish(buffer)
-        chunk = Chunk(place, buffer.next_sequence, pa.concat_batches(buffer.batches), only_one)
+        rows = buffer.batches[0] if len(buffer.batches) == 1 else pa.concat_batches(buffer.batches)
+        chunk = Chunk(place, buffer.next_sequence, to_wire(rows), only_one)
         self._records += buffer.rows
         self._chunks += 1
         self._buffered_bytes -= buffer.size_bytes
@@ -176,30 +183,54 @@ class TaskWriter:
             buffer.request = None
 
 
-def to_wire(columns: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
-    """Rows as a topic stores them. Spark's own schema varies: time zones, nullability, strings."""
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about GATHERED_BYTES, without those that are empty."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        if held and held_bytes + batch.nbytes > GATHERED_BYTES:
+            yield held[0] if len(held) == 1 else pa.concat_batches(held)
+            held, held_bytes = [], 0
+        if batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+    if held:
+        yield held[0] if len(held) == 1 else pa.concat_batches(held)
+
+
+def cast(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    """Those of the columns that a topic stores, in its types. Spark's own schema varies: time zones,
+    nullability, strings."""
+    stored = [column for column in DEFAULT_SCHEMA if column.name in columns]
+    arrays = [columns[column.name].cast(column.type) for column in stored]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(stored))
+
+
+def to_wire(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows as `cast` makes them, with all columns of a topic. A time that is missing is now."""
     now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_TIMESTAMP_TYPE)
-    timestamps = columns.get("timestamp")
-    keys, headers = columns.get("key"), columns.get("headers")
-    arrays = {
-        TIMESTAMP_COLUMN: pa.repeat(now, rows)
-        if timestamps is None
-        else pc.fill_null(timestamps.cast(_TIMESTAMP_TYPE), now),
-        KEY_COLUMN: pa.nulls(rows, pa.binary()) if keys is None else keys.cast(pa.binary()),
-        VALUE_COLUMN: columns["value"].cast(pa.binary()),
-        HEADERS_COLUMN: pa.nulls(rows, _HEADERS_TYPE) if headers is None else headers.cast(_HEADERS_TYPE),
-    }
-    return pa.RecordBatch.from_arrays([arrays[name] for name in DEFAULT_SCHEMA.names], schema=DEFAULT_SCHEMA)
+    arrays = []
+    for column in DEFAULT_SCHEMA:
+        if column.name in rows.schema.names:
+            arrays.append(rows.column(column.name))
+        elif column.name == TIMESTAMP_COLUMN:
+            arrays.append(pa.repeat(now, rows.num_rows))
+        else:
+            arrays.append(pa.nulls(rows.num_rows, column.type))
+    place = DEFAULT_SCHEMA.get_field_index(TIMESTAMP_COLUMN)
+    if arrays[place].null_count:
+        arrays[place] = pc.fill_null(arrays[place], now)
+    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
 
 
 def measure(batch: pa.RecordBatch) -> int:
     """The size of rows as a sum over them: the same in whatever order and batches they come."""
     size = ROW_BYTES * batch.num_rows
     for name in (KEY_COLUMN, VALUE_COLUMN):
-        size += pc.sum(pc.binary_length(batch.column(name))).as_py() or 0
-    headers = batch.column(HEADERS_COLUMN)
-    if headers.null_count < len(headers):
-        pairs = pc.list_flatten(headers)
+        if name in batch.schema.names:
+            size += pc.sum(pc.binary_length(batch.column(name))).as_py() or 0
+    if HEADERS_COLUMN in batch.schema.names:
+        pairs = pc.list_flatten(batch.column(HEADERS_COLUMN))
         size += ROW_BYTES * len(pairs)
         for number in range(2):
             size += pc.sum(pc.binary_length(pc.struct_field(pairs, number))).as_py() or 0

@@ -12,6 +12,8 @@ from shoal.errors import ShoalError
 
 KIB = 1024
 MIB = 1024 * KIB
+LARGE_PROMISE_BYTES = MIB
+"""Up to here a promise is small beside `bytes_in_flight`: hundreds of them fit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,10 +72,15 @@ class Gate:
         self.refused_total = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether `enter` and `hold` would both succeed now."""
+        """Whether `enter` and `hold` would both succeed now, for bytes that are promised and not here yet.
+
+        Large promises leave half of the room to bytes that are here: who promises a lot and sends nothing
+        cannot keep others out.
+        """
         limits = self._limits
         has_place = self.requests < limits.requests
-        return has_place and self.bytes_in_flight + size_bytes <= limits.bytes_in_flight
+        room = limits.bytes_in_flight // 2 if size_bytes > LARGE_PROMISE_BYTES else limits.bytes_in_flight
+        return has_place and self.bytes_in_flight + size_bytes <= room
 
     def enter(self) -> None:
         """Take a place; ShoalError overloaded when there is none."""

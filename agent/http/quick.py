@@ -1,9 +1,9 @@
 """Appends without aiohttp's machinery: what nearly every request to an agent is, in one call and one answer.
 
-A request is taken here only when nothing about it is unusual: its head reads without doubt, its body is
-small and comes with its length, and its partition is led here. Everything else, and everything that turns
-out to be otherwise before something was stored, is handed to the ordinary way (app.py), which gives the same
-answers. Knows no socket: connection.py brings heads and bodies and takes answers.
+A request is taken here only when nothing about it is unusual: its head reads without doubt, its body comes
+with its length and is small or one Arrow batch, and its partition is led here. Everything else, and
+everything that turns out to be otherwise before something was stored, is handed to the ordinary way (app.py),
+which gives the same answers. Knows no socket: connection.py brings heads and bodies and takes answers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from shoal.agent.http.decode import (
 from shoal.agent.http.deliver import MOVING_CODES, Options
 from shoal.agent.http.dispatch import Route, RouteTable
 from shoal.agent.http.interface import Answer, Topic
+from shoal.agent.http.limits import KIB
 from shoal.agent.http.origin import HostPolicy
 from shoal.agent.http.parameters import NO_QUERY, Query, choice, duration_ms, parse_query
 from shoal.agent.http.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
 from shoal.agent.http.quick_head import Head, read_head
 from shoal.arrow_place import PlaceReader
-from shoal.batch import STAMP_BYTES, BatchError
+from shoal.batch import MAX_BODY_BYTES, STAMP_BYTES, BatchError
 from shoal.errors import ShoalError
 
 # Before an Arrow body, so that the stamped head fits in front of the batch even where the stream's schema is
 # shorter than the stamp. A multiple of 16: batches are stored, checked and sent from where they lie.
 LEAD_BYTES: Final = 256
+# The largest stored batch, with what a stream has around it. Whatever its size, a batch is checked in one
+# turn of the loop, this way as on the ordinary one.
+PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
 # Heads remembered: a client sends the same one all the time. When full they are forgotten, not searched.
 REMEMBERED_HEADS_MAX: Final = 1_024
 _PRODUCER_PREFIX: Final = "shoal-producer-"
@@ -111,7 +115,7 @@ class QuickAppends:
         query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
         content_type = headers.get("content-type")
         media = media_type(content_type)
-        most = ARROW_CHUNK_BYTES if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
+        most = PLACED_BYTES_MAX if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
         if "forward" in query or media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
             return None
         options = self._options(headers, query, to_partition=len(arguments) == 2)
@@ -168,6 +172,8 @@ class QuickAppends:
         except BatchError as error:
             raise batch_problem(error) from None
         if placed is None:
+            if request.body_bytes > ARROW_CHUNK_BYTES:
+                return False  # several batches: they are stored as they come
             chunk = decode_arrow_body(topic.schema, bytes(memory[LEAD_BYTES:]))
             return chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
         chunk = arrow_chunk([placed.message])

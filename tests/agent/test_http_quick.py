@@ -97,6 +97,26 @@ async def test_arrow_bytes_are_stored_as_sent() -> None:
         assert [record["value"] for record in page.json["records"]] == ["one", "", "three"]
 
 
+async def test_a_large_batch_is_admitted_in_its_place() -> None:
+    """As large as a stored batch may be; several batches in one body flow the ordinary way, as do bodies
+    whose promise would take more than half of the room while nothing of them is here."""
+    values = [b"v" * 5_000_000] * 3
+    large = request(arrow_stream(arrow_batch(values)), media=ARROW)
+    several = request(arrow_stream(*[arrow_batch([b"w" * 700_000])] * 2), media=ARROW)
+    async with wired() as (agent, wire):
+        for sent, begun, records in ((large, 1, 3), (several, 1, 2), (large, 2, 3)):
+            status, _, body = await wire.ask(sent)
+            assert (status, agent.broker.begun) == (200, begun)
+            assert body.startswith(b'{"count":%d,' % records)
+        page = await agent.get(f"{PATH}?offset=5&max_bytes=16000000")
+        assert [len(record["value"]) for record in page.json["records"]] == [5_000_000] * 3
+    async with wired(HttpLimits(bytes_in_flight=24 * 2**20)) as (agent, wire):
+        assert (await wire.ask(large))[0] == 200
+        assert agent.broker.begun == 0
+        assert (await wire.ask(request(arrow_stream(arrow_batch(values[:1])), media=ARROW)))[0] == 200
+        assert agent.broker.begun == 1
+
+
 @pytest.mark.parametrize(
     ("body", "media", "code"),
     [

@@ -18,8 +18,8 @@ from shoal.errors import ShoalError
 from shoal.routing import hash_ranges, key_hash, partition_for
 from shoal.spark_http import RetryPolicy
 from shoal.spark_options import SourceError, check_written, parse_sink_options
-from shoal.spark_send import Sink
-from shoal.spark_write import TaskWriter, Written, cut, measure, to_wire
+from shoal.spark_send import Sink, encoded
+from shoal.spark_write import GATHERED_BYTES, TaskWriter, Written, cast, cut, gathered, measure, to_wire
 
 Cluster: TypeAlias = Any  # conftest's: test modules do not import one another
 
@@ -133,13 +133,14 @@ def test_sparks_varying_schemas_are_cast(cluster: Cluster) -> None:
         pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     )
     rows = to_wire(
-        {
-            "key": pa.array(["a", None], pa.large_string()),
-            "value": pa.array(["1", "2"]),
-            "headers": headers,
-            "timestamp": zoned,
-        },
-        2,
+        cast(
+            {
+                "key": pa.array(["a", None], pa.large_string()),
+                "value": pa.array(["1", "2"]),
+                "headers": headers,
+                "timestamp": zoned,
+            }
+        )
     )
     assert rows.schema == DEFAULT_SCHEMA
     assert rows.column("key").to_pylist() == [b"a", None]
@@ -147,7 +148,7 @@ def test_sparks_varying_schemas_are_cast(cluster: Cluster) -> None:
     times = rows.column("timestamp").cast("int64").to_pylist()
     assert times[0] == 1_700_000_000_000_000
     assert times[1] > times[0]  # none was given: now
-    assert to_wire({"value": pa.array([], pa.string())}, 0).schema == DEFAULT_SCHEMA
+    assert to_wire(cast({"value": pa.array([], pa.string())})).schema == DEFAULT_SCHEMA
     cluster.fill("out", ())
     not_null = pa.schema([pa.field("value", pa.string(), nullable=False)])
     write(sink(cluster), pa.RecordBatch.from_arrays([pa.array(["x"])], schema=not_null))
@@ -292,13 +293,53 @@ def test_patience_is_bounded(cluster: Cluster) -> None:
 
 def test_large_records_are_cut_apart_or_refused(cluster: Cluster) -> None:
     """A batch of Spark may have 64 MiB; a record at most 8."""
-    batch = to_wire({"value": pa.array([b"x" * 300_000] * 20)}, 20)
+    batch = cast({"value": pa.array([b"x" * 300_000] * 20)})
     pieces = list(cut(batch, 2**20))
     assert [piece.num_rows for piece, _ in pieces] == [2, 3, 2, 3, 2, 3, 2, 3]
     assert all(size <= 2**20 for _, size in pieces)
     cluster.fill("out", ())
     with pytest.raises(SourceError, match=r"a record has .* bytes, at most 8388608 are stored"):
         write(sink(cluster), rows_of((None, bytes(9 * 2**20))))
+
+
+def test_sparks_batches_are_dealt_together() -> None:
+    """Bounded, in order, none that is empty; a batch that is larger by itself is passed on as it is."""
+    sizes = [3, 0, 4, 5, 9, 20, 1, 0]
+    made = [rows_of(*[(b"%d" % number, bytes(2**20))] * size) for number, size in enumerate(sizes)]
+    dealt = list(gathered(iter(made)))
+    assert [batch.num_rows for batch in dealt] == [7, 5, 9, 20, 1]
+    assert max(batch.nbytes for batch in dealt if batch is not made[5]) <= GATHERED_BYTES
+    assert pa.Table.from_batches(dealt).equals(pa.Table.from_batches(made))
+    assert list(gathered([])) == list(gathered([made[1]])) == []
+
+
+def test_a_body_is_the_columns_memory() -> None:
+    """Large columns are not copied, small parts are one; slices, nulls and headers read back as they were."""
+    key, headers = [None, b"k", b""] * 30_000, [None, [("n", b"1")], []] * 30_000
+    rows = cast(
+        {
+            "key": pa.array(key, pa.binary()),
+            "value": pa.array([b"value", None, b""] * 30_000, pa.binary()),
+            "headers": pa.array(headers, DEFAULT_SCHEMA.field("headers").type),
+        }
+    )
+    for batch in (
+        to_wire(rows),
+        to_wire(rows.slice(1, 70_001)),
+        to_wire(rows.slice(5, 2)),
+        to_wire(rows[:0]),
+    ):
+        body = encoded(batch)
+        schema, batches = decode_stream(b"".join(body))
+        assert schema == DEFAULT_SCHEMA
+        assert batches == [batch]
+        assert all(len(part) for part in body)
+        assert len(body) <= 2 * 10 + 1  # ten columns and lists of them, and what lies between
+    whole = to_wire(rows)
+    places = {buffer.address for column in whole.columns for buffer in column.buffers() if buffer}
+    large = [pa.py_buffer(part) for part in encoded(whole) if isinstance(part, memoryview)]
+    assert len(large) >= 5
+    assert {part.address for part in large} <= places
 
 
 @settings(max_examples=50)
@@ -308,7 +349,7 @@ def test_sizes_do_not_depend_on_order_or_batches(rows: list[tuple[bytes | None, 
 
     def wire(part: list[tuple[bytes | None, bytes | None]]) -> pa.RecordBatch:
         batch = rows_of(*part)
-        return to_wire(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+        return cast(dict(zip(batch.schema.names, batch.columns, strict=True)))
 
     whole = measure(wire(rows))
     assert whole == measure(wire(rows[::-1])) == sum(measure(wire([row])) for row in rows)
