@@ -78,7 +78,8 @@ def forward_target(path: str, query: Mapping[str, str], timeout_ms: int) -> str:
 
 
 class Forwarder:
-    """Two bounded pools of connections: short exchanges never wait behind long polls."""
+    """Two bounded pools of connections: short exchanges never wait behind long polls. And connections for
+    one request each, as many as for long polls at most."""
 
     def __init__(self, agent_id: str, limits: HttpLimits) -> None:
         self._agent_id = agent_id
@@ -99,8 +100,9 @@ class Forwarder:
         session = self._sessions.get(purpose)
         if session is None:
             per_agent = self._limits.forward_connections if purpose == "exchange" else self._limits.waits
+            connector = aiohttp.TCPConnector(limit=0, limit_per_host=per_agent, force_close=purpose == "anew")
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=per_agent),
+                connector=connector,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
@@ -108,6 +110,21 @@ class Forwarder:
             )
             self._sessions[purpose] = session
         return session
+
+    async def _request(
+        self, purpose: str, method: str, address: URL, **values: Any
+    ) -> aiohttp.ClientResponse:
+        """Over a connection that was kept, if there is one. An agent whose host lost its power says goodbye
+        to none of them: what changes nothing is then asked again over a new one. (aiohttp asks again, too,
+        but over the next that was kept.)"""
+        try:
+            return await self._session(purpose).request(method, address, **values)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if method not in UNCHANGING_METHODS:
+                raise
+        return await self._session("anew").request(method, address, **values)
 
     def _headers(self, headers: Mapping[str, str], body: bytes | None) -> dict[str, str]:
         sent = {**headers, FORWARDED_BY: self._agent_id}
@@ -131,9 +148,9 @@ class Forwarder:
         problem, or that of the way there. `waits`: a long poll, which must not take a connection from those
         that do not wait.
         """
-        session = self._session("relay" if waits else "exchange")
         try:
-            async with session.request(
+            async with await self._request(
+                "relay" if waits else "exchange",
                 method,
                 _address(url, target),
                 headers=self._headers(headers, body),
@@ -154,9 +171,9 @@ class Forwarder:
         """A GET whose answer may be large: passed on as it comes. Problems are raised, before a byte is
         sent.
         """
-        session = self._session("relay")
         try:
-            async with session.request(
+            async with await self._request(
+                "relay",
                 request.method,
                 _address(url, target),
                 headers={**headers, FORWARDED_BY: self._agent_id},

@@ -6,6 +6,7 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -321,6 +322,41 @@ async def test_a_leader_that_breaks_off(pair: Pair) -> None:
     assert (await first.get(PARTITION)).problem("leadership-lost")["definite"] is True
     server.close()
     await server.wait_closed()
+
+
+async def test_connections_kept_to_a_host_that_lost_its_power(pair: Pair) -> None:
+    """None of them was closed, and each is reset by its next request: a read goes over a new one at once."""
+    first, second = pair
+    kept: list[asyncio.StreamWriter] = []
+    stale: set[asyncio.StreamWriter] = set()
+    all_there = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kept.append(writer)
+        while await reader.readuntil(b"\r\n\r\n"):
+            if writer in stale:
+                writer.transport.abort()
+                return
+            if len(kept) == 4:
+                all_there.set()
+            await all_there.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    second.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    answers = await asyncio.gather(*(first.get(PARTITION) for _ in range(4)))
+    assert [item.status for item in answers] == [200] * 4
+    stale.update(kept)
+    for _ in range(2):
+        assert (await first.get(PARTITION)).status == 200
+    server.close()
+    for writer in kept:
+        writer.close()
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
