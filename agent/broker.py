@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ from shoal.membership.interface import JoinError, Member
 from shoal.records import RecordColumns, format_time
 from shoal.routing import HashRange
 
+_group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: whoever has more needs no list of them
 EMPTY_CATALOG = Catalog()
@@ -387,8 +389,7 @@ class Broker:
 
     def topic(self, name: str) -> Topic:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
-        self._parts()
-        entry = self._catalog.topics.get(name)
+        entry = self._parts().catalog.catalog.topics.get(name)
         if entry is None:
             if name != documents.CATALOG_TOPIC:
                 check_topic_name(name)
@@ -417,7 +418,7 @@ class Broker:
                 "unknown-partition",
                 f"topic {topic.name} has partitions 0 to {len(topic.ranges) - 1}, not {partition}",
             )
-        return GroupId(topic.id, partition)
+        return _group_id(topic.id, partition)
 
     async def topics(self) -> list[dict[str, Any]]:
         """GET /v1/topics."""
@@ -550,7 +551,7 @@ class Broker:
         *,
         producer: ProducerStamp | None,
         consecutive: bool,
-        acks: str,
+        acks: Acks,
         timeout_ms: int,
         answer: Answer,
     ) -> None:
@@ -562,7 +563,7 @@ class Broker:
                 records,
                 producer=producer,
                 consecutive=consecutive,
-                acks=cast("Acks", acks),
+                acks=acks,
                 timeout_ms=timeout_ms,
                 answer=answer,
             )

@@ -121,6 +121,7 @@ class Host:
         self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._outbox = Outbox(links)
         self.turns = Turns(clock, self._outbox.flush)
+        self.schedule = self.turns.schedule
         disk.before_completions, disk.after_completions = self.turns.hold, self.turns.serve_now
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -616,10 +617,6 @@ class Host:
                 entry.trimmer.check()
 
     # What replicas ask (ReplicaHost)
-
-    def schedule(self, replica: Replica) -> None:
-        """Give it a turn soon."""
-        self.turns.schedule(replica)
 
     def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
         """Goes out at the end of this turn, with everything else for that agent."""

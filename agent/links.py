@@ -342,7 +342,7 @@ class Links:
         if reborn:
             self._report_silence(peer)
         if connection.kind == LinkKind.CONTROL:
-            self._heard(peer)
+            peer.heard_ms, peer.silent, peer.lost_ms = now_ms, False, None
 
     def lost(self, connection: PeerConnection) -> None:
         """An open connection ended."""
@@ -362,7 +362,7 @@ class Links:
             connection.close()
             return
         if connection.kind is LinkKind.CONTROL:
-            self._heard(peer)
+            peer.heard_ms, peer.silent, peer.lost_ms = self._clock.now_ms(), False, None
         handler = self._handlers.get(frame.type)
         if handler is not None:
             handler(peer.agent_id, frame.payload)
@@ -377,11 +377,6 @@ class Links:
             raise PeerWireError(f"unknown frame type {frame.type}")
 
     # Silence
-
-    def _heard(self, peer: _Peer) -> None:
-        peer.heard_ms = self._clock.now_ms()
-        peer.silent = False
-        peer.lost_ms = None
 
     def _report_silence(self, peer: _Peer) -> None:
         if not peer.silent:
@@ -425,7 +420,7 @@ class Links:
 
     def send_control(self, agent_id: str, frame_type: int, payload: bytes) -> bool:
         """False when it was dropped."""
-        return self._send(agent_id, LinkKind.CONTROL, frame_type, [payload])
+        return self._send(agent_id, LinkKind.CONTROL, frame_type, (payload,))
 
     def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[Piece]) -> bool:
         """False when it was dropped."""

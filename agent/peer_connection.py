@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from shoal.agent.peer_wire import (
+    FRAME_HEAD,
     MAX_PAYLOAD_BYTES,
     MAX_REASON_BYTES,
     PROTOCOL,
@@ -99,11 +100,10 @@ class PeerConnection(asyncio.Protocol):
         owner = self._owner
         owner.on_input()
         try:
-            if self._upgrade is not None:
-                data = self._take_upgrade(data)
-            self._reader.feed(data)
-            while not self.closing and (frame := self._reader.take()) is not None:
-                self._take_frame(frame)
+            if self.is_open and (frame := self._reader.only(data)) is not None:
+                owner.frame(self, frame)
+            else:
+                self._take(data)
         except PeerWireError as error:
             logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
             self.refuse(str(error))
@@ -111,6 +111,13 @@ class PeerConnection(asyncio.Protocol):
             self.refuse(str(error))
         finally:
             owner.on_input_over()
+
+    def _take(self, data: bytes) -> None:
+        if self._upgrade is not None:
+            data = self._take_upgrade(data)
+        self._reader.feed(data)
+        while not self.closing and (frame := self._reader.take()) is not None:
+            self._take_frame(frame)
 
     def _take_upgrade(self, data: bytes) -> bytes:
         assert self._upgrade is not None
@@ -132,7 +139,8 @@ class PeerConnection(asyncio.Protocol):
         return rest
 
     def _send_hello(self, kind: LinkKind, peer_id: str) -> None:
-        self._write(FrameType.HELLO, [self._owner.greeting(kind, peer_id).to_bytes()])
+        hello = self._owner.greeting(kind, peer_id).to_bytes()
+        self._write(FrameType.HELLO, [hello], len(hello))
 
     def _take_frame(self, frame: RawFrame) -> None:
         if self.is_open:
@@ -162,17 +170,20 @@ class PeerConnection(asyncio.Protocol):
         transport = self._transport
         if not self.is_open or transport is None:
             return False
+        size = sum(map(len, pieces))
         waiting = transport.get_write_buffer_size()
-        if waiting and waiting + sum(map(len, pieces)) > OUTBOX_BYTES[self.kind]:
+        if waiting and waiting + size > OUTBOX_BYTES[self.kind]:
             return False
-        self._write(frame_type, pieces)
+        if size <= JOINED_BYTES:
+            transport.write(b"".join((FRAME_HEAD.pack(size, frame_type), *pieces)))
+        else:
+            self._write(frame_type, pieces, size)
         return True
 
-    def _write(self, frame_type: int, pieces: Sequence[Piece]) -> None:
+    def _write(self, frame_type: int, pieces: Sequence[Piece], size: int) -> None:
         assert self._transport is not None
         # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and the
         # transport could then neither rest nor close.
-        size = sum(map(len, pieces))
         head = frame_head(frame_type, size)
         if size <= JOINED_BYTES:
             self._transport.write(b"".join((head, *pieces)))
@@ -182,7 +193,8 @@ class PeerConnection(asyncio.Protocol):
     def refuse(self, reason: str) -> None:
         """Say why, and close."""
         if self._transport is not None and self._upgrade is None and not self.is_open:
-            self._write(FrameType.REFUSED, [encode_refusal(reason)])
+            refusal = encode_refusal(reason)
+            self._write(FrameType.REFUSED, [refusal], len(refusal))
         self._end(Refused(reason))
 
     def close(self) -> None:

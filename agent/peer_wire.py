@@ -39,6 +39,7 @@ NONCE_BYTES = 8
 
 _new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
 _group_id = lru_cache(maxsize=8192)(group_id_from_bytes)  # the same ones all the time
+_group_bytes = lru_cache(maxsize=8192)(GroupId.to_bytes)
 
 
 class PeerWireError(ValueError):
@@ -86,6 +87,16 @@ class FrameReader:
     def limit(self, max_payload_bytes: int) -> None:
         """The bound from the next frame on: small until the handshake is done."""
         self._max_payload_bytes = max_payload_bytes
+
+    def only(self, data: bytes) -> RawFrame | None:
+        """The frame that these bytes are, if they are one and nothing is left from before: as nearly all that
+        arrives. None: nothing has happened, `feed` says more."""
+        if self._data or self._buffer or len(data) < _HEAD_BYTES:
+            return None
+        length, frame_type = FRAME_HEAD.unpack_from(data)
+        if length != len(data) - _HEAD_BYTES or length > self._max_payload_bytes:
+            return None
+        return _new(RawFrame, (frame_type, data[_HEAD_BYTES:]))
 
     def feed(self, data: bytes) -> None:
         """These bytes have arrived."""
@@ -196,13 +207,13 @@ def decode_refusal(payload: bytes) -> str:
 
 def encode_group_messages(messages: Sequence[tuple[GroupId, bytes]]) -> list[bytes]:
     """Payloads of GROUPS frames: all messages for one peer and turn, cut where the bound demands."""
-    payloads: list[bytes] = []
-    parts: list[bytes] = []
-    size = 0
     if len(messages) == 1:
         ((group, message),) = messages
         assert GROUP_ID_BYTES + _LENGTH.size + len(message) <= MAX_CONTROL_PAYLOAD_BYTES
-        return [group.to_bytes() + _LENGTH.pack(len(message)) + message]
+        return [_group_bytes(group) + _LENGTH.pack(len(message)) + message]
+    payloads: list[bytes] = []
+    parts: list[bytes] = []
+    size = 0
     for group, message in messages:
         item_bytes = GROUP_ID_BYTES + _LENGTH.size + len(message)
         assert item_bytes <= MAX_CONTROL_PAYLOAD_BYTES
@@ -221,12 +232,13 @@ def decode_group_messages(payload: bytes) -> list[tuple[GroupId, bytes]]:
     messages = []
     position = 0
     while position < len(payload):
-        group, message, position = _take_message(payload, position)
+        group, message, position = take_message(payload, position)
         messages.append((group, message))
     return messages
 
 
-def _take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
+def take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
+    """One group's message, and where it ends. Raises PeerWireError."""
     start = position + GROUP_ID_BYTES + _LENGTH.size
     if start > len(payload):
         raise PeerWireError("a group message without its head")
@@ -240,12 +252,12 @@ def _take_message(payload: bytes, position: int) -> tuple[GroupId, bytes, int]:
 def encode_append(group: GroupId, message: bytes, frames: Sequence[Piece]) -> list[Piece]:
     """The pieces of an APPEND payload: the message that names the entries, then the stored frames,
     unchanged."""
-    return [group.to_bytes(), _LENGTH.pack(len(message)), message, *frames]
+    return [_group_bytes(group) + _LENGTH.pack(len(message)) + message, *frames]
 
 
 def decode_append(payload: bytes) -> tuple[GroupId, bytes, int]:
     """Group, message, and the position where the stored frames begin. Raises PeerWireError."""
-    return _take_message(payload, 0)
+    return take_message(payload, 0)
 
 
 def encode_request(correlation: int, request_type: int, payload: bytes) -> list[Piece]:

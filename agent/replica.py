@@ -231,10 +231,12 @@ class Replica:
         return configuration
 
     def _make_room(self, size: int) -> Proposal:
+        state = self.state
         self.require_leader()
-        self._catch_up_with_core()
-        if self.state.uncommitted_bytes > MAX_UNCOMMITTED_BYTES:
-            raise ShoalError("overloaded", f"{self.state.uncommitted_bytes} bytes wait for a majority")
+        if self.core.last_index != state.tail.last_index:
+            self._catch_up_with_core()
+        if state.tail.log_bytes - state.committed.log_bytes > MAX_UNCOMMITTED_BYTES:
+            raise ShoalError("overloaded", f"{state.uncommitted_bytes} bytes wait for a majority")
         if self._should_roll(size):
             self._roll()
         return self._propose()
@@ -263,7 +265,9 @@ class Replica:
         log_index = self.log.last_index
         if log_index < self._roll_index:
             return False  # the log has not seen the last roll yet
-        return self.log.should_roll(self.state.bytes_after(log_index) + size)
+        if log_index != self.state.tail.last_index:
+            size += self.state.bytes_after(log_index)
+        return self.log.should_roll(size)
 
     def roll(self) -> None:
         """Start a new segment now, unless one is on its way. Raises ShoalError; nothing was proposed
@@ -316,21 +320,21 @@ class Replica:
 
     def receive_append(self, agent_id: str, message: RaftMessage, payload: bytes, position: int) -> None:
         """A request with frames. Raises PeerWireError when frames and request differ."""
-        if not isinstance(message, AppendRequest) or not message.runs:
+        if type(message) is not AppendRequest or not message.runs:
             raise PeerWireError("frames came beside a message that names none")
         if not self._accepts(agent_id, message):
             return
+        size = len(payload)
         waiting = self._staged_bytes + self.disk.unsynced_bytes
-        if waiting and waiting + len(payload) > MAX_STAGED_BYTES:
+        if waiting and waiting + size > MAX_STAGED_BYTES:
             return  # the disk is slower than the leader, which will send it again
-        frames = self._parse_frames(message, payload, position)
         configurations: tuple[Configuration, ...] = ()
-        for frame in frames:
+        for frame in self._parse_frames(message, payload, position):
             stamp = frame.stamp
             self._staged[stamp.index, stamp.term] = frame
             if stamp.kind is Kind.CONFIGURATION:
                 configurations += (decode_configuration(control_payload(frame.data)),)
-        self._staged_bytes += len(payload) - position
+        self._staged_bytes += size - position
         # What the frames say is what will be in the log: it overrides what the request says of it.
         if message.configurations != configurations:
             message = replace(message, configurations=configurations)
@@ -442,7 +446,10 @@ class Replica:
     def _take_run(self, run: Run, noop_index: LogIndex | None, frames: list[Frame]) -> None:
         state = self.state
         # One (index, term) stands for one log up to there (Log Matching): equal at its end, equal throughout.
-        folded = state.tail.last_index >= run.last and state.term_at(run.last) == run.term
+        if state.tail.last_index == run.last:
+            folded = state.tail.last_term == run.term
+        else:
+            folded = state.tail.last_index > run.last and state.term_at(run.last) == run.term
         for number in range(run.first, run.last + 1):
             index = LogIndex(number)
             if folded:
@@ -480,7 +487,7 @@ class Replica:
         self._roll_index = LogIndex(min(self._roll_index, from_index - 1))
 
     def _send(self, message: RaftMessage) -> None:
-        if isinstance(message, AppendRequest) and message.runs:
+        if type(message) is AppendRequest and message.runs:
             self.sender.send(message)
             return
         agent_id = self._address(message.receiver)
@@ -497,12 +504,12 @@ class Replica:
         self.core.advance(ready)
         for message in ready.messages_after_sync:
             self._send(message)
-        if ready.append:
+        if self.waiting.awaits_sync and ready.append:
             run = ready.append[-1]
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)
         # What was gathered meanwhile may go now. Nothing else has changed for the core, but where it says so.
-        if ready.must_sync and (self.core.role is Role.LEADER or self.core.has_work):
+        if (ready.append or ready.must_sync) and self.core.wants_turn_after_sync:
             self.host.schedule(self)
 
     def _commit(self, commit_index: LogIndex) -> None:

@@ -56,14 +56,17 @@ class Sender:
 
     def send(self, request: AppendRequest) -> None:
         """Put the request with its frames on its way."""
-        assert request.runs
-        queue = self._behind.get(request.receiver)
-        if queue is not None:
+        runs = request.runs
+        assert runs
+        if self._behind and (queue := self._behind.get(request.receiver)) is not None:
             if len(queue) < MAX_QUEUED_REQUESTS:
                 queue.append(request)
             return
-        first = LogIndex(request.previous_index + 1)
-        frames = self._cache.run(first, request.last_index, self._max_append_bytes)
+        last = runs[-1].last
+        if last == request.previous_index + 1 and (only := self._cache.get(last)) is not None:
+            self._ship(request.receiver, encode(request), (only.data,))
+            return
+        frames = self._cache.run(runs[0].first, last, self._max_append_bytes)
         if frames:
             self._send_frames(request, frames)
             return

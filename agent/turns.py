@@ -31,6 +31,9 @@ CAMPAIGNING = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
 logger = logging.getLogger(__name__)
 
+_UNTOLD: Sized = (None, None)
+"""Of a loop that does not tell: never alone."""
+
 
 class Turns:
     """`flush_outbox()` is called at the end of every turn. Milliseconds are the clock's monotonic ones."""
@@ -50,6 +53,8 @@ class Turns:
         self._campaigning: dict[Replica, int] = {}
         """Replicas whose elections are under way, and since when."""
         self._wake_up = asyncio.Event()
+        self._ready: Sized | None = None
+        """What the event loop is about to run, once it was asked for."""
         self._inputs = 0
         self._stopping = False
         self.count = 0
@@ -61,7 +66,11 @@ class Turns:
     def schedule(self, replica: Replica) -> None:
         """Give the replica a turn once the input of this round of the event loop has been stepped."""
         self._dirty[replica] = None
-        self.schedule_flush()
+        if self._scheduled is None and not self._serving:
+            if self._held:
+                self._wanted = True
+            else:
+                self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
     def schedule_flush(self) -> None:
         """There is something in the outbox; a turn under way takes it along."""
@@ -90,15 +99,19 @@ class Turns:
         """The same, if nothing else has arrived in this round of the event loop, as far as can be known: what
         arrives together shares a batch, a sync and a frame to each peer, what came alone need not wait."""
         self._held = False
-        if self._scheduled is None and not self._wanted:
+        scheduled = self._scheduled
+        if scheduled is None and not self._wanted:
             return
-        loop = asyncio.get_running_loop()
-        # What runs in this round and the next; asyncio's own loop tells, another one need not.
-        ready: Sized | None = getattr(loop, "_ready", None)
-        if ready is not None and len(ready) == (self._scheduled is not None):
-            self.serve_now()
-        elif self._scheduled is None:
-            self._scheduled = loop.call_soon(self._turn)
+        ready = self._ready
+        if ready is None:
+            # What runs in this round and the next; asyncio's own loop tells, another one need not.
+            ready = self._ready = getattr(asyncio.get_running_loop(), "_ready", _UNTOLD)
+        if len(ready) == (scheduled is not None):
+            if scheduled is not None:
+                scheduled.cancel()
+            self._turn()
+        elif scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
     def note_input(self) -> None:
         """Something arrived: deadlines wait until no more does."""
@@ -115,11 +128,12 @@ class Turns:
         self._wanted = False
         self._serving = True
         self.count += 1
-        dirty, self._dirty = self._dirty, {}
-        now_ms = self._clock.now_ms()
-        for replica in dirty:
-            if replica.failure is None:
-                self._give_turn(replica, now_ms)
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            now_ms = self._clock.now_ms()
+            for replica in dirty:
+                if replica.failure is None:
+                    self._give_turn(replica, now_ms)
         self._flush_outbox()
         self._serving = False
         if (

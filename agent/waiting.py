@@ -56,6 +56,11 @@ class WaitQueue:
         """When `expire` may find something; None while nobody waits."""
         return self._deadline_ms
 
+    @property
+    def awaits_sync(self) -> bool:
+        """Whether `synced` may find somebody."""
+        return bool(self._syncing)
+
     def add(self, waiter: Waiter) -> None:
         """Waiters come in log order, but for a repeated sequence that waits for its original."""
         queue = self._syncing if waiter.synced_only else self._committing

@@ -5,6 +5,7 @@ leader.
 """
 
 from shoal.batch import LogIndex
+from shoal.replication.interfaces import NO_INDEX, NO_TERM
 from shoal.replication.messages import AppendReply, AppendRequest, TimeoutNow
 from shoal.replication.transitions import RaftState
 
@@ -51,13 +52,17 @@ class Follower:
     def on_append_request(self, message: AppendRequest, now_ms: int) -> None:
         """AppendEntries, rules 2 to 5 (figure 2); rule 1 is settled in raft.py."""
         state = self._state
-        if state.leader not in (None, message.sender):
-            state.violations += 1  # two leaders in one term
-            return
-        state.follow(message.sender)
+        if state.leader != message.sender:
+            if state.leader is not None:
+                state.violations += 1  # two leaders in one term
+                return
+            state.follow(message.sender)
         self.heard_ms = now_ms
         self.quiet = False
-        self.restart_timer(now_ms)
+        self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+        if self._continues(message):
+            self._take_next(message)
+            return
         if not state.log.has(message.previous_index, message.previous_term):
             self._refuse(message)
             return
@@ -69,6 +74,30 @@ class Follower:
         )
         self.quiet = message.quiet and holds_all
         self._accept(message)
+
+    def _continues(self, message: AppendRequest) -> bool:
+        """Whether the request is what nearly all are: one run, right behind the end of this log."""
+        state = self._state
+        return (
+            len(message.runs) == 1
+            and message.previous_index == state.log.last_index
+            and message.previous_term == state.log.last_term
+            and not message.quiet
+            and not message.configurations
+            and not state.damaged
+        )
+
+    def _take_next(self, message: AppendRequest) -> None:
+        """The rules for such a request, without looking for what cannot be: nothing conflicts, everything is
+        new, and nothing of it is synced."""
+        state = self._state
+        run = message.runs[0]
+        state.log.append(run.last, run.term)
+        commit_index = min(message.commit_index, run.last)
+        if commit_index > state.commit_index:
+            state.commit_index = commit_index
+            state.outbox.committed(commit_index)
+        state.outbox.send_after_sync(self._reply(message, run.last))
 
     def _take_entries(self, message: AppendRequest) -> bool:
         """Rules 3 and 4: remove what conflicts, append what is new; false if the request cannot be true."""
@@ -97,15 +126,17 @@ class Follower:
     def _reply(self, message: AppendRequest, match_index: LogIndex) -> AppendReply:
         state = self._state
         return AppendReply(
-            sender=state.replica_id,
-            receiver=message.sender,
-            term=state.term,
-            accepted=True,
-            previous_index=message.previous_index,
-            match_index=match_index,
-            commit_index=state.commit_index,
-            read_token=message.read_token,
-            quiet=self.quiet,
+            state.replica_id,
+            message.sender,
+            state.term,
+            True,
+            message.previous_index,
+            match_index,
+            state.commit_index,
+            NO_INDEX,
+            NO_TERM,
+            message.read_token,
+            self.quiet,
         )
 
     def _refuse(self, message: AppendRequest) -> None:

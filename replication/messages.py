@@ -146,6 +146,15 @@ _REQUEST: Final = struct.Struct("<QQQQ?HB")
 _REPLY: Final = struct.Struct("<?QQQQQQ?")
 _RUN: Final = struct.Struct("<QQQ")
 _LENGTH: Final = struct.Struct("<I")
+# The two messages of every append, each in one step: the same fields, one behind the other.
+_WHOLE_REQUEST: Final = struct.Struct(_HEAD.format + (_REQUEST.format + _RUN.format).replace("<", ""))
+_WHOLE_REPLY: Final = struct.Struct(_HEAD.format + _REPLY.format.replace("<", ""))
+_COUNTS_END: Final = _HEAD.size + _REQUEST.size
+_COUNTS_AT: Final = _COUNTS_END - 3
+_ONE_RUN: Final = b"\x01\x00\x00"
+"""The counts of a request with one run and no configuration."""
+_TERM_PLACE: Final = 5
+"""Behind kind and ids, among a head's fields."""
 
 _PRE_VOTE, _PRE_VOTE_REPLY, _VOTE_KIND, _VOTE_REPLY, _APPEND_REQUEST, _APPEND_REPLY, _TIMEOUT_NOW = range(
     1, 8
@@ -156,9 +165,9 @@ def encode(message: Message) -> bytes:
     """The bytes of a message; `decode` gives it back."""
     match message:
         case AppendRequest():
-            return _head(_APPEND_REQUEST, message) + _encode_request(message)
+            return _encode_request(message)
         case AppendReply():
-            return _head(_APPEND_REPLY, message) + _encode_reply(message)
+            return _encode_reply(message)
         case PreVote():
             return _head(_PRE_VOTE, message) + _VOTE.pack(message.last_index, message.last_term, False)
         case PreVoteReply():
@@ -181,6 +190,21 @@ def _head(kind: int, message: Message) -> bytes:
 
 def _encode_request(message: AppendRequest) -> bytes:
     runs = message.runs
+    if len(runs) == 1 and not message.configurations:
+        return _WHOLE_REQUEST.pack(
+            _APPEND_REQUEST,
+            *message.sender,
+            *message.receiver,
+            message.term,
+            message.previous_index,
+            message.previous_term,
+            message.commit_index,
+            message.read_token,
+            message.quiet,
+            1,
+            0,
+            *runs[0],
+        )
     assert len(runs) <= MAX_RUNS
     assert len(message.configurations) <= MAX_CONFIGURATIONS
     head = _REQUEST.pack(
@@ -192,9 +216,7 @@ def _encode_request(message: AppendRequest) -> bytes:
         len(runs),
         len(message.configurations),
     )
-    if len(runs) <= 1 and not message.configurations:
-        return head + _RUN.pack(*runs[0]) if runs else head
-    parts = [head, *[_RUN.pack(*run) for run in runs]]
+    parts = [_head(_APPEND_REQUEST, message), head, *[_RUN.pack(*run) for run in runs]]
     for configuration in message.configurations:
         data = configuration.to_bytes()
         parts += (_LENGTH.pack(len(data)), data)
@@ -202,7 +224,11 @@ def _encode_request(message: AppendRequest) -> bytes:
 
 
 def _encode_reply(message: AppendReply) -> bytes:
-    return _REPLY.pack(
+    return _WHOLE_REPLY.pack(
+        _APPEND_REPLY,
+        *message.sender,
+        *message.receiver,
+        message.term,
         message.accepted,
         message.previous_index,
         message.match_index,
@@ -216,8 +242,17 @@ def _encode_reply(message: AppendReply) -> bytes:
 
 def decode(data: bytes) -> Message:
     """The message of these bytes. Raises WireError on anything that `encode` cannot have written."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise WireError(f"a message of {len(data)} bytes")
+    size = len(data)
+    if size == _WHOLE_REPLY.size and data[0] == _APPEND_REPLY:
+        return _decode_reply(data)
+    if (
+        size == _WHOLE_REQUEST.size
+        and data[0] == _APPEND_REQUEST
+        and data[_COUNTS_AT:_COUNTS_END] == _ONE_RUN
+    ):
+        return _decode_whole_request(data)
+    if size > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {size} bytes")
     try:
         message, end = _decode(bytes(data))
     except struct.error as error:
@@ -244,7 +279,7 @@ def _decode(data: bytes) -> tuple[Message, int]:
     if kind == _APPEND_REQUEST:
         return _decode_request(data, position, sender, receiver, Term(term))
     if kind == _APPEND_REPLY:
-        return _decode_reply(data, position, sender, receiver, Term(term))
+        raise WireError(f"a reply to an append of {len(data)} bytes")
     if kind in (_PRE_VOTE, _VOTE_KIND):
         last_index, last_term, transfer = _bounded(_VOTE, data, position)
         if kind == _PRE_VOTE:
@@ -278,28 +313,6 @@ def _decode_request(
     if run_count > MAX_RUNS or configuration_count > MAX_CONFIGURATIONS:
         raise WireError("too many runs or configurations")
     position += _REQUEST.size
-    if run_count == 1 and not configuration_count:
-        run = _new(Run, _bounded(_RUN, data, position))
-        first, last, run_term = run
-        if (
-            first != previous_index + 1
-            or last < first
-            or not (previous_term <= run_term <= term and run_term)
-        ):
-            raise WireError(f"{run} does not continue {previous_index}@{previous_term} in term {term}")
-        request = AppendRequest(
-            sender,
-            receiver,
-            term,
-            LogIndex(previous_index),
-            Term(previous_term),
-            (run,),
-            LogIndex(commit),
-            quiet == 1,
-            (),
-            token,
-        )
-        return request, position + _RUN.size
     runs: list[Run] = []
     for _ in range(run_count):
         runs.append(_new(Run, _bounded(_RUN, data, position)))
@@ -343,23 +356,26 @@ def _check_request(request: AppendRequest) -> None:
         previous = configuration.index
 
 
-def _decode_reply(
-    data: bytes, position: int, sender: ReplicaId, receiver: ReplicaId, term: Term
-) -> tuple[AppendReply, int]:
-    accepted, previous_index, match_index, commit_index, hint_index, hint_term, token, quiet = _bounded(
-        _REPLY, data, position
+def _decode_whole_request(data: bytes) -> AppendRequest:
+    """As _decode_request, of one run and no configuration."""
+    fields = _WHOLE_REQUEST.unpack(data)
+    if max(fields) > MAX_INTEGER:
+        raise WireError("a number out of range")
+    _, _, _, _, _, term, previous_index, previous_term, commit, token, quiet, _, _, first, last, run_term = (
+        fields
     )
-    reply = AppendReply(
-        sender,
-        receiver,
-        term,
-        accepted == 1,
-        LogIndex(previous_index),
-        LogIndex(match_index),
-        LogIndex(commit_index),
-        LogIndex(hint_index),
-        Term(hint_term),
-        token,
-        quiet == 1,
+    sender, receiver = _replica_ids(data[_IDS_START:_IDS_END])
+    run = _new(Run, (first, last, run_term))
+    if first != previous_index + 1 or last < first or not (previous_term <= run_term <= term and run_term):
+        raise WireError(f"{run} does not continue {previous_index}@{previous_term} in term {term}")
+    return AppendRequest(
+        sender, receiver, term, previous_index, previous_term, (run,), commit, quiet, (), token
     )
-    return reply, position + _REPLY.size
+
+
+def _decode_reply(data: bytes) -> AppendReply:
+    fields = _WHOLE_REPLY.unpack(data)
+    if max(fields) > MAX_INTEGER:
+        raise WireError("a number out of range")
+    sender, receiver = _replica_ids(data[_IDS_START:_IDS_END])
+    return AppendReply(sender, receiver, *fields[_TERM_PLACE:])

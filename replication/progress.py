@@ -121,11 +121,15 @@ class Progress:
             self.state = ProgressState.REPLICATE
         self.match_index = match_index
         self.moved_ms = now_ms
-        self.next_index = max(self.next_index, LogIndex(match_index + 1))
-        while self.flight and self.flight[0] <= match_index:
-            self.flight.popleft()
-            self.flight_limit = min(config.max_inflight_appends, self.flight_limit + 1)
-            self.append_limit = min(config.max_entries_per_append, 2 * self.append_limit)
+        if match_index >= self.next_index:
+            self.next_index = LogIndex(match_index + 1)
+        flight = self.flight
+        while flight and flight[0] <= match_index:
+            flight.popleft()
+            if self.flight_limit < config.max_inflight_appends:
+                self.flight_limit += 1
+            if self.append_limit < config.max_entries_per_append:
+                self.append_limit = min(config.max_entries_per_append, 2 * self.append_limit)
         return True
 
     def refused(self, reply: AppendReply, next_index: LogIndex, now_ms: int) -> None:

@@ -201,9 +201,10 @@ class RaftCore:
         return self._state.violations
 
     @property
-    def has_work(self) -> bool:
-        """Whether the next ready would say more than what time or a leader's followers ask for."""
-        return self._state.outbox.has_work(self._state.log)
+    def wants_turn_after_sync(self) -> bool:
+        """Whether there may be something to do now that the disk is done: a leader has more to send."""
+        state = self._state
+        return state.role is Role.LEADER or state.outbox.has_work(state.log)
 
     def term_at(self, index: LogIndex) -> Term | None:
         """The term of an entry, or None if it is not in the log."""
@@ -226,12 +227,16 @@ class RaftCore:
         if message.term < state.term:
             self._answer_older_term(message)
             return
+        behaviour = state.behaviour
         match message:
             case AppendRequest():
-                self._on_append_request(message, now_ms)
+                if type(behaviour) is Follower:
+                    behaviour.on_append_request(message, now_ms)
+                else:
+                    self._on_append_request(message, now_ms)
             case AppendReply():
-                if isinstance(state.behaviour, Leader):
-                    state.behaviour.on_append_reply(message, now_ms)
+                if type(behaviour) is Leader:
+                    behaviour.on_append_reply(message, now_ms)
             case PreVote():
                 answer_pre_vote(state, message, hears_leader=self._refuses_candidates(message, now_ms))
             case Vote():
@@ -321,8 +326,11 @@ class RaftCore:
         Raises NotLeader; Overloaded when max_uncommitted_entries wait; TransferInProgress. Nothing happened
         then. Success is not a commit: the entry may still be lost to another leader's.
         """
-        self._state.now_ms = now_ms
-        return self._leader().propose(count, now_ms)
+        state = self._state
+        state.now_ms = now_ms
+        if type(state.behaviour) is not Leader:
+            raise NotLeader(state.leader)
+        return state.behaviour.propose(count, now_ms)
 
     def propose_configuration(self, replicas: Sequence[Replica], now_ms: int) -> Proposal:
         """Append a change of the configuration; `configuration` is then the new one, in force at once. The
@@ -442,12 +450,13 @@ class RaftCore:
     def ready(self) -> Ready | None:
         """What to do next, or None. Everything proposed since the last call goes out together."""
         state = self._state
-        if isinstance(state.behaviour, Leader):
-            state.behaviour.flush(state.now_ms)
-        if not state.outbox.has_work(state.log):
+        behaviour, outbox = state.behaviour, state.outbox
+        if type(behaviour) is Leader:
+            behaviour.flush(state.now_ms)
+        if not outbox.has_work(state.log):
             return None
-        hard_state = state.hard_state if state.outbox.wants_hard_state else None
-        return state.outbox.take(hard_state, state.log, state.now_ms)
+        hard_state = state.hard_state if outbox.wants_hard_state else None
+        return outbox.take(hard_state, state.log, state.now_ms)
 
     def advance(self, ready: Ready) -> None:
         """The oldest outstanding ready, this one, is on disk: own votes and own copies count from now on."""
@@ -455,10 +464,11 @@ class RaftCore:
         stable_before = state.log.stable_index
         state.outbox.advance(ready, state.log)
         behaviour = state.behaviour
-        if isinstance(behaviour, Candidate) and state.outbox.synced.term == state.term:
+        if type(behaviour) is Leader:
+            if state.log.stable_index > stable_before:
+                behaviour.advance_commit(state.now_ms)
+        elif isinstance(behaviour, Candidate) and state.outbox.synced.term == state.term:
             behaviour.own_vote_synced(state.now_ms)
-        elif isinstance(behaviour, Leader) and state.log.stable_index > stable_before:
-            behaviour.advance_commit(state.now_ms)
 
     def _leader(self) -> Leader:
         if not isinstance(self._state.behaviour, Leader):

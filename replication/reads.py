@@ -42,6 +42,8 @@ class ReadQueue:
 
     def term_committed(self, index: LogIndex) -> None:
         """The leader has committed in its own term: the early reads may go, at this index."""
+        if not self._early:
+            return
         self._waiting.extend((self.round + 1, token, index) for token in self._early)
         self._early.clear()
 

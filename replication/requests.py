@@ -4,7 +4,7 @@ Law of this file: from the log and one follower's progress to a message. Nothing
 """
 
 from shoal.batch import LogIndex, Term
-from shoal.replication.interfaces import ReplicaId
+from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.replication.messages import MAX_CONFIGURATIONS, AppendRequest
 from shoal.replication.progress import Progress, ProgressState
 from shoal.replication.transitions import RaftState
@@ -15,27 +15,32 @@ def entries_request(
 ) -> AppendRequest | None:
     """The next entries for a follower, as many as fit; None if they, or the one before them, are trimmed
     here."""
+    log = state.log
     previous_index = LogIndex(progress.next_index - 1)
-    previous_term = state.log.term_at(previous_index)
-    if previous_term is None or progress.next_index < state.log.first_index:
+    previous_term = log.term_at(previous_index)
+    if previous_term is None or progress.next_index < log.first_index:
         return None
     limit = progress.append_limit
     if progress.state is ProgressState.REPLICATE:
         limit = min(limit, state.config.max_inflight_entries - (previous_index - progress.match_index))
-    last = LogIndex(min(state.log.last_index, previous_index + limit))
-    inside = [item for item in state.configurations if previous_index < item.index <= last]
-    if len(inside) > MAX_CONFIGURATIONS:
-        last = LogIndex(inside[MAX_CONFIGURATIONS].index - 1)
+    last = LogIndex(min(log.last_index, previous_index + limit))
+    inside: tuple[Configuration, ...] = ()
+    if state.configurations[-1].index > previous_index:
+        named = [item for item in state.configurations if previous_index < item.index <= last]
+        if len(named) > MAX_CONFIGURATIONS:
+            last = LogIndex(named[MAX_CONFIGURATIONS].index - 1)
+        inside = tuple(named[:MAX_CONFIGURATIONS])
     return AppendRequest(
-        sender=state.replica_id,
-        receiver=receiver,
-        term=state.term,
-        previous_index=previous_index,
-        previous_term=previous_term,
-        runs=state.log.runs(progress.next_index, last),
-        commit_index=state.commit_index,
-        configurations=tuple(inside[:MAX_CONFIGURATIONS]),
-        read_token=read_token,
+        state.replica_id,
+        receiver,
+        state.term,
+        previous_index,
+        previous_term,
+        log.runs(progress.next_index, last),
+        state.commit_index,
+        False,
+        inside,
+        read_token,
     )
 
 

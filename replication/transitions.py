@@ -155,11 +155,18 @@ class RaftState:
         another could have led, twice (safety 10)."""
         timeout_ms = self.config.election_timeout_ms
         patience_ms = 2 * DAMAGED_PATIENCE * timeout_ms if self.damaged else 0
-        return patience_ms + timeout_ms + self.rng.randrange(timeout_ms)
+        # What randrange does, which takes three calls more: this is asked for with each message of a leader.
+        draw, bits = self.rng.getrandbits, timeout_ms.bit_length()
+        drawn = draw(bits)
+        while drawn >= timeout_ms:
+            drawn = draw(bits)
+        return patience_ms + timeout_ms + drawn
 
     def promisable(self, index: LogIndex) -> LogIndex:
         """How much of the log up to `index` counts towards a commit. Damaged entries count as held where logs
         are compared, and where they were committed before they were damaged; here they do not."""
+        if not self.damaged:
+            return index
         first = self.first_doubtful_index
         return index if first is None else LogIndex(min(index, first - 1))
 

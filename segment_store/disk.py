@@ -149,7 +149,7 @@ async def wait_for(helpers: list[Helper]) -> None:
 
 def buffers_of(data: Data) -> list[Buffer]:
     """The non-empty buffers of a write, few enough for one writev."""
-    if isinstance(data, bytes | bytearray | memoryview):
+    if type(data) is not list and isinstance(data, bytes | bytearray | memoryview):
         return [data] if len(data) else []
     buffers = list(filter(len, data))
     if len(buffers) > MAX_BUFFERS_PER_WRITE:

@@ -17,12 +17,12 @@ class _Request:
 
     __slots__ = ("_buffers", "_done", "_file", "_offset", "size")
 
-    def __init__(self, file: "FairFile", offset: int, buffers: list[Buffer], done: Done) -> None:
+    def __init__(self, file: "FairFile", offset: int, buffers: list[Buffer], size: int, done: Done) -> None:
         self._file = file
         self._offset = offset
         self._buffers = buffers
         self._done = done
-        self.size = sum(map(len, buffers))
+        self.size = size
 
     def begin(self) -> None:
         try:
@@ -65,18 +65,14 @@ class FairDisk:
     def after_completions(self, call: Callable[[], None]) -> None:
         self.disk.after_completions = call
 
-    def request(self, key: str, request: _Request) -> None:
-        """Have the request begin when it is the key's turn, at once if nobody waits."""
-        if self.schedule.start_at_once(request.size):
-            request.begin()
-        else:
-            self.schedule.offer(key, request.size, request)
-            self._start()
+    def offer(self, key: str, request: _Request) -> None:
+        """Have the request begin when it is the key's turn."""
+        self.schedule.offer(key, request.size, request)
+        self._start()
 
     def ended(self, size: int) -> None:
         """A request of `size` bytes is over: it makes room."""
-        self.schedule.ended(size)
-        if self.schedule.waits:
+        if self.schedule.ended(size):
             self._start()
 
     def _start(self) -> None:
@@ -166,7 +162,13 @@ class FairFile:
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
         self._requests += 1
-        self.disk.request(self._key, _Request(self, offset, buffers_of(data), done))
+        buffers = buffers_of(data)
+        size = sum(map(len, buffers))
+        request = _Request(self, offset, buffers, size, done)
+        if self.disk.schedule.start_at_once(size):
+            request.begin()
+        else:
+            self.disk.offer(self._key, request)
 
     def ended(self) -> None:
         """One request of this file is over."""

@@ -43,11 +43,6 @@ class SyncSchedule(Generic[_T]):
         self.in_flight = 0
         self.bytes_in_flight = 0
 
-    @property
-    def waits(self) -> bool:
-        """Whether anybody does."""
-        return bool(self._waiting)
-
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
@@ -86,10 +81,11 @@ class SyncSchedule(Generic[_T]):
         self.bytes_in_flight += size
         return request
 
-    def ended(self, size: int) -> None:
-        """A request of `size` bytes is over, however it ended."""
+    def ended(self, size: int) -> bool:
+        """A request of `size` bytes is over, however it ended; whether another waits."""
         self.in_flight -= 1
         self.bytes_in_flight -= size
+        return bool(self._waiting)
 
     def check_invariants(self) -> None:
         assert self.in_flight >= 0

@@ -215,9 +215,12 @@ class PartitionLog:
     def should_roll(self, extra_bytes: int) -> bool:
         """Whether `extra_bytes` more would take the active segment past segment_bytes. Never for an empty
         one."""
-        if not self._segments or not len(self._segments[-1].index):
+        if not self._segments:
             return False
-        return self._segments[-1].planned_end + extra_bytes + TRAILER_BYTES > self._files.config.segment_bytes
+        active = self._segments[-1]
+        if active.planned_end + extra_bytes + TRAILER_BYTES <= self._files.config.segment_bytes:
+            return False
+        return len(active.index) > 0
 
     async def find_offset(self, offset: Offset) -> LogIndex:
         """The entry whose [base, base + count) holds the offset. Raises OffsetOutOfRange, and Damaged for an
@@ -324,7 +327,9 @@ class PartitionLog:
         before this returns (but for no frames). Raises what says that nothing was taken."""
         self._writer.check()
         end = self._check_frames(frames)
-        if frames:
+        if len(frames) == 1 and not frames[0].stamp.flags and self._segments:
+            self._plan_one(frames, end, answer)
+        elif frames:
             self._plan(frames, end, answer)
         else:
             answer(None)
@@ -371,6 +376,20 @@ class PartitionLog:
         self._submit(frames[start:], position, answer)
         self._cache.shrink(self._writer.stored_index)
 
+    def _plan_one(self, frames: Sequence[Frame], end: Chain, answer: Answer) -> None:
+        """As _plan, of one frame that starts no segment: the disk works while the plan is written down."""
+        segment, frame = self._segments[-1], frames[0]
+        writer = self._writer
+        writer.submit(Append(segment, frames, segment.planned_end, writer.generation, answer))
+        segment.plan(frame)
+        stamp = frame.stamp
+        if not self._runs or self._runs[-1][1] != stamp.term:
+            self._runs.append((stamp.index, stamp.term))
+        self._cache.put(frame)
+        self._chain = end
+        self._frames_appended += 1
+        self._cache.shrink(writer.stored_index)
+
     def _starts_segment(self, frame: Frame) -> bool:
         flags = frame.stamp.flags
         if not flags or not flags & Flag.FIRST_OF_SEGMENT or not self._segments:
@@ -386,9 +405,7 @@ class PartitionLog:
         release_old(self._segments, self._files.config.index_bytes)
 
     def _submit(self, frames: Sequence[Frame], position: int, answer: Answer | None) -> None:
-        work = Append(self._segments[-1], frames, position, self._writer.generation)
-        work.answer = answer
-        self._writer.submit(work)
+        self._writer.submit(Append(self._segments[-1], frames, position, self._writer.generation, answer))
 
     def truncate_suffix(self, from_index: LogIndex) -> Coroutine[None, None, None]:
         """Remove `from_index` and everything after it (safety 8). Await it: returns once that is durable;

@@ -93,10 +93,17 @@ class _Operation:
     )
 
     def __init__(
-        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int, done: Done
+        self,
+        file: "RingFile",
+        fd: int,
+        kind: _Kind,
+        offset: int,
+        buffers: list[Buffer],
+        length: int,
+        done: Done,
     ) -> None:
         self.file = file
-        self.fd = file.descriptor()
+        self.fd = fd
         self.kind = kind
         self.offset = offset
         self.buffers = buffers
@@ -159,7 +166,8 @@ class RingDisk(ThreadDisk):
         """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
         gave it."""
         ended: asyncio.Future[None] = self._loop.create_future()
-        operation = _Operation(file, kind, offset, buffers, length, partial(_settle, ended))
+        done = partial(_settle, ended)
+        operation = _Operation(file, file.descriptor(), kind, offset, buffers, length, done)
         file.active += 1
         try:
             while len(self._waiting) >= MAX_WAITING_OPERATIONS:
@@ -194,11 +202,17 @@ class RingDisk(ThreadDisk):
                 self._submit_waiting()
             return
         self._prepare(operation)
-        self._submit()
+        try:
+            self._unsubmitted -= uring.io_uring_submit(self._ring) or 0
+        except OSError:
+            self._submit()  # knows what may be tried again
+            return
+        if self._unsubmitted:
+            self._submit()
 
     def cut(self, operation: _Operation) -> None:
         """A large write with sync goes in pieces."""
-        if self._chains and operation.length >= EARLY_WRITEBACK_BYTES:
+        if self._chains:
             operation.cut(pieces_of(operation.buffers, early_piece_bytes(operation.length)))
 
     def _check_open(self) -> None:
@@ -519,8 +533,9 @@ class RingFile:
         buffers = buffers_of(data)
         if self._fd >= 0 and buffers and self._disk.takes_more:
             length = length_of(buffers)
-            operation = _Operation(self, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
-            self._disk.cut(operation)
+            operation = _Operation(self, self._fd, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
+            if length >= EARLY_WRITEBACK_BYTES:
+                self._disk.cut(operation)
             self._disk.begin(operation)
             return
         task = asyncio.ensure_future(self.write_and_sync(offset, buffers))

@@ -19,13 +19,20 @@ class Append:
 
     __slots__ = ("answer", "frames", "generation", "length", "position", "segment")
 
-    def __init__(self, segment: Segment, frames: Sequence[Frame], position: int, generation: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        frames: Sequence[Frame],
+        position: int,
+        generation: int,
+        answer: Answer | None,
+    ) -> None:
         self.segment = segment
         self.frames = frames
         self.position = position
-        self.length = sum([len(frame.data) for frame in frames])
+        self.length = len(frames[0].data) if len(frames) == 1 else sum([len(frame.data) for frame in frames])
         self.generation = generation
-        self.answer: Answer | None = None
+        self.answer = answer
 
     @property
     def last_index(self) -> LogIndex:
@@ -90,7 +97,7 @@ Work = Append | Roll | Truncate | Trim
 def take_group(queue: deque[Work], max_bytes: int) -> list[Append]:
     """The appends at the head of the queue that one write takes: same segment, bounded bytes and buffers (one
     buffer is kept for the trailer, one for zeros)."""
-    if len(queue) == 1 and isinstance(queue[0], Append):
+    if len(queue) == 1 and type(queue[0]) is Append:
         return [queue.popleft()]  # type: ignore[list-item]  # it was just looked at
     group: list[Append] = []
     size = buffers = 0

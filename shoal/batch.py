@@ -107,6 +107,9 @@ _STAMP = struct.Struct(
 assert _STAMP.size == STAMP_BYTES
 _MAGIC: Final = b"SHOL"
 _CRC_OFFSET: Final = 4
+_CRC_END: Final = _CRC_OFFSET + 4
+JOINED_BODY_BYTES: Final = 16 * 2**10
+"""So short a body is copied once more: that is quicker than one more call."""
 STAMP_MAGIC: Final = _MAGIC
 STAMP_CHECKSUM_AT: Final = _CRC_OFFSET
 STAMP_BODY_LENGTH_AT: Final = 48
@@ -239,7 +242,7 @@ def stamp_message(
 ) -> Frame:
     """`message` in its stored form: where it lies, if it has a place that no stamp was written to, else with
     one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
-    stamp = Stamp(
+    fields = (
         kind,
         flags,
         message.record_count,
@@ -253,6 +256,7 @@ def stamp_message(
         message.max_timestamp_us,
         producer,
     )
+    stamp = _new(Stamp, fields)
     place = message.place
     if place is not None and not control:
         stamp_at = 8 + len(message.metadata)
@@ -280,12 +284,14 @@ def _assemble(
     metadata_size = len(metadata) + len(control) + len(padding) + STAMP_BYTES
     if 8 + metadata_size + len(body) > MAX_FRAME_BYTES:
         raise BatchError("limit", f"a stored batch may have at most {MAX_FRAME_BYTES} bytes")
-    head = b"".join((_PREFIX.pack(CONTINUATION, metadata_size), metadata, control, padding))
     packed = _pack_stamp(stamp)
-    checksum = crc32c(packed[:_CRC_OFFSET], crc32c(head, identity.seed))
-    checksum = crc32c(body, crc32c(packed[_CRC_OFFSET + 4 :], checksum))
-    data = b"".join((head, packed[:_CRC_OFFSET], _CRC.pack(checksum), packed[_CRC_OFFSET + 4 :], body))
-    return Frame(stamp, data)
+    head = b"".join((_PREFIX.pack(CONTINUATION, metadata_size), metadata, control, padding, _MAGIC))
+    checksum = crc32c(head, identity.seed)
+    if len(body) <= JOINED_BODY_BYTES:
+        rest = packed[_CRC_END:] + body
+        return _new(Frame, (stamp, b"".join((head, _CRC.pack(crc32c(rest, checksum)), rest))))
+    checksum = crc32c(body, crc32c(packed[_CRC_END:], checksum))
+    return Frame(stamp, b"".join((head, _CRC.pack(checksum), packed[_CRC_END:], body)))
 
 
 def _pack_stamp(stamp: Stamp) -> bytes:

@@ -85,6 +85,8 @@ class RecordColumns:
     @property
     def size_bytes(self) -> int:
         """About what the records will take in a batch."""
+        if len(self.values) == 1 and self.headers[0] is None:
+            return _RECORD_OVERHEAD_BYTES + len(self.keys[0] or b"") + len(self.values[0] or b"")
         total = _RECORD_OVERHEAD_BYTES * len(self.values)
         total += sum(map(len, filter(None, self.keys)))
         total += sum(map(len, filter(None, self.values)))
@@ -272,10 +274,9 @@ def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> Recor
             "--data-binary with -H 'Content-Type: application/octet-stream' to store it as one value"
         )
         raise ShoalError("ambiguous-body", detail)
-    columns = RecordColumns()
-    columns.append(None, key, body, None)
-    _check_size(0, key, body, None)
-    return columns
+    if key is not None or len(body) > MAX_RECORD_BYTES:
+        _check_size(0, key, body, None)
+    return RecordColumns([None], [key], [body], [None])
 
 
 @lru_cache(maxsize=256)  # clients send few
@@ -310,7 +311,8 @@ def columns_to_message(columns: RecordColumns, now_us: int) -> Message:
     """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises what pyarrow
     raises for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
     for too many bytes."""
-    if columns.headers.count(None) == len(columns.headers):
+    headers = columns.headers
+    if headers.count(None) == len(headers):
         timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
         message = encode_rows(timestamps, columns.keys, columns.values)
         if message is not None:

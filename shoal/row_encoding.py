@@ -9,6 +9,7 @@ leaves to pyarrow. Pure.
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -35,6 +36,8 @@ def encode_rows(
     Raises OverflowError for a time beyond int64, TypeError for a value that is no bytes.
     """
     rows = len(timestamps_us)
+    if rows == 1:
+        return _encode_row(timestamps_us[0], keys[0], values[0])
     assert rows == len(keys) == len(values)
     if not 0 < rows <= MAX_ROWS:
         return None
@@ -102,3 +105,29 @@ def _metadata(rows: int, key_bytes: int, value_bytes: int) -> bytes:
         position += _padded(length)
     packed = b"".join(struct.pack("<qq", *node) for node in nodes)
     return encode_record_batch_header(RecordBatchHeader(rows, position, packed, tuple(buffers), None))
+
+
+_OFFSETS: Final = struct.Struct("=ii")
+_ONE_NULL: Final = _no_values(1)
+_NO_HEADER: Final = _no_headers(1)
+
+
+def _encode_row(timestamp_us: int, key: bytes | None, value: bytes | None) -> Message | None:
+    """As encode_rows, of one: what a record that came alone becomes."""
+    parts = [timestamp_us.to_bytes(8, sys.byteorder, signed=True)]
+    key_bytes = value_bytes = _ALL_NULL
+    if key is None:
+        parts.append(_ONE_NULL)
+    else:
+        key_bytes = len(key)
+        parts += (_OFFSETS.pack(0, key_bytes), key, _PADDING[key_bytes % 8])
+    if value is None:
+        parts.append(_ONE_NULL)
+    else:
+        value_bytes = len(value)
+        parts += (_OFFSETS.pack(0, value_bytes), value, _PADDING[value_bytes % 8])
+    parts.append(_NO_HEADER)
+    body = b"".join(parts)
+    if len(body) > MAX_BODY_BYTES:
+        return None
+    return tuple.__new__(Message, (_metadata(1, key_bytes, value_bytes), body, 1, timestamp_us, None))

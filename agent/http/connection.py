@@ -31,6 +31,7 @@ SCRATCH_BYTES: Final = 256 * 1024
 # Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
 HELD_BYTES_MAX: Final = 64 * 1024
 _UNKNOWN: Final = -1
+_HEAD_END_BYTES: Final = len(HEAD_END)
 
 
 class _Repeated(NamedTuple):
@@ -46,7 +47,7 @@ class _Append:
     __slots__ = ("_connection", "_over", "head", "memory", "request")
 
     def __init__(
-        self, connection: Connection, head: bytes, request: QuickRequest, memory: memoryview
+        self, connection: Connection, head: bytes, request: QuickRequest, memory: bytes | memoryview
     ) -> None:
         self._connection = connection
         self._over = False
@@ -159,7 +160,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not (self._force_close or self._close or self._paused) and self._is_between_requests()
-        if same and takes and self._enter_gate(request):
+        if same and takes and self._quick.context.gate.take(request.body_bytes):
             self._go_on_with(_Append(self, head, request, memory), size - len(head))
         else:
             self._last = None
@@ -173,8 +174,9 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             if self._paused:  # its answers are not read: no more of them
                 self._hold(memoryview(data)[:size])
                 return
-            end = data.find(HEAD_END, 0, min(size, HEAD_BYTES_MAX)) + len(HEAD_END)
-            if end >= len(HEAD_END):
+            most = min(HEAD_BYTES_MAX, size)
+            end = data.find(HEAD_END, 0, most) + _HEAD_END_BYTES
+            if end >= _HEAD_END_BYTES:
                 head = bytes(memoryview(data)[:end])
                 request = self._quick.request(head)
                 if request is not None and self._receive(head, request, data, size):
@@ -204,9 +206,14 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     def _receive(self, head: bytes, request: QuickRequest, data: bytearray, size: int) -> bool:
         """Begin with a body; False when the agent has no room for it."""
-        if not self._enter_gate(request):
+        if not self._quick.context.gate.take(request.body_bytes):
             return False
         lead = request.lead_bytes
+        end = len(head) + request.body_bytes
+        if size == end and not lead:  # all there is, and nobody writes to it
+            self._last = None
+            self._begin_alone(_Append(self, head, request, bytes(memoryview(data)[len(head) : end])))
+            return True
         memory = request.allocate()
         here = min(size - len(head), request.body_bytes)
         view = memoryview(data)
@@ -219,31 +226,30 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._go_on_with(append, here)
         return True
 
-    def _enter_gate(self, request: QuickRequest) -> bool:
-        gate = self._quick.context.gate
-        if not gate.has_room(request.body_bytes):
-            return False
-        gate.enter()
-        gate.hold(request.body_bytes)
-        return True
-
     def _go_on_with(self, append: _Append, here: int) -> None:
         """A request of whose body so many bytes are here."""
         request = append.request
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if here < request.body_bytes:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             self._receiving = append
+            assert isinstance(append.memory, memoryview)
             self._rest = append.memory[request.lead_bytes + here :]
             self._watch_progress()
             return
         if request.lead_bytes:
             # A large one takes the disk longer than a round of the loop: it does better in company.
             self._begin(append)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             return
+        self._begin_alone(append)
+
+    def _begin_alone(self, append: _Append) -> None:
+        """A small one is on its way when this returns, unless others have arrived in the same round."""
         broker = self._quick.context.broker
         broker.hold()
         self._begin(append)
         broker.hurry()
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
 
     def _receive_on(self, size: int) -> None:
         append, rest = self._receiving, self._rest

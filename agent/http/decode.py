@@ -7,7 +7,7 @@ chunk is stored. Decoding itself is shoal.records' and shoal.batch's work.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -38,12 +38,15 @@ _BATCH_ERROR_CODES = {
 }
 
 
+_NO_MESSAGES: tuple[Message, ...] = ()
+
+
 class Chunk(NamedTuple):
     """Records to append at once: either columns, or Arrow messages of the topic's schema."""
 
     records: int
     columns: RecordColumns | None
-    messages: list[Message]
+    messages: Sequence[Message]
     body: bytes | None = None  # the request's whole body, if the chunk is all of it
 
 
@@ -70,13 +73,10 @@ def decode_whole(query: Query, media: str, content_type: str | None, body: bytes
             raise _key_not_here("each record of a JSON body carries its own")
         columns = parse_json(body)
     else:
-        columns = parse_raw(body, content_type, _raw_key(query))
-    return Chunk(len(columns.values), columns, [], body)
-
-
-def _raw_key(query: Query) -> bytes | None:
-    key = query.get("key")
-    return None if key is None else key.encode("utf-8")
+        key = query.get("key")
+        columns = parse_raw(body, content_type, None if key is None else key.encode("utf-8"))
+    # Its own constructor is five times as slow.
+    return tuple.__new__(Chunk, (len(columns.values), columns, _NO_MESSAGES, body))
 
 
 def cut(chunk: Chunk) -> list[Chunk]:

@@ -190,7 +190,7 @@ class Broker(Protocol):
         *,
         producer: ProducerStamp | None,
         consecutive: bool,
-        acks: str,
+        acks: Any,
         timeout_ms: int,
         answer: Answer,
     ) -> None: ...

@@ -82,6 +82,14 @@ class Gate:
         room = limits.bytes_in_flight // 2 if size_bytes > LARGE_PROMISE_BYTES else limits.bytes_in_flight
         return has_place and self.bytes_in_flight + size_bytes <= room
 
+    def take(self, size_bytes: int) -> bool:
+        """`enter` and `hold` in one; False where either would refuse, and nothing has happened."""
+        if not self.has_room(size_bytes):
+            return False
+        self.requests += 1
+        self.bytes_in_flight += size_bytes
+        return True
+
     def enter(self) -> None:
         """Take a place; ShoalError overloaded when there is none."""
         if self.requests >= self._limits.requests:

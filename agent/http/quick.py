@@ -60,6 +60,8 @@ class QuickRequest(NamedTuple):
     content_type: str | None
     query: Query
     options: Options
+    lead_bytes: int
+    """What the memory for the body has in front of it."""
 
     def allocate(self) -> memoryview:
         """Memory for the body behind `lead_bytes`. What it holds is whatever was there: it is written whole
@@ -67,11 +69,6 @@ class QuickRequest(NamedTuple):
         if not self.lead_bytes:
             return memoryview(bytearray(self.body_bytes))
         return memoryview(pa.allocate_buffer(self.lead_bytes + self.body_bytes)).cast("B")
-
-    @property
-    def lead_bytes(self) -> int:
-        """What the memory for the body has in front of it."""
-        return LEAD_BYTES if self.media == ARROW_TYPE else 0
 
 
 class QuickAppends:
@@ -122,7 +119,10 @@ class QuickAppends:
         if options.acks == "none":
             return None
         partition = partition_number(arguments[1]) if len(arguments) == 2 else None
-        return QuickRequest(head.body_bytes, arguments[0], partition, media, content_type, query, options)
+        lead_bytes = LEAD_BYTES if media == ARROW_TYPE else 0
+        return QuickRequest(
+            head.body_bytes, arguments[0], partition, media, content_type, query, options, lead_bytes
+        )
 
     def _options(self, headers: Mapping[str, str], query: Query, *, to_partition: bool) -> Options:
         limits = self.context.limits
@@ -135,7 +135,7 @@ class QuickAppends:
         )
         return Options(acks, timeout_ms, producer, to_partition)
 
-    def begin(self, request: QuickRequest, memory: memoryview, answer: Answer) -> bool:
+    def begin(self, request: QuickRequest, memory: bytes | memoryview, answer: Answer) -> bool:
         """Begin the append; `answer` hears of its end, perhaps before this returns.
 
         `memory`: the body behind `lead_bytes`. False: this request is one for the ordinary way, nothing has
@@ -152,7 +152,8 @@ class QuickAppends:
             if len(topic.ranges) != 1:
                 return False
             partition = 0
-        if request.media == ARROW_TYPE:
+        if request.lead_bytes:
+            assert isinstance(memory, memoryview)
             return self._begin_arrow(request, topic, partition, memory, answer)
         chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory))
         if not 0 < chunk.records <= CHUNK_RECORDS_MAX:
