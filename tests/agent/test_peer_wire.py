@@ -1,5 +1,7 @@
 """Frames between agents: round trips, pieces, hostile bytes."""
 
+from itertools import accumulate, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,38 @@ def test_frames_survive_any_fragmentation(frames: list[tuple[int, bytes]], piece
         reader.feed(stream[start : start + piece])
         seen += reader.take_all()
     assert seen == frames
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 200), max_size=6),
+    st.integers(20, 60),
+)
+def test_a_frame_that_comes_whole_is_the_same_in_one_step(
+    frames: list[tuple[int, bytes]], pieces: list[int], bound: int
+) -> None:
+    """`only` and what feed and take make of it, whatever was left from before: the same frames, and the same
+    refusal of one over the bound."""
+    stream = b"".join(frame_head(kind, len(payload)) + payload for kind, payload in frames)
+    cuts = sorted({0, len(stream), *(cut for cut in pieces if cut < len(stream))})
+    cuts = sorted({*cuts, *accumulate(len(payload) + 5 for _, payload in frames[:3])})
+    seen: tuple[list[RawFrame], list[RawFrame]] = ([], [])
+    readers = FrameReader(bound), FrameReader(bound)
+    refused = [False, False]
+    for start, end in pairwise(cuts):
+        for place, reader in enumerate(readers):
+            try:
+                only = reader.only(stream[start:end]) if place == 0 and not refused[0] else None
+                if only is not None:
+                    seen[0].append(only)
+                elif not refused[place]:
+                    reader.feed(stream[start:end])
+                    while (frame := reader.take()) is not None:
+                        seen[place].append(frame)
+            except PeerWireError:
+                refused[place] = True
+    assert seen[0] == seen[1]
+    assert refused[0] == refused[1] == any(len(payload) > bound for _, payload in frames)
 
 
 def test_a_frame_over_the_bound_is_refused_by_its_head() -> None:
