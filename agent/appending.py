@@ -138,10 +138,12 @@ class Appender:
         while queue.size_bytes and (
             not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES
         ):
-            submissions = queue.take()
-            fresh = [item for item in submissions if self._is_fresh(item)]
-            if fresh:
-                self._propose_gathered(fresh)
+            taken = queue.take()
+            if len(taken) > 1:
+                if fresh := [item for item in taken if self._is_fresh(item)]:
+                    self._propose_gathered(fresh)
+            elif self._is_fresh(taken[0]):
+                self._propose_alone(taken[0])
             if (
                 self._replica.state.tail.last_index > self._replica.log.last_index
                 and queue.size_bytes < FLUSH_BYTES

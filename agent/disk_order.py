@@ -29,7 +29,10 @@ class _Item:
         self.ready = ready
         self.frames = frames
         self.done = False
-        self.size_bytes = sum([len(frame.data) for frame in frames]) if frames else 0
+        if len(frames) == 1:
+            self.size_bytes = len(frames[0].data)
+        else:
+            self.size_bytes = sum([len(frame.data) for frame in frames]) if frames else 0
 
 
 class DiskOrder:

@@ -203,7 +203,7 @@ class Replica:
             term=proposal.term,
             previous_term=proposal.previous_term,
             index=proposal.first_index,
-            append_time_us=max(now_us, tail.append_time_us),
+            append_time_us=max(tail.append_time_us, now_us),
             producer=producer,
             control=control,
         )

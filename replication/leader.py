@@ -252,7 +252,8 @@ class Leader:
         last_index = request.runs[-1].last
         self._state.outbox.send(request)
         progress.sent(last_index, now_ms)
-        progress.told_index = min(request.commit_index, last_index)
+        commit_index = request.commit_index
+        progress.told_index = min(last_index, commit_index)
 
     def _send_heartbeat(self, receiver: ReplicaId, progress: Progress) -> None:
         request = heartbeat_request(self._state, receiver, progress, self.reads.round, quiet=self.quieting)

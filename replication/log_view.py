@@ -16,7 +16,7 @@ from shoal.replication.interfaces import Run
 class LogView:
     """Terms by index, in runs: starts[i] is the first index written in terms[i]."""
 
-    __slots__ = ("_starts", "_terms", "first_index", "last_index", "stable_index")
+    __slots__ = ("_starts", "_terms", "first_index", "last_index", "last_term", "stable_index")
 
     def __init__(
         self, runs: Sequence[tuple[LogIndex, Term]], first_index: LogIndex, last_index: LogIndex
@@ -25,15 +25,12 @@ class LogView:
         11)."""
         self._starts: list[int] = [max(start, first_index) for start, _ in runs]
         self._terms: list[Term] = [term for _, term in runs]
+        self.last_term = self._terms[-1] if self._terms else Term(0)
+        """The term of the last entry; 0 for an empty log."""
         self.first_index = first_index
         self.last_index = last_index
         self.stable_index = last_index
         self.check_invariants()
-
-    @property
-    def last_term(self) -> Term:
-        """The term of the last entry; 0 for an empty log."""
-        return self._terms[-1] if self._terms else Term(0)
 
     def term_at(self, index: int) -> Term | None:
         """The term of an entry; 0 for the place before the first entry of all; None where nothing is
@@ -59,9 +56,10 @@ class LogView:
         """Extend the log to `last` with entries of `term`."""
         assert last > self.last_index
         assert term >= self.last_term > 0 or not self._terms
-        if not self._terms or self._terms[-1] != term:
+        if term != self.last_term or not self._terms:
             self._starts.append(self.last_index + 1)
             self._terms.append(term)
+            self.last_term = term
         self.last_index = last
 
     def truncate(self, from_index: LogIndex) -> None:
@@ -72,6 +70,7 @@ class LogView:
         while self._starts and self._starts[-1] > self.last_index:
             self._starts.pop()
             self._terms.pop()
+        self.last_term = self._terms[-1] if self._terms else Term(0)
 
     def trim(self, first_index: LogIndex) -> None:
         """Forget the entries before `first_index`, which retention has dropped."""
@@ -129,6 +128,7 @@ class LogView:
         assert 1 <= self.first_index <= self.last_index + 1
         assert 0 <= self.stable_index <= self.last_index
         assert len(self._starts) == len(self._terms)
+        assert self.last_term == (self._terms[-1] if self._terms else 0)
         assert bool(self._terms) == (self.last_index >= self.first_index)
         if self._starts:
             assert self._starts[0] == self.first_index

@@ -23,7 +23,9 @@ def entries_request(
     limit = progress.append_limit
     if progress.state is ProgressState.REPLICATE:
         limit = min(limit, state.config.max_inflight_entries - (previous_index - progress.match_index))
-    last = LogIndex(min(log.last_index, previous_index + limit))
+    last = log.last_index
+    if last > previous_index + limit:
+        last = LogIndex(previous_index + limit)
     inside: tuple[Configuration, ...] = ()
     if state.configurations[-1].index > previous_index:
         named = [item for item in state.configurations if previous_index < item.index <= last]

@@ -159,11 +159,9 @@ def buffers_of(data: Data) -> list[Buffer]:
 
 def length_of(buffers: Sequence[Buffer]) -> int:
     """Bytes in all; a memoryview must be of bytes, or its len() would count something else."""
-    length = 0
     for buffer in buffers:
         assert type(buffer) is not memoryview or buffer.itemsize == 1
-        length += len(buffer)
-    return length
+    return sum(map(len, buffers))
 
 
 def after_prefix(buffers: Sequence[Buffer], written: int) -> list[Buffer]:

@@ -531,8 +531,8 @@ class RingFile:
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
         buffers = buffers_of(data)
-        if self._fd >= 0 and buffers and self._disk.takes_more:
-            length = length_of(buffers)
+        length = length_of(buffers)
+        if self._fd >= 0 and length and self._disk.takes_more:
             operation = _Operation(self, self._fd, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
             if length >= EARLY_WRITEBACK_BYTES:
                 self._disk.cut(operation)

@@ -280,14 +280,14 @@ def _assemble(
     metadata: bytes, body: bytes | memoryview, stamp: Stamp, identity: LogIdentity, control: bytes
 ) -> Frame:
     assert len(metadata) % 8 == 0, "metadata are padded to 8 bytes"
-    padding = _PADDING[len(control) % 8]
-    metadata_size = len(metadata) + len(control) + len(padding) + STAMP_BYTES
-    if 8 + metadata_size + len(body) > MAX_FRAME_BYTES:
+    padding = _PADDING[stamp.control_length % 8]
+    metadata_size = len(metadata) + stamp.control_length + len(padding) + STAMP_BYTES
+    if 8 + metadata_size + stamp.body_length > MAX_FRAME_BYTES:
         raise BatchError("limit", f"a stored batch may have at most {MAX_FRAME_BYTES} bytes")
     packed = _pack_stamp(stamp)
     head = b"".join((_PREFIX.pack(CONTINUATION, metadata_size), metadata, control, padding, _MAGIC))
     checksum = crc32c(head, identity.seed)
-    if len(body) <= JOINED_BODY_BYTES:
+    if stamp.body_length <= JOINED_BODY_BYTES:
         rest = packed[_CRC_END:] + body
         return _new(Frame, (stamp, b"".join((head, _CRC.pack(crc32c(rest, checksum)), rest))))
     checksum = crc32c(body, crc32c(packed[_CRC_END:], checksum))
