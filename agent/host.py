@@ -431,7 +431,7 @@ class Host:
     ) -> None:
         """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        if type(records) is RecordColumns:
+        if isinstance(records, RecordColumns):
             size_bytes = records.size_bytes
             self._for_append(group, size_bytes).appender.append_records(
                 records,
