@@ -599,6 +599,7 @@ class Agent:
             rng=self._rng,
             claims=self._claims,
             claim=self._claim,
+            touched=self._touched,
             publish=self.roster.set_placement,
             announce=self.roster.announce_placement,
         )
@@ -608,6 +609,9 @@ class Agent:
             claim = claim_of(self.agent_id, status)
             if claim is not None:
                 yield claim
+
+    def _touched(self) -> list[GroupId]:
+        return [] if self.host is None else [replica.group for replica in self.host.turns.take_touched()]
 
     def _claim(self, group: GroupId) -> Claim | None:
         if self.host is None or not self.host.has(group):

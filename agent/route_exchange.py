@@ -33,6 +33,7 @@ from shoal.agent.watch import Watch
 
 REFRESH_MS = 1_000  # offsets of own replicas; also the least time between two changes of the gossiped version
 PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring the offsets of others
+REFRESH_ALL_EVERY = 10  # refreshes of which one looks at idle replicas too: a thousand take ten milliseconds
 PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
 RETRY_S = 0.1
@@ -72,11 +73,13 @@ class RouteExchange:
         rng: random.Random,
         claims: Callable[[], Iterable[Claim]],
         claim: Callable[[GroupId], Claim | None],
+        touched: Callable[[], Iterable[GroupId]],
         publish: Callable[[str, int], None],
         announce: Callable[[str, int], None],
     ) -> None:
-        """`claims` and `claim`: the replicas held here, and one of them. `publish(run, version)`: into the
-        tags; `announce(run, version)`: as a route event.
+        """`claims` and `claim`: the replicas held here, and one of them. `touched`: those whose logs may have
+        grown since this was last asked. `publish(run, version)`: into the tags; `announce(run, version)`: as
+        a route event.
         """
         self.table = RouteTable()
         self._own = OwnClaims(agent_id, boot)
@@ -86,6 +89,7 @@ class RouteExchange:
         self._rng = rng
         self._claims = claims
         self._claim = claim
+        self._touched = touched
         self._publish = publish
         self._announce = announce
         self._announced = 0
@@ -116,11 +120,7 @@ class RouteExchange:
     def _flush(self) -> None:
         self._flush_scheduled = False
         dirty, self._dirty = self._dirty, set()
-        moved = False
-        for group in dirty:
-            claim = self._claim(group)
-            moved |= self._own.remove(GroupKey(*group)) if claim is None else self._own.set(claim)
-        if moved:
+        if self._refresh_some(dirty):
             self._merge_own()
             self._tell()
 
@@ -161,15 +161,12 @@ class RouteExchange:
         if now_s - self._refreshed_s >= FRESH_S:
             self.refresh()
 
-    def refresh(self) -> None:
-        """Offsets and sizes of everything held, and the version that gossip carries."""
+    def refresh(self, *, wholly: bool = True) -> None:
+        """Offsets and sizes of everything held, or of what has been at work since the last time, and the
+        version that gossip carries."""
         self._refreshed_s = asyncio.get_running_loop().time()
-        held = {claim.group: claim for claim in self._claims()}
-        moved = False
-        for claim in held.values():
-            moved |= self._own.set(claim)
-        for gone in [claim.group for claim in self._own.held() if claim.group not in held]:
-            moved |= self._own.remove(gone)
+        touched = self._touched()
+        moved = self._refresh_all() if wholly else self._refresh_some(touched)
         self._merge_own()
         if moved:
             self._tell()
@@ -177,6 +174,22 @@ class RouteExchange:
         if published != self._published:
             self._published = published
             self._publish(*published)
+
+    def _refresh_all(self) -> bool:
+        held = {claim.group: claim for claim in self._claims()}
+        moved = False
+        for claim in held.values():
+            moved |= self._own.set(claim)
+        for gone in [claim.group for claim in self._own.held() if claim.group not in held]:
+            moved |= self._own.remove(gone)
+        return moved
+
+    def _refresh_some(self, groups: Iterable[GroupId]) -> bool:
+        moved = False
+        for group in groups:
+            claim = self._claim(group)
+            moved |= self._own.remove(GroupKey(*group)) if claim is None else self._own.set(claim)
+        return moved
 
     # ---- what others hold ------------------------------------------------------------------------
 
@@ -236,7 +249,7 @@ class RouteExchange:
     async def _refresh_for_ever(self) -> None:
         rounds = 0
         while True:
-            self.refresh()
+            self.refresh(wholly=rounds % REFRESH_ALL_EVERY == 0)
             self.look()
             rounds += 1
             if rounds % PULL_ALL_EVERY == 0:

@@ -52,6 +52,7 @@ class Turns:
         self._pushes = 0
         self._campaigning: dict[Replica, int] = {}
         """Replicas whose elections are under way, and since when."""
+        self._touched: dict[Replica, None] = {}
         self._wake_up = asyncio.Event()
         self._ready: Sized | None = None
         """What the event loop is about to run, once it was asked for."""
@@ -122,6 +123,12 @@ class Turns:
         self._dirty.pop(replica, None)
         self._deadline_of.pop(replica, None)
         self._campaigning.pop(replica, None)
+        self._touched.pop(replica, None)
+
+    def take_touched(self) -> list[Replica]:
+        """Who has had a turn since this was last asked: the logs of all others are as they were."""
+        touched, self._touched = self._touched, {}
+        return list(touched)
 
     def _turn(self) -> None:
         self._scheduled = None
@@ -134,6 +141,7 @@ class Turns:
             for replica in dirty:
                 if replica.failure is None:
                     self._give_turn(replica, now_ms)
+            self._touched.update(dirty)
         self._flush_outbox()
         self._serving = False
         if (

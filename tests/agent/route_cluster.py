@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from shoal.agent.identity import GroupId
 from shoal.agent.links import PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.roster import PLACEMENT_EVENT, natural
@@ -58,6 +59,7 @@ class SimulatedAgent:
             rng=random.Random(cluster.rng.getrandbits(32)),
             claims=lambda: list(self.held.values()),
             claim=lambda group: self.held.get(GroupKey(*group)),
+            touched=lambda: [GroupId(*group) for group in self.held],
             publish=self._publish,
             announce=self._announce,
         )

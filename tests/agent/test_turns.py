@@ -86,6 +86,22 @@ async def test_a_turn_served_at_once_does_not_come_again() -> None:
     assert (len(replica.turns), len(flushes)) == (2, 2)
 
 
+async def test_who_was_touched_is_told_once() -> None:
+    """Everybody who has had a turn since the question before, but who is closed by now."""
+    turns, _, _, replica = make()
+    other: Any = FakeReplica()
+    closed: Any = FakeReplica()
+    for item in (replica, other, closed):
+        turns.schedule(item)
+    turns.serve_now()
+    turns.forget(closed)
+    assert turns.take_touched() == [replica, other]
+    assert not turns.take_touched()
+    turns.schedule(other)
+    turns.serve_now()
+    assert turns.take_touched() == [other]
+
+
 async def test_one_turn_for_all_that_was_scheduled() -> None:
     """However often it is scheduled in one round, a replica gets one ready, and the outbox goes out once."""
     turns, _, flushes, replica = make()
