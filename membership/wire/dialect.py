@@ -93,16 +93,21 @@ class ValueWalk:
 
     def end(self, data: bytes | bytearray) -> int:
         """The position after the value; raises ShortError when it is not complete in `data`."""
-        pending, position = self._pending, self._position
+        pending, position, size = self._pending, self._position, len(data)
         while pending:
             if pending[-1] == 0:
                 pending.pop()
                 continue
             self._position = position
-            if position >= len(data):
+            if position >= size:
                 raise ShortError(position + 1)
-            position, children = _extent(data, position)
-            if position > len(data):
+            marker = data[position]
+            if 0xA0 <= marker < 0xC0:  # a short text, as nearly every value is
+                position += 1 + (marker & 0x1F)
+                children = 0
+            else:
+                position, children = _extent(data, position)
+            if position > size:
                 raise ShortError(position)
             pending[-1] -= 1
             if children:

@@ -13,13 +13,19 @@ _END = 257
 _FIRST_WIDTH = 9
 _LAST_WIDTH = 12
 _LAST_CODE = (1 << _LAST_WIDTH) - 1
+_FLUSH_BYTES = 32
+_FLUSH_BITS = 8 * _FLUSH_BYTES
+_FLUSH_MASK = (1 << _FLUSH_BITS) - 1
+_LITERALS = [bytes((value,)) for value in range(256)] + [b""] * (_LAST_CODE + 1 - 256)
 
 
 def compress(data: bytes) -> bytes:
-    """Encode; the bytes equal those of Go's writer."""
-    writer = _BitWriter()
-    writer.write(_CLEAR, _FIRST_WIDTH)
+    """Encode; the bytes equal those of Go's writer. The bits wait in one number: a call for each code would
+    be half of the work."""
+    output = bytearray()
+    bits, count = _CLEAR, _FIRST_WIDTH
     table: dict[int, int] = {}
+    known = table.get
     highest, width = _END, _FIRST_WIDTH
     prefix = -1
     for byte in data:
@@ -27,60 +33,47 @@ def compress(data: bytes) -> bytes:
             prefix = byte
             continue
         pair = prefix << 8 | byte
-        known = table.get(pair)
-        if known is not None:
-            prefix = known
+        code = known(pair)
+        if code is not None:
+            prefix = code
             continue
-        writer.write(prefix, width)
+        bits |= prefix << count
+        count += width
+        if count >= _FLUSH_BITS:
+            output += (bits & _FLUSH_MASK).to_bytes(_FLUSH_BYTES, "little")
+            bits >>= _FLUSH_BITS
+            count -= _FLUSH_BITS
         prefix = byte
         highest += 1
         if highest == 1 << width:
             width += 1
         if highest == _LAST_CODE:
-            writer.write(_CLEAR, width)
+            bits |= _CLEAR << count
+            count += width
             table.clear()
             highest, width = _END, _FIRST_WIDTH
         else:
             table[pair] = highest
     if prefix >= 0:
-        writer.write(prefix, width)
+        bits |= prefix << count
+        count += width
         highest += 1
         if highest == 1 << width and width < _LAST_WIDTH:
             width += 1
         elif highest == _LAST_CODE:
-            writer.write(_CLEAR, width)
+            bits |= _CLEAR << count
+            count += width
             width = _FIRST_WIDTH
-    writer.write(_END, width)
-    return writer.finish()
-
-
-class _BitWriter:
-    __slots__ = ("_bits", "_count", "_output")
-
-    def __init__(self) -> None:
-        self._output = bytearray()
-        self._bits = 0
-        self._count = 0
-
-    def write(self, code: int, width: int) -> None:
-        self._bits |= code << self._count
-        self._count += width
-        while self._count >= 8:
-            self._output.append(self._bits & 0xFF)
-            self._bits >>= 8
-            self._count -= 8
-
-    def finish(self) -> bytes:
-        if self._count:
-            self._output.append(self._bits & 0xFF)
-        return bytes(self._output)
+    bits |= _END << count
+    count += width
+    return bytes(output + bits.to_bytes((count + 7) // 8, "little"))
 
 
 def decompress(data: bytes, max_bytes: int) -> bytes:
     """Decode at most max_bytes of output; raises WireError for a bad code, a missing
     end mark or too much output."""
     output = bytearray()
-    table: list[bytes] = [bytes((value,)) for value in range(256)] + [b""] * (_LAST_CODE + 1 - 256)
+    table = _LITERALS.copy()
     highest, width = _END, _FIRST_WIDTH
     last = b""
     bits, count, position, size = 0, 0, 0, len(data)
@@ -99,7 +92,9 @@ def decompress(data: bytes, max_bytes: int) -> bytes:
             continue
         if code == _END:
             return bytes(output)
-        chunk = _expand(table, code, highest, last)
+        chunk = table[code] if code < highest else b""
+        if not chunk:
+            chunk = _expand(table, code, highest, last)
         if len(output) + len(chunk) > max_bytes:
             raise WireError("limit", f"more than {max_bytes} bytes when decompressed")
         output += chunk

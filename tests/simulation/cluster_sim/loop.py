@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
@@ -56,15 +57,16 @@ class Life:
 
 
 class _Numbered:
-    count = 0
+    next = itertools.count(1).__next__
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
     """A task that hashes by its number."""
 
+    __slots__ = ("_number",)
+
     def __init__(self, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
-        _Numbered.count += 1
-        self._number = _Numbered.count
+        self._number = _Numbered.next()
         super().__init__(coroutine, **options)
 
     def __hash__(self) -> int:
@@ -73,6 +75,8 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
 
 class SimFuture(asyncio.Future):  # type: ignore[type-arg]
     """A future that hashes by its number, which whoever makes it gives it."""
+
+    __slots__ = ("_number",)
 
     _number: int
 
@@ -123,14 +127,13 @@ class SimLoop(asyncio.BaseEventLoop):
         self._append: Callable[[Any], None] = self._ready.append  # type: ignore[attr-defined]
         self._timers: list[tuple[float, int, SimTimer]] = []
         self._timer_count = 0
-        _Numbered.count = 0
+        _Numbered.next = itertools.count(1).__next__
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         return self._now
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = bool  # False, at once: every future asks
 
     @property
     def elapsed_ms(self) -> int:
@@ -148,8 +151,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         future: SimFuture = SimFuture(loop=self)
-        _Numbered.count += 1
-        future._number = _Numbered.count
+        future._number = _Numbered.next()
         return future
 
     # ---- scheduling ------------------------------------------------------------------------------

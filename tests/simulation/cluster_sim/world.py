@@ -54,7 +54,7 @@ class SimTime:
         return self._loop.time()
 
     def monotonic_ns(self) -> int:
-        return int(self._loop.time() * 1e9)
+        return int(self._loop._now * 1e9)
 
     def thread_time(self) -> float:
         """Code takes no time here: what would be measured is the machine that simulates."""
@@ -110,9 +110,13 @@ def replacements(
     async def start_connection(addr_infos: Any, **_: Any) -> Any:
         return network.unconnected(addr_infos[0][4][:2])
 
+    def now_ms(_: Any) -> int:
+        return int(loop._now * 1e9) // 1_000_000
+
     time = SimTime(loop)
     places: list[tuple[Any, str, Any]] = [(module, "time", time) for module in TIME_READERS]
     places += [
+        (shoal.agent.clock.SystemClock, "now_ms", now_ms),
         (os, "urandom", rng.randbytes),
         (agent_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
