@@ -49,6 +49,7 @@ from shoal.delivery import Appended, Delivery, Place
 from shoal.discovery import urls_by_mdns, urls_of_seeds
 from shoal.errors import ClientError, ShoalError
 from shoal.gathering import HeadersLike, Text, Timestamp
+from shoal.live_object import LiveObject
 
 __all__ = [
     "AsyncClient",
@@ -77,7 +78,7 @@ SEND_TOPICS_MAX = 64
 """Each has its own buffers and a watching request; who sends to more chooses when to close which."""
 
 
-class AsyncClient:
+class AsyncClient(LiveObject):
     """A client of one cluster. Use as `async with AsyncClient(urls) as client`.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
@@ -122,6 +123,8 @@ class AsyncClient:
     ) -> None:
         try:
             if kind is None:
+                for producer in self._producers.values():
+                    producer.finish()
                 await self.flush()
         finally:
             for producer in self._producers.values():
@@ -301,12 +304,15 @@ class AsyncClient:
             await self._forget(producer)
             raise
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_seconds: float | None = None) -> None:
         """Wait until everything that `send` took is acknowledged. Raises ProduceFailed; its `undelivered` is
-        what was not. After it was raised once, `send` begins anew."""
+        what was not. After it was raised once, `send` begins anew. Raises TimeoutError after
+        `timeout_seconds`: nothing is given up then."""
+        until = None if timeout_seconds is None else asyncio.get_running_loop().time() + timeout_seconds
         for producer in list(self._producers.values()):
+            left = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
             try:
-                await producer.flush()
+                await producer.flush(left)
             except ProduceFailed:
                 await self._forget(producer)
                 raise

@@ -25,6 +25,7 @@ from shoal.client_routing import TopicRoutes
 from shoal.delivery import Delivery, Piece
 from shoal.errors import BufferFull, ClientClosed, ShoalError
 from shoal.gathering import Chunk, Gatherer, HeadersLike, Text, Timestamp, Whole
+from shoal.live_object import LiveObject
 from shoal.routing import group_rows, owners_of
 from shoal.tabular import batches_of
 
@@ -111,7 +112,7 @@ class Delivered(NamedTuple):
 OnDelivery: TypeAlias = Callable[[Delivered], None]
 
 
-class Producer:
+class Producer(LiveObject):
     """Sends records to one topic. Use as `async with client.producer(topic) as producer`.
 
     Leaving the block flushes: it raises ProduceFailed unless everything was acknowledged. Several tasks may
@@ -151,6 +152,9 @@ class Producer:
         self._aborted = False
 
     async def __aenter__(self) -> Self:
+        # Arrow looks for pandas when it makes its first value: at the interpreter's end, when what is unsent
+        # is flushed, that would fail.
+        pa.scalar(0, pa.int64())
         await self._find_topic()
         self._watcher = asyncio.create_task(self._cluster.watch(self.topic))
         loop = asyncio.get_running_loop()
@@ -163,6 +167,7 @@ class Producer:
     ) -> None:
         try:
             if kind is None and not self._aborted:
+                self.finish()
                 await self.flush()
         finally:
             await self.abort()
@@ -229,10 +234,24 @@ class Producer:
         """What `send_batch` makes of `data`. Raises ShoalError schema-mismatch or too-large."""
         return batches_of(data, self.topic, time.time_ns() // 1_000)
 
-    async def flush(self) -> None:
-        """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot
-        be.
+    def finish(self) -> None:
+        """Take nothing more: what was sent before can be flushed, and nothing is taken that would not be."""
+        self.gatherer.stop(ClientClosed(f"the producer of {self.topic} is closed"))
+
+    async def flush(self, timeout_seconds: float | None = None) -> None:
+        """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot be,
+        and TimeoutError when that takes longer than `timeout_seconds`: nothing is given up then, flush again.
         """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._flush()
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self.topic}: {self.unacknowledged} records are not acknowledged after"
+                f" {timeout_seconds:.3g} s; they are still being sent"
+            ) from None
+
+    async def _flush(self) -> None:
         self.gatherer.seal()
         for _ in range(self.gatherer.sealed):
             if self._failure is None:

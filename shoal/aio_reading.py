@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from shoal.aio_consumer import FOLLOW_WAIT_MS, Fetched, PartitionOffsets, fetch_
 from shoal.consumed import Record, records_of
 from shoal.errors import ClientClosed, ShoalError
 from shoal.gathering import Timestamp, timestamp_us
+from shoal.live_object import LiveObject
 from shoal.tabular import FrameKind, frame_of, placed
 
 Start: TypeAlias = "str | int | Mapping[int, str | int]"
@@ -51,6 +52,12 @@ class _Reading:
         return self.end is not None and self.position >= self.end
 
 
+class Reached(Protocol):
+    """Where a user is: the next offset."""
+
+    position: int
+
+
 @dataclass(slots=True)
 class _Lot:
     """What one fetch brought."""
@@ -63,7 +70,7 @@ class _Lot:
     holds_slot: bool = False
 
 
-class AsyncConsumer:
+class AsyncConsumer(LiveObject):
     """Reads one topic. Use as `async with client.consumer(topic) as consumer`, then `async for record in
     consumer`, or `consumer.chunks()`, `.batches()`, `.frames()`; not from several tasks at once.
 
@@ -137,6 +144,11 @@ class AsyncConsumer:
         at = ", ".join(f"{partition}:{offset}" for partition, offset in sorted(self.positions().items()))
         return f"<{type(self).__name__} of {self.topic!r}, {state}, at {at or 'nothing yet'}>"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read."""
+        return self._open
+
     async def _starts(self) -> list[tuple[PartitionOffsets, str | int]]:
         """Each wanted partition's offsets and where to begin there."""
         start = self._start
@@ -204,15 +216,26 @@ class AsyncConsumer:
     async def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> AsyncIterator[Any]:
         """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
         also sooner, when nothing else is there."""
-        held: list[pa.RecordBatch] = []
-        count = 0
-        while (found := await self.poll(0 if held and self.follow else None)) is not None or held:
-            if found is not None:
+        while (frame := await self.next_frame(kind, rows)) is not None:
+            yield frame
+
+    async def next_frame(self, kind: FrameKind, rows: int) -> Any | None:
+        """One of `frames`; None at the end. If it cannot be made, or waiting for it is cancelled, the
+        positions stay where they were."""
+        before = self.positions()
+        try:
+            held: list[pa.RecordBatch] = []
+            count = 0
+            while count < rows:
+                found = await self.poll(0 if held and self.follow else None)
+                if found is None:
+                    break
                 held.append(placed(found.batch, found.partition, found.base_offset))
                 count += found.batch.num_rows
-            if held and (found is None or count >= rows):
-                yield frame_of(held, kind)
-                held, count = [], 0
+            return frame_of(held, kind) if held else None
+        except BaseException:
+            self.rewind(before)
+            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -230,13 +253,18 @@ class AsyncConsumer:
 
     def records(self, found: Fetched) -> Iterator[Record]:
         """The rows of what was polled last, one by one; `passed` says how far they were taken."""
+        records = records_of(self.topic, found)
+        self._partial = found  # before the position: an interrupt between the two is seen by `rewind`
         self._readings[found.partition].position = found.base_offset
-        self._partial = found
-        return records_of(self.topic, found)
+        return records
 
     def passed(self, record: Record) -> None:
         """The user has this record."""
         self._readings[record.partition].position = record.offset + 1
+
+    def reached(self, partition: int) -> Reached:
+        """How far the user is in a partition, for who says so record by record."""
+        return self._reading(partition)
 
     # --- positions
 
@@ -252,6 +280,19 @@ class AsyncConsumer:
     def position(self, partition: int) -> int:
         """The offset of the next record of one partition."""
         return self._reading(partition).position
+
+    def rewind(self, positions: Mapping[int, int]) -> None:
+        """Back to where it was: what was given since is given again."""
+        for partition, position in positions.items():
+            reading = self._readings[partition]
+            if reading.position != position:
+                task = self._leave(reading, position)
+                if task is not None:
+                    task.cancel()
+
+    async def rewind_now(self, positions: Mapping[int, int]) -> None:
+        """`rewind`, for who runs in another thread."""
+        self.rewind(positions)
 
     async def seek(self, partition: int, offset: int | str) -> None:
         """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
@@ -309,14 +350,20 @@ class AsyncConsumer:
         return reading
 
     async def _restart(self, reading: _Reading, offset: int) -> None:
+        task = self._leave(reading, offset)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _leave(self, reading: _Reading, offset: int) -> asyncio.Task[None] | None:
+        """Go on at the offset: what was fetched for another place counts no more, and who fetches it may
+        stop."""
         reading.lap += 1
         if self._partial is not None and self._partial.partition == reading.partition:
             self._partial, self._records = None, iter(())
-        if reading.task is not None:
-            reading.task.cancel()
-            await asyncio.gather(reading.task, return_exceptions=True)
-            reading.task = None
+        task, reading.task = reading.task, None
         reading.offset = reading.position = offset
+        return task
 
     def _give_back(self) -> None:
         found, self._partial, self._records = self._partial, None, iter(())
@@ -347,8 +394,10 @@ class AsyncConsumer:
         return None
 
     def _next_of(self, lot: _Lot) -> Fetched:
-        found = lot.found.popleft()
+        found = lot.found[0]
+        # First: were an interrupt to come between the two, `rewind` would see it.
         lot.reading.position = found.base_offset + found.batch.num_rows
+        lot.found.popleft()
         return found
 
     def _fetch_on(self) -> None:
@@ -364,10 +413,12 @@ class AsyncConsumer:
         """Fetch one partition until its end, or until something is wrong with it. While one answer's body
         arrives the next is asked for already."""
         ahead: dict[int, asyncio.Task[_Lot]] = {}
+        over = False
 
         def begin(offset: int) -> None:
             if (
-                offset not in ahead
+                not over  # a head may still arrive for a fetch that is being cancelled
+                and offset not in ahead
                 and len(ahead) < FETCHES_AHEAD_MAX
                 and reading.end is not None
                 and offset < reading.end
@@ -378,10 +429,13 @@ class AsyncConsumer:
             while reading.end is None or reading.offset < reading.end:
                 begun = ahead.pop(reading.offset, None)
                 if begun is None:
-                    for task in ahead.values():  # answered otherwise the second time, by another leader
-                        task.cancel()
-                    ahead.clear()
-                lot = await (begun or self._fetched(reading, lap, reading.offset, begin))
+                    self._drop(ahead)  # answered otherwise the second time, by another leader
+                    begun = asyncio.create_task(self._fetched(reading, lap, reading.offset, begin))
+                try:
+                    lot = await begun
+                except asyncio.CancelledError:
+                    self._drop({reading.offset: begun})
+                    raise
                 reading.offset = lot.next_offset
                 if lot.found:
                     self._lots.put_nowait(lot)
@@ -390,9 +444,21 @@ class AsyncConsumer:
         except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             self._lots.put_nowait(_Lot(reading, lap, error=error))
         finally:
-            for task in ahead.values():
-                task.cancel()
-            await asyncio.gather(*ahead.values(), return_exceptions=True)
+            over = True
+            await asyncio.gather(*self._drop(ahead), return_exceptions=True)
+
+    def _drop(self, ahead: dict[int, asyncio.Task[_Lot]]) -> list[asyncio.Task[_Lot]]:
+        """Nobody wants these fetches any more; what they hold is let go, also if they are done already."""
+        tasks = list(ahead.values())
+        ahead.clear()
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(self._let_go)
+        return tasks
+
+    def _let_go(self, task: asyncio.Task[_Lot]) -> None:
+        if not task.cancelled() and task.exception() is None and task.result().holds_slot:
+            self._slots.release()
 
     async def _fetched(
         self, reading: _Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None

@@ -16,8 +16,11 @@ child must open its own: everything opened before raises ClientForked there.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -42,6 +45,7 @@ from shoal.consumed import Record
 from shoal.delivery import Delivery, Place
 from shoal.errors import ClientClosed, ClientError
 from shoal.gathering import Gatherer, HeadersLike, Text, Timestamp
+from shoal.live_object import LiveObject
 from shoal.loop_thread import LoopThread, forked
 from shoal.tabular import FrameKind
 
@@ -49,11 +53,14 @@ T = TypeVar("T")
 
 __all__ = ["Client", "Consumer", "Producer"]
 
+logger = logging.getLogger("shoal.client")
+_FINISHING: set[LoopThread] = set()
+"""Of clients that were dropped without being closed."""
 _OPEN: weakref.WeakSet[Client] = weakref.WeakSet()
 """Clients that were not closed: flushed at the interpreter's end, and told of forks."""
 
 
-class Client:
+class Client(LiveObject):
     """A client of one cluster. Use it in a `with` block, or call `close`.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070); further
@@ -79,6 +86,8 @@ class Client:
         self._senders: dict[str, Producer] = {}
         """Those of `send`, by topic."""
         self._producers: set[Producer] = set()
+        self._inner: set[AsyncProducer] = set()
+        """Theirs, for whoever closes what was not closed."""
         self._readers: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -88,6 +97,8 @@ class Client:
         except BaseException:
             self._thread.close()
             raise
+        self._unclosed = weakref.finalize(self, _close_in_passing, self._thread, self._async, self._inner)
+        self._unclosed.atexit = False  # `_close_all` is for those that live then
         _OPEN.add(self)
 
     def __enter__(self) -> Self:
@@ -103,14 +114,18 @@ class Client:
         return f"<{type(self).__name__}{repr(self._async)[len('<AsyncClient') : -1]}{state}>"
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush all producers, then stop. Idempotent. Raises ProduceFailed; it is closed all the same."""
+        """Take nothing more, flush all producers, then stop. Idempotent. Raises ProduceFailed; it is closed
+        all the same."""
         if self._closed:
             return
+        self._closed = True
+        self._unclosed.detach()
         try:
             if flush:
-                self.flush()
+                for producer in list(self._producers):
+                    producer.gatherer.stop(ClientClosed("the client is closed"))
+                self._flush(None)
         finally:
-            self._closed = True
             _OPEN.discard(self)
             try:
                 for producer in list(self._producers):
@@ -128,6 +143,7 @@ class Client:
         """Called in the child of a fork: nothing of this works there, and says so."""
         self._thread.after_fork()
         self._closed = True
+        self._unclosed.detach()
         self._lock = threading.Lock()
         for producer in self._producers:
             producer.gatherer.after_fork(forked())
@@ -219,9 +235,14 @@ class Client:
             on_delivery=on_delivery,
         )
         self._run(inner.__aenter__())
-        producer = Producer(self._thread, inner, self._producers.discard)
+        self._inner.add(inner)
+        producer = Producer(self, self._thread, inner, self._left)
         self._producers.add(producer)
         return producer
+
+    def _left(self, producer: Producer, inner: AsyncProducer) -> None:
+        self._producers.discard(producer)
+        self._inner.discard(inner)
 
     def send(
         self,
@@ -245,12 +266,18 @@ class Client:
             self._forget(producer)
             raise
 
-    def flush(self) -> None:
+    def flush(self, timeout_seconds: float | None = None) -> None:
         """Wait until everything that was sent is acknowledged, by all producers. Raises ProduceFailed; its
-        `undelivered` is what was not. After it was raised once, `send` begins anew."""
+        `undelivered` is what was not. After it was raised once, `send` begins anew. Raises TimeoutError after
+        `timeout_seconds`: nothing is given up then, flush again."""
+        self._check_open()
+        self._flush(timeout_seconds)
+
+    def _flush(self, timeout_seconds: float | None) -> None:
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for producer in list(self._producers):
             try:
-                producer.flush()
+                producer.flush(None if until is None else max(0.0, until - time.monotonic()))
             except ProduceFailed:
                 self._forget(producer)
                 raise
@@ -289,7 +316,7 @@ class Client:
         )
         self._run(inner.__aenter__())
         self._readers.add(inner)
-        return Consumer(self._thread, inner)
+        return Consumer(self, self._thread, inner)
 
     def _opened(self, topic: str) -> Producer:
         with self._lock:
@@ -307,7 +334,7 @@ class Client:
             raise ClientClosed("the client is closed")
 
 
-class Producer:
+class Producer(LiveObject):
     """Sends records to one topic; made by Client.producer. Threads may share it.
 
     Leaving its `with` block flushes, and raises ProduceFailed unless everything was acknowledged; leaving it
@@ -315,8 +342,13 @@ class Producer:
     """
 
     def __init__(
-        self, thread: LoopThread, inner: AsyncProducer, on_closed: Callable[[Producer], None]
+        self,
+        client: Client,
+        thread: LoopThread,
+        inner: AsyncProducer,
+        on_closed: Callable[[Producer, AsyncProducer], None],
     ) -> None:
+        self._client = client  # it lives as long as anything that was made by it
         self._thread = thread
         self._inner = inner
         self._on_closed = on_closed
@@ -393,10 +425,11 @@ class Producer:
         not the topic's."""
         return self.gatherer.put_batches(self._inner.batches(data), timeout_seconds)
 
-    def flush(self) -> None:
-        """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot
-        be."""
-        self._thread.run(self._inner.flush())
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot be,
+        and TimeoutError when that takes longer than `timeout_seconds`: nothing is given up then, flush
+        again."""
+        self._thread.run(self._inner.flush(timeout_seconds))
 
     def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
         """What was taken and not acknowledged, by partition and in order: after a failure, what to send again
@@ -404,10 +437,12 @@ class Producer:
         return self._thread.run(self._inner.undelivered_now())
 
     def close(self) -> None:
-        """Flush, then stop. Idempotent. Raises ProduceFailed; it is closed all the same."""
+        """Take nothing more, flush, then stop. Idempotent. Raises ProduceFailed; it is closed all the
+        same."""
         if self._closed:
             return
         try:
+            self._inner.finish()
             self.flush()
         finally:
             self.abort()
@@ -419,16 +454,17 @@ class Producer:
             try:
                 self._thread.run(self._inner.abort())
             finally:
-                self._on_closed(self)
+                self._on_closed(self, self._inner)
 
 
-class Consumer:
+class Consumer(LiveObject):
     """Reads one topic; made by Client.consumer. Iterating gives records; use it from one thread at a time.
 
     Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
     """
 
-    def __init__(self, thread: LoopThread, inner: AsyncConsumer) -> None:
+    def __init__(self, client: Client, thread: LoopThread, inner: AsyncConsumer) -> None:
+        self._client = client  # it lives as long as anything that was made by it
         self._thread = thread
         self._inner = inner
         weakref.finalize(self, thread.start, inner.close)  # dropped in mid-reading: nothing more is fetched
@@ -455,23 +491,57 @@ class Consumer:
         return self._inner.at_end
 
     def __iter__(self) -> Iterator[Record]:
-        for found in self.chunks():
-            for record in self._inner.records(found):
-                self._inner.passed(record)
+        inner = self._inner
+        while True:
+            before = inner.positions()
+            try:
+                found = self._next_rows(None)
+                if found is None:
+                    return
+                records = inner.records(found)
+                reached = inner.reached(found.partition)
+            except BaseException:
+                self._rewind(before)
+                raise
+            for record in records:
+                reached.position = record.offset + 1  # the last step: after it the user has the record
                 yield record
 
     def poll(self, timeout_seconds: float | None = None) -> Fetched | None:
         """The next rows of some partition; None at the end, or when none came within `timeout_seconds`.
 
         Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
-        may seek, or try again.
+        may seek, or try again. So it does when it is interrupted.
         """
+        before = self._inner.positions()
+        try:
+            found = self._next_rows(timeout_seconds)
+        except BaseException:
+            self._rewind(before)
+            raise
+        return found
+
+    def _next_rows(self, timeout_seconds: float | None) -> Fetched | None:
         found = self._inner.ready()
         return found if found is not None else self._thread.run(self._inner.poll(timeout_seconds))
 
+    def _rewind(self, positions: dict[int, int]) -> None:
+        """What was found as an interrupt came has reached nobody. Looked at over there, once what was
+        interrupted has ended."""
+        if self._inner.is_open:
+            self._thread.run(self._inner.rewind_now(positions))
+
     def chunks(self) -> Iterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
-        while (found := self.poll()) is not None:
+        while True:
+            before = self._inner.positions()
+            try:  # an interrupt as `poll` returns would be none of its own
+                found = self._next_rows(None)
+            except BaseException:
+                self._rewind(before)
+                raise
+            if found is None:
+                return
             yield found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -482,8 +552,15 @@ class Consumer:
     def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> Iterator[Any]:
         """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
         also sooner, when nothing else is there."""
-        frames = self._inner.frames(kind, rows)
-        while (frame := self._thread.run(_next_or_none(frames))) is not None:
+        while True:
+            before = self._inner.positions()
+            try:
+                frame = self._thread.run(self._inner.next_frame(kind, rows))
+            except BaseException:
+                self._rewind(before)
+                raise
+            if frame is None:
+                return
             yield frame
 
     def positions(self) -> dict[int, int]:
@@ -520,24 +597,48 @@ class Consumer:
         self._thread.run(self._inner.close())
 
 
-async def _next_or_none(frames: Any) -> Any:
-    return await anext(frames, None)
-
-
 async def _nothing() -> None:
     return None
+
+
+def _close_in_passing(thread: LoopThread, client: AsyncClient, producers: set[AsyncProducer]) -> None:
+    """A client that nobody has any more was not closed: what was sent is delivered, and its thread ends. This
+    may be any thread, in the midst of anything: nothing is waited for."""
+
+    async def finish() -> None:
+        try:
+            for producer in list(producers):
+                await producer.__aexit__(None, None, None)
+            await client.__aexit__(None, None, None)
+        except ProduceFailed as error:
+            logger.error("a client was dropped without close(), and %s", error)
+        finally:
+            _FINISHING.discard(thread)
+
+    _FINISHING.add(thread)
+    if not thread.finish(finish):
+        _FINISHING.discard(thread)
+    warnings.warn(
+        "a shoal.Client was dropped without close(): what was sent is still delivered, but nobody hears of a"
+        " failure; use `with`",
+        ResourceWarning,
+        stacklevel=1,
+    )
 
 
 def _close_all() -> None:
     """At the interpreter's end: nothing that was sent is lost for want of a `with`."""
     for client in list(_OPEN):
         client.close()
+    for thread in list(_FINISHING):
+        thread.join()
 
 
 def _fork_all() -> None:
     for client in list(_OPEN):
         client.after_fork()
     _OPEN.clear()
+    _FINISHING.clear()
 
 
 atexit.register(_close_all)

@@ -1,20 +1,64 @@
 """An event loop in a thread of its own: how blocking objects use what is written for asyncio.
 
 Law of this file: it runs coroutines and nothing else. The caller's own thread may run an event loop too (a
-notebook does): it is never touched.
+notebook does): it is never touched. An interrupt (Ctrl-C) may come between any two steps of the caller's
+thread: it waits at a bare lock, since what is built of several steps may be left half done by one
+(concurrent.futures, conditions; `Thread.is_alive` can take a thread that runs for dead, bpo-45274).
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shoal.errors import ClientClosed, ClientError, ClientForked
 
 T = TypeVar("T")
+
+
+class _Run(Generic[T]):
+    """One coroutine on its way, and what became of it. `begin` and `cancel` are the loop's thread's."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._abandoned = False
+        self._failure: BaseException | None = ClientClosed("the client was closed meanwhile")
+
+    def begin(self) -> None:
+        if self._abandoned:
+            self._work.close()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            self._failure = task.exception()
+        self._over.release()
+
+    def cancel(self) -> None:
+        self._abandoned = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def end(self) -> None:
+        """The loop has ended: it will not be carried out any more."""
+        if self._task is None:
+            self._work.close()
+            self._over.release()
+
+    def result(self) -> T:
+        """Wait for it, on any other thread."""
+        self._over.acquire()
+        if self._failure is not None:
+            raise self._failure
+        assert self._task is not None
+        return self._task.result()
 
 
 class LoopThread:
@@ -23,46 +67,80 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._forked = False
+        self._runs: set[_Run[Any]] = set()
+        self._running = threading.Lock()  # held as long as the thread has something to do
+        self._running.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._run_to_the_end()
+        finally:
+            self._running.release()
+
+    def _run_to_the_end(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         # Here, not in `close`: whoever closes may be within an event loop of its own.
         self._loop.run_until_complete(_cancel_others())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(_cancel_others())  # what came while that went on
         self._loop.close()
+        for run in list(self._runs):
+            run.end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there, and wait. An interrupt here cancels it there. Raises what it raises, ClientClosed
-        after `close`, ClientForked in a child process, ClientError from a callback on that very thread."""
+        """Run it there, and wait. An interrupt here cancels it there: before anything that is run
+        afterwards. Raises what it raises, ClientClosed after `close`, ClientForked in a child process,
+        ClientError from a callback on that very thread."""
         error = self._refusal()
         if error is not None:
             work.close()
             raise error
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        run = _Run(work)
+        self._runs.add(run)  # before it is told: whoever ends the loop finds it
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise ClientClosed("the client was closed meanwhile") from None
+            self._tell(run.begin)
+            return run.result()
         except BaseException:
-            future.cancel()
+            self._tell(run.cancel)
             raise
+        finally:
+            self._runs.discard(run)
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # closed: `_run.end` says so to who waits
+            if not self._loop.is_closed():
+                raise
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it there some time, if this still runs; nobody waits."""
         if self._refusal() is None:
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
+            self._tell(lambda: _start(self._loop, work, None))
 
     def _refusal(self) -> ClientError | None:
         if self._forked:
             return forked()
-        if self._loop.is_closed() or not self._thread.is_alive():
+        if self._loop.is_closed() or not self._running.locked():
             return ClientClosed("the client is closed")
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident:
             return ClientError("on_delivery must not wait for the client that calls it")
         return None
+
+    def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Run it there and end the loop behind it; nobody waits. False when nothing runs here any more."""
+        if self._forked or self._loop.is_closed() or not self._running.locked():
+            return False
+        self._tell(lambda: _start(self._loop, work, self._loop.stop))
+        return True
+
+    def join(self) -> None:
+        """Wait for the end that `finish` has begun."""
+        with self._running:
+            return
 
     def after_fork(self) -> None:
         """In the child of a fork there is no such thread. Its loop is left alone: it shares the parent's
@@ -73,8 +151,18 @@ class LoopThread:
         """Stop the loop and wait for the thread. Idempotent; in a forked child it does nothing."""
         if self._forked or self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._tell(self._loop.stop)
+        self.join()
+
+
+def _start(
+    loop: asyncio.AbstractEventLoop,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    then: Callable[[], None] | None,
+) -> None:
+    task = loop.create_task(work())
+    if then is not None:
+        task.add_done_callback(lambda _: then())
 
 
 def forked() -> ClientForked:

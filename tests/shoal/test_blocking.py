@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
+import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -56,6 +60,13 @@ def client(cluster: FakeCluster) -> Iterator[Client]:
     """A client that knows one of them."""
     with Client(cluster.urls[0], QUICK) as client:
         yield client
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come about"
+        time.sleep(0.01)
 
 
 def stored(cluster: FakeCluster, topic: str) -> list[bytes]:
@@ -433,6 +444,86 @@ def test_a_script_that_ends_without_closing_loses_nothing(cluster: FakeCluster) 
     assert stored(cluster, "t") == [b"last words"]
 
 
+def test_a_client_that_is_dropped_says_so_and_delivers(cluster: FakeCluster) -> None:
+    """As soon as nobody has the client nor anything made by it; its thread ends."""
+    cluster.create("t", 1)
+    threads = threading.active_count()
+    producer = Client(cluster.urls, QUICK).producer("t", batching=BatchingConfig(linger_ms=60_000))
+    gc.collect()
+    producer.send(b"kept by its producer")
+    del producer
+    with pytest.warns(ResourceWarning, match=r"without close\(\)"):
+        gc.collect()
+    wait_until(lambda: threading.active_count() == threads)
+    assert stored(cluster, "t") == [b"kept by its producer"]
+
+
+def test_a_script_that_drops_its_client_loses_nothing(cluster: FakeCluster) -> None:
+    """Its end waits for what is still on its way."""
+    cluster.create("t", 1)
+    cluster.produce_delay_s = 0.3
+    script = f"import shoal; shoal.Client({cluster.urls[0]!r}).send('t', b'last words')"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert stored(cluster, "t") == [b"last words"]
+
+
+def test_what_is_taken_while_it_closes_is_stored(cluster: FakeCluster) -> None:
+    """Threads that send while another closes are refused from some record on, and every one before is
+    there."""
+    cluster.create("t", 2)
+    cluster.produce_delay_s = 0.05
+    for _ in range(5):
+        client = Client(cluster.urls, QUICK)
+        taken: list[list[bytes]] = [[] for _ in range(4)]
+
+        def send(client: Client, name: int, mine: list[bytes]) -> None:
+            with contextlib.suppress(ClientClosed):
+                while True:
+                    value = b"%d-%d-%d" % (id(mine), name, len(mine))
+                    client.send("t", value)
+                    mine.append(value)
+                    time.sleep(0.0002)
+
+        threads = [threading.Thread(target=send, args=(client, *pair)) for pair in enumerate(taken)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda taken=taken: all(len(mine) > 20 for mine in taken))
+        client.close()
+        for thread in threads:
+            thread.join()
+        assert {value for mine in taken for value in mine} <= set(stored(cluster, "t"))
+
+
+def test_flush_ends_after_its_time_and_gives_nothing_up(cluster: FakeCluster, client: Client) -> None:
+    """TimeoutError says how many records wait; a second flush sees them stored."""
+    cluster.create("t", 1)
+    cluster.produce_delay_s = 0.5
+    client.send("t", b"a")
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"t: 1 records are not acknowledged after 0\.05 s"):
+        client.flush(timeout_seconds=0.05)
+    assert time.monotonic() - started < 0.45
+    client.flush(timeout_seconds=20)
+    producer = client.producer("t")
+    producer.send(b"b")
+    with pytest.raises(TimeoutError):
+        producer.flush(timeout_seconds=0.05)
+    producer.flush()
+    assert stored(cluster, "t") == [b"a", b"b"]
+
+
+def test_pickling_says_what_to_do_instead(cluster: FakeCluster, client: Client) -> None:
+    """As multiprocessing and Spark do with what a function refers to; copying is refused alike."""
+    cluster.create("t", 1)
+    for thing in (client, client.producer("t"), client.consumer("t")):
+        for carry in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(
+                TypeError, match=f"a {type(thing).__name__} cannot be pickled .* open another"
+            ):
+                carry(thing)
+
+
 def test_objects_show_what_they_are(cluster: FakeCluster, client: Client) -> None:
     """In a notebook: which cluster, which topic, how far."""
     fill(cluster, "t", 2, 10)
@@ -522,6 +613,19 @@ def test_seeking_drops_what_was_fetched_ahead(cluster: FakeCluster, client: Clie
         assert next(iter(consumer)).offset == 1
         with pytest.raises(ShoalError, match="not read here"):
             consumer.seek(3, 0)
+
+
+def test_seeking_again_and_again_leaves_room_to_fetch(cluster: FakeCluster, client: Client) -> None:
+    """What was fetched ahead and is dropped makes room for what is fetched instead, however often."""
+    fill(cluster, "t", 3, 700)
+    consumer = client.consumer("t", max_bytes=1)
+    for number in range(60):
+        assert consumer.poll(20) is not None
+        consumer.seek(number % 3, 7 * (number % 50))
+    for partition in range(3):
+        consumer.seek(partition, 0)
+    seen = [record.value for record in consumer]
+    assert len(seen) == len(set(seen)) == 2_100
 
 
 def test_following_waits_at_the_end_and_pauses(cluster: FakeCluster, client: Client) -> None:
