@@ -590,12 +590,19 @@ class Broker:
         wait_ms: int,
         local: bool,
         limit: int | None = None,
+        in_pieces: bool = False,
     ) -> Fetch:
         """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
         host, group = self._led_here(topic, partition)
         try:
             return await host.read(
-                group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit
+                group,
+                offset,
+                max_bytes=max_bytes,
+                wait_ms=wait_ms,
+                local=local,
+                limit=limit,
+                in_pieces=in_pieces,
             )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None

@@ -494,10 +494,13 @@ class Host:
         wait_ms: int = 0,
         local: bool = False,
         limit: int | None = None,
+        in_pieces: bool = False,
     ) -> Fetch:
         """Committed batches from the one that holds `offset`. See reading.py."""
         reader = self._entry(group).reader
-        return await reader.read(offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit)
+        return await reader.read(
+            offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, in_pieces=in_pieces
+        )
 
     async def offsets(self, group: GroupId, *, local: bool = False) -> Offsets:
         """Start, high watermark and end, confirmed by a majority unless `local`."""

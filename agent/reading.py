@@ -6,9 +6,12 @@ leader only after a read index (safety 23); all questions of one round trip shar
 batch.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -18,12 +21,15 @@ from shoal.errors import ShoalError
 from shoal.replication.errors import NotLeader
 from shoal.replication.errors import Overloaded as CoreOverloaded
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
+from shoal.segment_store.pieces import StoredPieces
 
 READ_INDEX_TIMEOUT_MS = 2_000
 """Two election timeouts and a little: a leader that cannot confirm itself for so long is none."""
 MAX_WAITING_READERS = 4_096
 """Long polls per replica."""
 MAX_FETCH_BYTES = 64 * 2**20
+LONG_FETCH_BYTES = 512 * 2**10
+"""From here on a fetch may be read while it is sent: two pieces, below which there is nothing to gain."""
 WRITTEN_POLL_MS = 2
 
 
@@ -40,7 +46,8 @@ class Offsets:
 class Fetch:
     """Whole stored batches, the first containing the wanted offset; control frames (no rows) may lie between.
 
-    `base_offset`: of the first frame. `next_offset`: where to go on. No frames: nothing new in time.
+    `base_offset`: of the first frame. `next_offset`: where to go on. No frames: nothing new in time, unless
+    they are still in the log and come out of `pieces`.
     """
 
     schema: pa.Schema
@@ -49,6 +56,44 @@ class Fetch:
     next_offset: Offset
     high_watermark: Offset
     log_start_offset: Offset
+    pieces: FetchPieces | None = None
+
+
+class FetchPieces:
+    """The frames of a long fetch, read while they are sent. What it meets is told as any other read's."""
+
+    def __init__(self, replica: Replica, stored: StoredPieces) -> None:
+        self._replica = replica
+        self._stored = stored
+        self.size_bytes = stored.size_bytes
+        self.held_bytes = stored.held_bytes
+        self.at_once = stored.at_once
+
+    async def next(self) -> bytes | memoryview | None:
+        """Whole verified frames, in memory that the next call uses again; None behind the last. Raises
+        ShoalError damaged, trimmed, internal: the fetch ends there, and another one may begin there."""
+        try:
+            return await self._stored.next()
+        except StoreError as error:
+            raise self._said(error) from error
+
+    def _said(self, error: StoreError) -> ShoalError:
+        if isinstance(error, Damaged):
+            return damaged(self._replica, error)
+        if isinstance(error, OffsetOutOfRange):
+            return ShoalError("trimmed", f"removed while it was being read: {error}")
+        return ShoalError("internal", f"the log cannot be read: {error}")
+
+    async def let_go(self) -> None:
+        """Keep no file of the log until the next piece is asked for."""
+        await self._stored.let_go()
+
+
+def damaged(replica: Replica, error: Damaged) -> ShoalError:
+    """Have the damage remembered and mended; what to say to whoever met it."""
+    replica.met(error)
+    offset = "" if error.offsets is None else f"the batch at offset {error.offsets[0]} is damaged here: "
+    return ShoalError("damaged", f"{offset}{error}")
 
 
 class Reader:
@@ -192,11 +237,20 @@ class Reader:
             raise ShoalError("damaged", f"the index is damaged here: {error}") from error
 
     async def read(
-        self, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool, limit: int | None = None
+        self,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        wait_ms: int,
+        local: bool,
+        limit: int | None = None,
+        in_pieces: bool = False,
     ) -> Fetch:
         """Whole batches from the one that holds `offset`, at most to the one that holds the last of `limit`
-        records. Raises ShoalError trimmed, beyond-end, not-leader, damaged."""
+        records; `in_pieces`: a long fetch may leave them in the log. Raises ShoalError trimmed, beyond-end,
+        not-leader, damaged."""
         replica = self._replica
+        wanted = _Wanted(min(max_bytes, MAX_FETCH_BYTES), limit, in_pieces)
         if local:
             if replica.failure is not None:
                 replica.require_leader()
@@ -208,7 +262,7 @@ class Reader:
             if offset < replica.log.start_offset:
                 await self._refuse("trimmed", f"offset {offset} has been removed", local)
             if offset < replica.state.high_watermark:
-                return await self._fetch_when_written(offset, max_bytes, limit)
+                return await self._fetch_when_written(offset, wanted)
             remaining_ms = deadline_ms - replica.host.clock.now_ms()
             if offset > replica.state.high_watermark and not confirmed:
                 await self.confirm()
@@ -240,17 +294,17 @@ class Reader:
         offsets = await self.offsets(local=local)
         if offsets.high_watermark > offset:
             # It came while the end was confirmed.
-            return await self._fetch_when_written(offset, 1, 1)
+            return await self._fetch_when_written(offset, _Wanted(1, 1, False))
         return Fetch(
             self._replica.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
         )
 
-    async def _fetch_when_written(self, offset: Offset, max_bytes: int, limit: int | None) -> Fetch:
+    async def _fetch_when_written(self, offset: Offset, wanted: _Wanted) -> Fetch:
         """The group may commit an entry before this replica's own log was given it: then wait for the log."""
         clock = self._replica.host.clock
         deadline_ms = clock.now_ms() + READ_INDEX_TIMEOUT_MS
         while True:
-            fetch = await self._fetch(offset, max_bytes, limit)
+            fetch = await self._fetch(offset, wanted)
             if fetch is not None:
                 return fetch
             if offset < self._replica.log.start_offset:
@@ -259,35 +313,57 @@ class Reader:
                 raise ShoalError("not-ready", f"offset {offset} is committed, and not written here yet")
             await asyncio.sleep(WRITTEN_POLL_MS / 1000)
 
-    async def _fetch(self, offset: Offset, max_bytes: int, limit: int | None) -> Fetch | None:
+    async def _fetch(self, offset: Offset, wanted: _Wanted) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
-        replica = self._replica
+        log = self._replica.log
         try:
-            first = await replica.log.find_offset(offset)
-            last = replica.readable_index
+            first = await log.find_offset(offset)
+            last = self._replica.readable_index
             if first > last:
                 return None
             # Beyond what is written nothing is looked up: then the bytes decide where it ends.
-            if limit is not None and offset + limit < replica.log.end_offset:
-                last = min(last, await replica.log.find_offset(Offset(offset + limit - 1)))
-            frames, _ = await replica.log.read_bytes(first, last, min(max_bytes, MAX_FETCH_BYTES))
+            if wanted.limit is not None and offset + wanted.limit <= log.end_offset:
+                last = min(last, await log.find_offset(Offset(offset + wanted.limit - 1)))
+            if wanted.in_pieces and wanted.max_bytes >= LONG_FETCH_BYTES:
+                stored = await log.pieces(first, self._sound(first, last), wanted.max_bytes)
+                if stored.size_bytes >= LONG_FETCH_BYTES:
+                    await stored.begin()
+                    pieces = FetchPieces(self._replica, stored)
+                    return self._found([], stored.base_offset, stored.next_offset, pieces)
+            frames, _ = await log.read_bytes(first, last, wanted.max_bytes)
         except OffsetOutOfRange:
             return None
         except Damaged as error:
-            replica.met(error)
-            raise ShoalError("damaged", f"the batch at offset {offset} is damaged here: {error}") from error
+            raise damaged(self._replica, error) from error
         except StoreError as error:
             raise ShoalError("internal", f"the log cannot be read: {error}") from error
         head, _ = parse_stamp(frames[0], 0)
         tail, _ = parse_stamp(frames[-1], 0)
-        return Fetch(
-            replica.schema,
-            frames,
-            head.base_offset,
-            Offset(tail.base_offset + tail.record_count),
-            replica.state.high_watermark,
-            replica.log.start_offset,
-        )
+        return self._found(frames, head.base_offset, Offset(tail.base_offset + tail.record_count), None)
+
+    def _sound(self, first: LogIndex, last: LogIndex) -> LogIndex:
+        """The last entry that can be promised with the first: before the next known damage."""
+        starts = (item.first_index for item in self._replica.damaged_ranges if item.costs_entries)
+        return LogIndex(min(last, min((start - 1 for start in starts if start > first), default=last)))
+
+    def _found(
+        self,
+        frames: list[bytes | memoryview],
+        base_offset: Offset,
+        next_offset: Offset,
+        pieces: FetchPieces | None,
+    ) -> Fetch:
+        replica = self._replica
+        high_watermark, log_start = replica.state.high_watermark, replica.log.start_offset
+        return Fetch(replica.schema, frames, base_offset, next_offset, high_watermark, log_start, pieces)
+
+
+class _Wanted(NamedTuple):
+    """How much of a fetch, and how. `max_bytes`: bounded by MAX_FETCH_BYTES."""
+
+    max_bytes: int
+    limit: int | None
+    in_pieces: bool
 
 
 def _retrieve(asked: asyncio.Future[LogIndex]) -> None:

@@ -262,6 +262,14 @@ class SegmentIndex:
         base = self._offsets[place]
         return base, base + self._counts[place]
 
+    def offsets_from(self, index: LogIndex, count: int) -> array[int]:
+        """The first offset of each of so many entries, and the one behind the last of them."""
+        self._check_present()
+        place = index - self.first_index
+        offsets = self._offsets[place : place + count]
+        offsets.append(offsets[-1] + self._counts[place + count - 1])
+        return offsets
+
     def places(self, first: LogIndex, last: LogIndex, max_bytes: int) -> tuple[array[int], array[int]]:
         """Positions and lengths of the entries from `first` on: at most `max_bytes` of the file but at least
         one, none behind `last` or the end. Found by halving: no step is taken for a single entry."""

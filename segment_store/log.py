@@ -32,7 +32,9 @@ from shoal.segment_store.errors import (
 from shoal.segment_store.index import Entry, IndexReleased
 from shoal.segment_store.index_cache import IndexCache, release_old
 from shoal.segment_store.layout import SegmentName
+from shoal.segment_store.lookup import look_up
 from shoal.segment_store.opening import Recovered, recover
+from shoal.segment_store.pieces import StoredPieces
 from shoal.segment_store.reading import (
     SHARED_READ_BYTES,
     Run,
@@ -188,6 +190,11 @@ class PartitionLog:
     def generation(self) -> int:
         """Counts truncations: what was looked up before the last of them may be of an abandoned branch."""
         return self._writer.generation
+
+    @property
+    def is_open(self) -> bool:
+        """Until close, or remove."""
+        return not self._writer.is_closed
 
     def check_open(self) -> None:
         """Raise LogClosed after close."""
@@ -495,7 +502,7 @@ class PartitionLog:
     ) -> list[Frame | memoryview]:
         """As read; what is from the disk stays in the buffers it was read into, its stamps undecoded."""
         self._writer.check_open()
-        self._check_range(first_index, last_index)
+        self.check_range(first_index, last_index)
         generation = self._writer.generation
         frames: list[Frame | memoryview] = []
         index, left = first_index, max_bytes
@@ -508,7 +515,7 @@ class PartitionLog:
                 index, left = LogIndex(index + 1), left - len(cached.data)
                 continue
             try:
-                run = await self._stored_run(index, last_index, left)
+                run = await self.stored_run(index, last_index, left)
                 if frames and run.length > left:
                     break
                 found = read_at_once(self._files, run) if run.length < SHARED_READ_BYTES else None
@@ -531,7 +538,11 @@ class PartitionLog:
             return await self._read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
         return frames
 
-    async def _stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
+    def cached(self, index: LogIndex) -> Frame | None:
+        """The entry if it is in memory; then all behind it are."""
+        return self._cache.get(index)
+
+    async def stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
         """What must come from one segment's file. Raises OffsetOutOfRange, Damaged."""
         while True:
             segment = self.segment_of(index)
@@ -544,7 +555,8 @@ class PartitionLog:
             except IndexReleased:
                 await self.load_index(index)
 
-    def _check_range(self, first_index: LogIndex, last_index: LogIndex) -> None:
+    def check_range(self, first_index: LogIndex, last_index: LogIndex) -> None:
+        """Raise OffsetOutOfRange unless the log holds these and what lies between them."""
         if not self.first_index <= first_index <= last_index <= self.last_index:
             wanted = first_index if not self.first_index <= first_index <= self.last_index else last_index
             raise OffsetOutOfRange(wanted, self.first_index, self.last_index + 1)
@@ -557,6 +569,12 @@ class PartitionLog:
         found = await self._read(first_index, last_index, max_bytes)
         frames = [item.data if isinstance(item, Frame) else item for item in found]
         return frames, LogIndex(first_index + len(found) - 1)
+
+    async def pieces(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> StoredPieces:
+        """What read_bytes would give of a sound log, to be read piece by piece: of entries that are never
+        truncated. Raises as read, but Damaged only for an index that can no longer be read."""
+        parts, branch = await look_up(self, first_index, last_index, max_bytes)
+        return StoredPieces(self._files, parts, branch)
 
     async def scan(self, first_index: LogIndex) -> AsyncIterator[Frame]:
         """Every frame from `first_index` to what is the end now, in bounded pieces. Raises as read does."""
@@ -585,8 +603,8 @@ class PartitionLog:
         while index <= last:
             self._writer.check_open()
             index = max(index, self.first_index)  # trimmed meanwhile
-            self._check_range(index, last)
-            run = await self._stored_run(index, last, self._files.config.read_chunk_bytes)
+            self.check_range(index, last)
+            run = await self.stored_run(index, last, self._files.config.read_chunk_bytes)
             verified = await read_run(self._files, run)
             index = LogIndex(index + len(verified.frames))
             if verified.problem is not None and not verified.frames and index >= self.first_index:

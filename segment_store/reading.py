@@ -219,14 +219,15 @@ def _pieces(run: Run, piece_bytes: int) -> list[Run]:
         if bounds[-1] < stop < len(run.positions):
             bounds.append(stop)
     bounds.append(len(run.positions))
-    return [_part(run, begin, stop) for begin, stop in pairwise(bounds)]
+    return [part_of(run, begin, stop, run.offsets) for begin, stop in pairwise(bounds)]
 
 
-def _part(run: Run, begin: int, stop: int) -> Run:
+def part_of(run: Run, begin: int, stop: int, offsets: tuple[int, int]) -> Run:
+    """Some of its entries, at least one."""
     positions, lengths = run.positions[begin:stop], run.lengths[begin:stop]
     start = positions[0]
     length = positions[-1] + lengths[-1] - start
-    return Run(run.segment, LogIndex(run.first_index + begin), run.offsets, positions, lengths, start, length)
+    return Run(run.segment, LogIndex(run.first_index + begin), offsets, positions, lengths, start, length)
 
 
 def add_damage(found: list[Damaged], damage: Damaged) -> None:

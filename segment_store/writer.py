@@ -67,7 +67,7 @@ class Writer:
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
         self._reserving: asyncio.Task[None] | None = None
-        self._closed = False
+        self.is_closed = False
 
     @property
     def recycled(self) -> int:
@@ -76,7 +76,7 @@ class Writer:
 
     def check_open(self) -> None:
         """Raise LogClosed after close."""
-        if self._closed:
+        if self.is_closed:
             raise LogClosed(f"{self._files.directory} is closed")
 
     def check_disk(self) -> None:
@@ -86,7 +86,7 @@ class Writer:
 
     def check(self) -> None:
         """Raise what an append would meet right now."""
-        if self._closed or self.failure is not None:
+        if self.is_closed or self.failure is not None:
             self.check_open()
             self.check_disk()
         if self._refusing is not None:
@@ -94,7 +94,7 @@ class Writer:
 
     def submit(self, work: Work) -> None:
         """Queue it, and begin with it when nothing is under way."""
-        assert not self._closed
+        assert not self.is_closed
         if type(work) is Append:
             self.queued_bytes += work.length
         elif isinstance(work, Truncate):
@@ -501,7 +501,7 @@ class Writer:
         if self._index_timer is not None:
             self._index_timer.cancel()
             self._index_timer = None
-        if self._index_task is None and not self._closed:
+        if self._index_task is None and not self.is_closed:
             self._unindexed_bytes = 0
             self._index_task = asyncio.get_running_loop().create_task(self._index_once())
 
@@ -545,9 +545,9 @@ class Writer:
     async def close(self, *, flush: bool) -> None:
         """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
         next opening knows everything to be synced; where that last step fails, it only reads more."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         await self.drain()
         if self._index_timer is not None:
             self._index_timer.cancel()

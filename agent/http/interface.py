@@ -77,13 +77,33 @@ class Answer(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
+class Pieces(Protocol):
+    """Stored batches that are read while they are sent; `held_bytes` of memory meanwhile."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+
+    def at_once(self) -> bytes | memoryview | None:
+        """As `next`, if that takes no waiting and nothing is wrong; None where `next` has to be awaited."""
+
+    async def next(self) -> bytes | memoryview | None:
+        """Whole batches, in memory that the next call uses again; None behind the last. Raises ShoalError."""
+
+    async def let_go(self) -> None:
+        """Keep no file until the next call."""
+
+
 class Fetch(Protocol):
-    """Whole stored batches from the one that holds the wanted offset."""
+    """Whole stored batches from the one that holds the wanted offset: `frames`, or else `pieces`."""
 
     @property
     def schema(self) -> pa.Schema: ...
     @property
     def frames(self) -> Sequence[bytes | memoryview]: ...
+    @property
+    def pieces(self) -> Pieces | None: ...
     @property
     def base_offset(self) -> int: ...
     @property
@@ -206,6 +226,7 @@ class Broker(Protocol):
         wait_ms: int,
         local: bool,
         limit: int | None = None,
+        in_pieces: bool = False,
     ) -> Fetch: ...
     async def offsets(self, topic: Any, partition: int) -> Offsets: ...
     async def wait_past(self, topic: Any, partition: int, offset: Any, wait_ms: int) -> bool: ...

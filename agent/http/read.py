@@ -6,6 +6,7 @@ from aiohttp import web
 
 from shoal.agent.http import api
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.decode import ARROW_TYPE
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.event_stream import EVENT_STREAM
@@ -112,7 +113,7 @@ class ReadRequest:
         gate.enter()
         held_bytes = 0
         try:
-            size = sum(map(len, fetch.frames))
+            size = sum(map(len, fetch.frames)) if fetch.pieces is None else fetch.pieces.held_bytes
             gate.hold(size)
             held_bytes = size
             return await render(self._call, self._rendering, self._topic, self._partition, fetch, offset)
@@ -199,6 +200,7 @@ class ReadRequest:
                 wait_ms=self._wait_ms,
                 local=self._local,
                 limit=self._rendering.limit,
+                in_pieces=self._rendering.media == ARROW_TYPE,
             ),
         )
 

@@ -14,6 +14,7 @@ from shoal.agent.http.context import Call
 from shoal.agent.http.decode import ARROW_TYPE, NDJSON_TYPE
 from shoal.agent.http.event_stream import EVENT_STREAM
 from shoal.agent.http.interface import Fetch, Topic
+from shoal.agent.http.long_answer import send_pieces
 from shoal.agent.http.parameters import choice, integer, shown
 from shoal.agent.http.problems import JSON_TYPE
 from shoal.agent.http.respond import send_parts
@@ -157,6 +158,10 @@ async def _slices(fetch: Fetch, offset: int, limit: int | None) -> AsyncIterator
 
 async def _render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: int) -> web.StreamResponse:
     """Whole stored batches; the reader drops the rows before the offset it asked for."""
+    schema = schema_message(fetch.schema)
+    if fetch.pieces is not None:
+        headers = _headers(fetch, fetch.next_offset)
+        return await send_pieces(call, schema, fetch.pieces, END_OF_STREAM, ARROW_TYPE, headers)
     frames = list(fetch.frames)
     next_offset = fetch.next_offset
     if rendering.limit is not None:
@@ -168,7 +173,7 @@ async def _render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: 
                 frames = frames[: position + 1]
                 break
     headers = _headers(fetch, next_offset)
-    return await send_parts(call, [schema_message(fetch.schema), *frames, END_OF_STREAM], ARROW_TYPE, headers)
+    return await send_parts(call, [schema, *frames, END_OF_STREAM], ARROW_TYPE, headers)
 
 
 def _headers(fetch: Fetch, next_offset: int) -> dict[str, str]:

@@ -16,6 +16,24 @@ PIECE_BYTES = 256 * 1024
 UNCOPIED_BYTES = 64 * 1024
 
 
+class Patience:
+    """How long a reader may take nothing: one to 1.25 times `stall_seconds`, as a timer for every piece would
+    cost too much."""
+
+    def __init__(self, limit: asyncio.Timeout, stall_seconds: float) -> None:
+        self._limit = limit
+        self._stall_seconds = stall_seconds
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+
+    def renew(self) -> None:
+        """It has taken something."""
+        now = self._now()
+        if now > self._began + self._stall_seconds / 4:
+            self._began = now
+            self._limit.reschedule(now + 1.25 * self._stall_seconds)
+
+
 async def send_parts(
     call: Call, parts: Sequence[bytes | memoryview], content_type: str, headers: Mapping[str, str]
 ) -> web.StreamResponse:
@@ -30,17 +48,13 @@ async def send_parts(
     if call.request.method == "HEAD":
         return response
     stall_seconds = call.context.limits.send_stall_ms / 1000
-    now = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(stall_seconds) as limit:
-            began = now()
+            patience = Patience(limit, stall_seconds)
             for piece in coalesced(parts):
-                # Not for every piece, each costs a timer: a reader gets between one and 1.25 times its time.
-                if now() > began + stall_seconds / 4:
-                    began = now()
-                    limit.reschedule(began + 1.25 * stall_seconds)
+                patience.renew()
                 await response.write(piece)
-            limit.reschedule(now() + stall_seconds)
+            limit.reschedule(asyncio.get_running_loop().time() + stall_seconds)
             await response.write_eof()
     except TimeoutError:
         cut_off(call.request)

@@ -81,6 +81,7 @@ class FakeFetch:
     next_offset: int
     high_watermark: int
     log_start_offset: int
+    pieces: None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -529,6 +530,7 @@ class FakeBroker:
         wait_ms: int,
         local: bool,
         limit: int | None = None,
+        in_pieces: bool = False,
     ) -> FakeFetch:
         self._raise_injected()
         log = self._log(topic, partition, local=local)

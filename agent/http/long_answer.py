@@ -1,0 +1,179 @@
+"""A long answer that is read while it is sent: headers first, then piece by piece what the log gives.
+
+Law of this file: a piece goes from its buffer straight to the socket, before the next is read into the same
+buffer. What the kernel does not take at once stays there until it does. What goes wrong after the headers
+have left ends the connection: never a byte of what did not verify, and never fewer bytes than promised that
+look like all. Where they come from is the log's matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from shoal.agent.http.context import Call
+from shoal.agent.http.interface import Pieces
+from shoal.agent.http.respond import Patience, cut_off
+
+# So long a slow reader may hold on to a file of the log; then it may be trimmed, and the answer ends.
+PIN_SECONDS = 5.0
+
+
+async def send_pieces(
+    call: Call, before: bytes, pieces: Pieces, after: bytes, content_type: str, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Answer 200 with `before`, all pieces, and `after`. A reader that stalls is cut off. Raises what
+    `pieces` does and ConnectionResetError, both after headers have left."""
+    response = web.StreamResponse(headers=headers)
+    response.content_type = content_type
+    response.content_length = len(before) + pieces.size_bytes + len(after)
+    writer = await response.prepare(call.request)
+    transport = call.request.transport
+    if call.request.method == "HEAD" or writer is None or transport is None:
+        return response
+    stall_seconds = call.context.limits.send_stall_ms / 1000
+    try:
+        async with asyncio.timeout(stall_seconds) as limit:
+            await response.write(before)
+            await _emptied(transport, writer)
+            with contextlib.closing(_outgoing(transport, writer, pieces)) as out:
+                await _send(pieces, out, after, Patience(limit, stall_seconds))
+            await response.write_eof()
+    except TimeoutError:
+        cut_off(call.request)
+        raise ConnectionResetError(f"the reader took nothing for {stall_seconds:g} s") from None
+    finally:
+        await pieces.let_go()
+    return response
+
+
+async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience) -> None:
+    """What is behind the pieces goes with the last of them, not as a packet of its own."""
+    left = pieces.size_bytes
+    while left:
+        piece = pieces.at_once()
+        if piece is None:
+            piece = await pieces.next()
+            patience.renew()
+        assert piece is not None, "there are as many bytes as were promised"
+        left -= len(piece)
+        rest = out.offer(memoryview(piece), b"" if left else after)
+        if rest is not None:
+            await out.finish(rest)
+            patience.renew()
+
+
+async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
+    """Until the kernel has what was written so far: what goes past the transport must not overtake it."""
+    if transport.get_write_buffer_size():
+        transport.set_write_buffer_limits(0)
+        try:
+            await writer.drain()
+        finally:
+            transport.set_write_buffer_limits()
+
+
+class _Rest(NamedTuple):
+    """What has still to go: of the piece, and of what is behind it."""
+
+    piece: memoryview
+    behind: bytes
+
+
+class _Outgoing(Protocol):
+    """The way of one answer's bytes to its reader. Both raise ConnectionResetError."""
+
+    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
+        """Send what goes at once; None: all of it has gone."""
+
+    async def finish(self, rest: _Rest) -> None:
+        """Returns once the memory of the piece may be used again."""
+
+    def close(self) -> None: ...
+
+
+def _outgoing(transport: asyncio.Transport, writer: AbstractStreamWriter, pieces: Pieces) -> _Outgoing:
+    transport_socket = transport.get_extra_info("socket")
+    if transport_socket is None or transport.get_extra_info("sslcontext") is not None:
+        return _ThroughTransport(transport, writer)
+    return _Straight(transport, transport_socket.dup(), pieces)
+
+
+class _ThroughTransport:
+    """Where there is no socket, or something between it and us."""
+
+    def __init__(self, transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
+        self._transport = transport
+        self._writer = writer
+
+    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        return _Rest(piece, behind)
+
+    async def finish(self, rest: _Rest) -> None:
+        self._transport.write(bytes(rest.piece) + rest.behind)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Straight:
+    """Into the socket, past the transport, which has nothing to write meanwhile. A descriptor of our own: it
+    can be waited for, and it names this socket until we close it."""
+
+    def __init__(self, transport: asyncio.Transport, own_socket: socket.socket, pieces: Pieces) -> None:
+        self._transport = transport
+        self._socket = own_socket
+        self._pieces = pieces
+        self._loop = asyncio.get_running_loop()
+        self._pinned_at = self._loop.time()
+
+    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        try:
+            sent = self._socket.sendmsg((piece, behind)) if behind else self._socket.send(piece)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise ConnectionResetError(f"the client has gone: {error}") from None
+        size = len(piece)
+        if sent == size + len(behind):
+            return None
+        return _Rest(piece[sent:], behind[max(0, sent - size) :])
+
+    async def finish(self, rest: _Rest) -> None:
+        left: _Rest | None = rest
+        while left is not None:
+            await self._wait()
+            left = self.offer(*left)
+
+    async def _wait(self) -> None:
+        """Until the socket takes more, or never will."""
+        now = self._loop.time()
+        if now > self._pinned_at + PIN_SECONDS:
+            await self._pieces.let_go()
+            self._pinned_at = now
+        ready: asyncio.Future[None] = self._loop.create_future()
+        descriptor = self._socket.fileno()
+        self._loop.add_writer(descriptor, _settle, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_writer(descriptor)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
