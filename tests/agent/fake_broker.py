@@ -81,7 +81,7 @@ class FakeFetch:
     next_offset: int
     high_watermark: int
     log_start_offset: int
-    pieces: None = None
+    pieces: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
