@@ -25,6 +25,8 @@ PAUSE_S = 0.05
 CALM_PRODUCER_SLOWNESS = 6.0
 CALM_READER_SLOWNESS = 2.0
 FINAL_LIMIT = 1_000
+TRIMMED_MAX = 5
+GONE = 410
 MAX_HEAD_BYTES = 64 * 1_024
 MAX_SHOWN_BYTES = 1_000
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
@@ -294,7 +296,7 @@ class Reader:
             answer = await self._connections.request(self._work.some_agent(), "GET", path, None, headers)
         except NoAnswer:
             return
-        if answer.status == 410:
+        if answer.status == GONE:
             self._offset = max(self._offset, int(answer.body["log_start_offset"]))
         if answer.status != 200:
             return
@@ -319,27 +321,36 @@ class Reader:
 
 
 async def read_all(agent: Address, partition: Partition, *, local: bool, arrow: bool = False) -> FinalLog:
-    """The whole partition as this agent gives it. `arrow`: as stored batches, otherwise as JSON. Raises
-    NoAnswer, or AssertionError for a refusal."""
+    """The whole partition as this agent gives it. `arrow`: as stored batches, otherwise as JSON. Begun anew
+    where this agent's log begins when retention has taken what was to be read next. Raises NoAnswer, or
+    AssertionError for a refusal."""
     connections = Connections()
-    records: list[tuple[int, str]] = []
+    suffix = "&consistency=local" if local else ""
     try:
-        start = (await _final_page(connections, agent, partition, "offset=earliest&limit=1")).log_start_offset
-        offset = start
-        while True:
-            question = f"offset={offset}&limit={FINAL_LIMIT}" + ("&consistency=local" if local else "")
-            page = await _final_page(connections, agent, partition, question, arrow=arrow)
-            records += (record for record in page.records if record[0] >= offset)
-            if not page.records:
-                return FinalLog(partition, f"{agent[0]}:{agent[1]}", start, tuple(records))
-            offset = page.next_offset
+        first = await _final_page(connections, agent, partition, "offset=earliest&limit=1")
+        offset = start = first.log_start_offset
+        records: list[tuple[int, str]] = []
+        for _ in range(TRIMMED_MAX):
+            while True:
+                question = f"offset={offset}&limit={FINAL_LIMIT}{suffix}"
+                page = await _final_page(connections, agent, partition, question, arrow=arrow)
+                if page.next_offset < 0:
+                    break
+                records += (record for record in page.records if record[0] >= offset)
+                if not page.records:
+                    return FinalLog(partition, f"{agent[0]}:{agent[1]}", start, tuple(records))
+                offset = page.next_offset
+            offset = start = page.log_start_offset
+            records = []
     finally:
         connections.close()
+    raise AssertionError(f"{agent} trimmed {partition} {TRIMMED_MAX} times while it was read")
 
 
 class _Page(NamedTuple):
     records: list[tuple[int, str]]
     next_offset: int
+    """Negative where the offset was trimmed."""
     log_start_offset: int
 
 
@@ -350,6 +361,8 @@ async def _final_page(
     path = f"/v1/topics/{topic}/partitions/{number}/records?{question}"
     accept = {"Accept": ARROW_TYPE} if arrow else None
     status, fields, body = await connections.exchange(agent, "GET", path, None, accept)
+    if status == GONE:
+        return _Page([], -1, int(json.loads(body)["log_start_offset"]))
     assert status == 200, (
         f"{agent} refuses {path}: {status} {body[:MAX_SHOWN_BYTES].decode(errors='replace')}"
     )

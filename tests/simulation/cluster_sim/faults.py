@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from raft_sim.network import SHAPES, cut
 
 from cluster_sim.node import Node
-from shoal.agent.identity import GroupId
+from shoal.agent.catalog import Catalog
+from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.segment_store.memory_disk import Fault
 
 if TYPE_CHECKING:
@@ -194,17 +195,33 @@ class Nemesis:
         self._bring_back(node, self._rng.uniform(0.5, 5))
         return node.name
 
+    def _catalogs(self) -> Iterator[Catalog]:
+        """What each agent knew last; empty before it has found its cluster."""
+        for node in self._simulation.nodes:
+            broker = getattr(node.agent, "broker", None)
+            if broker is not None:
+                yield broker._catalog
+
+    def _topics_born_whole(self) -> set[str]:
+        """Names of directories. What was born while agents were away may have but one copy to lose."""
+        born = {
+            entry.topic_id.hex()
+            for catalog in self._catalogs()
+            for entry in catalog.topics.values()
+            if all(len(birth.voters) >= REPLICAS for birth in entry.partitions)
+        }
+        return born | {CATALOG_GROUP.topic_id.hex()}
+
     def _holds_one_of_two(self, node: Node) -> bool:
         assert node.agent is not None
         host, agent_id = node.host, node.agent.agent_id
         assert host is not None
-        for other in self._running():
-            if other.is_ready and other.agent is not None:
-                for entry in other.agent.broker._catalog.topics.values():
-                    for partition, birth in enumerate(entry.partitions):
-                        is_young = agent_id in birth.voters and len(birth.voters) < REPLICAS
-                        if is_young and not host.has(GroupId(entry.topic_id, partition)):
-                            return True
+        for catalog in self._catalogs():
+            for entry in catalog.topics.values():
+                for partition, birth in enumerate(entry.partitions):
+                    is_young = agent_id in birth.voters and len(birth.voters) < REPLICAS
+                    if is_young and not host.has(GroupId(entry.topic_id, partition)):
+                        return True
         for held in host._groups.values():
             voters = [item.agent_id for item in held.replica.core.configuration.replicas if not item.learner]
             if agent_id in voters and len(voters) < REPLICAS:
@@ -324,7 +341,13 @@ class Nemesis:
         """One bit of one stored byte of a log flips, as often as not among the newest ones, which nothing
         behind them proves; on a disk whose process runs or not."""
         nodes = [node for node in self._simulation.nodes if self.rotten in (None, node.address)]
-        places = [(node, path) for node in nodes for path in node.disk.segments()]
+        copied = self._topics_born_whole()
+        places = [
+            (node, path)
+            for node in nodes
+            for path in node.disk.segments()
+            if any(topic_id in path for topic_id in copied)
+        ]
         if not places:
             return "nowhere"
         node, path = self._rng.choice(places)
