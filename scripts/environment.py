@@ -33,7 +33,7 @@ STAGES = {
         "free_mb": 60,
     },
     "spark": {"install": ["-e", "{root}[spark]"], "installed_mb": 700, "free_mb": 3000},
-    "test": {"install": ["-e", "{root}[test]"], "installed_mb": 110, "free_mb": 400},
+    "test": {"install": ["-e", "{root}[test]"], "installed_mb": 330, "free_mb": 900},
 }
 
 

@@ -129,7 +129,9 @@ class ShoalDataSource(DataSource):
             raise SourceError('a log is only appended to: use .mode("append")')
         options = self._sink(schema)
         if options.topic is not None:
-            ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(options.topic)
+            ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(
+                options.topic, planning=True
+            )
         return ShoalWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ShoalStreamWriter:

@@ -43,8 +43,9 @@ ROUTED_TOPICS_MAX: Final = 256  # remembered by a worker
 SMALL_PART_BYTES: Final = 64 * 1024  # of a request: copied together, since a system call costs more
 
 Body: TypeAlias = list[bytes | memoryview]
-# Routes outlive a task: a worker serves many. Leaders that have moved say so.
-_ROUTES: dict[str, tuple[float, TopicRoutes]] = {}
+# Routes outlive a task: a worker serves many. Leaders that have moved say so. By agents too: the same worker
+# may write to topics of one name in two clusters.
+_ROUTES: dict[tuple[tuple[str, ...], str], tuple[float, TopicRoutes]] = {}
 
 
 class Place(NamedTuple):
@@ -85,24 +86,27 @@ class ChunkSender:
         self._epoch = epoch
         self._pause = pause
 
-    def routes(self, topic: str, *, fresh: bool = False) -> TopicRoutes:
-        """A topic's partitions and leaders, as known to this worker. Raises SourceError."""
-        known = _ROUTES.get(topic)
+    def routes(self, topic: str, *, fresh: bool = False, planning: bool = False) -> TopicRoutes:
+        """A topic's partitions and leaders, as known to this worker. Raises SourceError; `planning`: at once
+        where nobody answers, for somebody waits for the query to begin."""
+        place = (self._sink.agents, topic)
+        known = _ROUTES.get(place)
         if fresh or known is None or time.monotonic() - known[0] > ROUTES_SECONDS_MAX:
+            policy = self._sink.policy
             if fresh:
                 routes = self._fetch_routes(topic)
             else:
                 routes = persist(
                     lambda: self._fetch_routes(topic),
-                    self._sink.policy.attempts,
+                    policy.plan_attempts if planning else policy.attempts,
                     f"topic {topic!r} cannot be written at present",
-                    policy=self._sink.policy,
+                    policy=policy,
                     pause=self._pause,
-                    patient=True,
+                    patient=not planning,
                 )
             if len(_ROUTES) >= ROUTED_TOPICS_MAX:
                 _ROUTES.clear()
-            known = _ROUTES[topic] = (time.monotonic(), routes)
+            known = _ROUTES[place] = (time.monotonic(), routes)
         return known[1]
 
     def _fetch_routes(self, topic: str) -> TopicRoutes:

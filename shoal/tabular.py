@@ -6,6 +6,7 @@ when it is asked for. No loop here touches a record.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any, Final, Literal
 
@@ -22,6 +23,7 @@ from shoal.batch import (
 from shoal.errors import ClientError, ShoalError
 
 FrameKind = Literal["pandas", "polars", "arrow"]
+_INDEX_COLUMN: Final = re.compile(r"__index_level_\d+__")  # as pandas and pyarrow name one without a name
 PLACED_FIELDS: Final = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
 
 
@@ -36,7 +38,7 @@ def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
     elif isinstance(data, pa.Table):
         batches = data.to_batches()
     elif hasattr(data, "__arrow_c_stream__"):  # polars, pandas, DuckDB and others
-        batches = pa.table(data).to_batches()
+        batches = _imported(data, topic).to_batches()
     else:
         kind = type(data).__name__
         raise ShoalError(
@@ -44,6 +46,17 @@ def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
             f"{topic} takes a RecordBatch, Table, pandas or polars frame, not {kind}; send() takes records",
         )
     return [_checked(_conformed(batch, topic, now_us), topic) for batch in batches]
+
+
+def _imported(data: Any, topic: str) -> pa.Table:
+    """A frame's columns. pandas exports them with its index, which is nobody's column unless it has a name
+    (a frame that was filtered has such an index)."""
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = " ".join(str(part) for part in error.args)
+        raise ShoalError("schema-mismatch", f"{topic}: this frame is no Arrow table: {reason}") from error
+    return table.drop_columns([name for name in table.column_names if _INDEX_COLUMN.fullmatch(name)])
 
 
 def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch:

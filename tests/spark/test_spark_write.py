@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.routing import hash_ranges, key_hash, partition_for
 from shoal.spark_http import RetryPolicy
 from shoal.spark_options import SourceError, check_written, parse_sink_options
-from shoal.spark_send import Sink, encoded
+from shoal.spark_send import ChunkSender, Sink, encoded
 from shoal.spark_write import GATHERED_BYTES, TaskWriter, Written, cast, cut, gathered, measure, to_wire
 
 Cluster: TypeAlias = Any  # conftest's: test modules do not import one another
@@ -289,6 +289,38 @@ def test_patience_is_bounded(cluster: Cluster) -> None:
     nobody = Sink(("http://127.0.0.1:9",), "elsewhere", RetryPolicy(attempts=3))
     with pytest.raises(SourceError, match=r"'elsewhere' cannot be written at present: no agent answers"):
         write(nobody, numbered(0, 1))
+
+
+def test_a_write_is_planned_without_patience(cluster: Cluster) -> None:
+    """Nobody home, or no such topic: known at once, before any task begins; an election is waited for."""
+    pauses: list[float] = []
+    nobody = ChunkSender(Sink(("http://127.0.0.1:9",), "out"), "planning", 0, pauses.append)
+    with pytest.raises(SourceError, match=r"^no agent answers \(option agent, or SHOAL_AGENT\)"):
+        nobody.routes("out", planning=True)
+    sender = ChunkSender(sink(cluster), "planning", 0, pauses.append)
+    with pytest.raises(SourceError, match="unknown topic 'writen': make it first"):
+        sender.routes("writen", planning=True)
+    assert pauses == []
+    cluster.fill("out", (), ())
+    cluster.document_faults = [ShoalError("no-leader", "electing")] * 4  # of two agents, twice
+    assert len(sender.routes("out", planning=True).partitions) == 2
+    assert len(pauses) == 2
+
+
+def test_topics_of_one_name_in_two_clusters_are_two(cluster: Cluster) -> None:
+    """A worker that writes to both, one after the other, sends each its own records."""
+    cluster.fill("out", (), ())
+    other = type(cluster)()
+    try:
+        other.start_agent()
+        other.fill("out", ())
+        for number in range(2):
+            write(sink(cluster), rows_of((b"k", b"one %d" % number)), task=number)
+            write(Sink((other.url(0),), "out"), rows_of((b"k", b"two %d" % number)), task=number)
+        assert values(stored(cluster)) == [b"one 0", b"one 1"]
+        assert values(stored(other)) == [b"two 0", b"two 1"]
+    finally:
+        other.stop()
 
 
 def test_large_records_are_cut_apart_or_refused(cluster: Cluster) -> None:

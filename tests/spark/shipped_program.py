@@ -1,0 +1,112 @@
+"""A PySpark program whose Python has no Shoal: only the zip that it ships. Prints one JSON line of results.
+
+Arguments: how to ship it (cluster, submit, connect), agents, the zip, a directory. Run by
+test_spark_shipping.py in a process of its own, driver and workers with an interpreter that cannot import
+Shoal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+KIND, AGENTS, ZIP, DIRECTORY = sys.argv[1:5]
+MASTERS = {"cluster": "local-cluster[2,1,1024]", "submit": "local[1]"}
+STATIC = {"spark.ui.enabled": "false", "spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}
+
+
+def session() -> SparkSession:
+    """Two executors in JVMs of their own, or one thread, or a Connect server with two."""
+    builder = SparkSession.builder.config("spark.sql.shuffle.partitions", "2")
+    if KIND == "connect":
+        return builder.remote("local[2]").getOrCreate()
+    return builder.master(MASTERS[KIND]).config(map=STATIC).getOrCreate()
+
+
+def ship(spark: SparkSession) -> None:
+    """As docs/spark.md says; `spark-submit --py-files` has done it already."""
+    if KIND == "cluster":
+        spark.sparkContext.addPyFile(ZIP)
+    elif KIND == "connect":
+        spark.addArtifacts(ZIP, pyfile=True)
+        sys.path.insert(0, ZIP)  # the server has it now; this is for the client's own import
+
+
+def installed(spark: SparkSession) -> list[str]:
+    """Where workers would find Shoal if nothing was shipped; empty where they cannot."""
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            found = importlib.util.find_spec("shoal")
+            yield pa.RecordBatch.from_pydict({"place": [str(found.origin) if found else ""]})
+
+    places = spark.range(4).repartition(2).mapInArrow(look, "place string").distinct().collect()
+    return [row["place"] for row in places if row["place"]]
+
+
+def failed(work: Any) -> str:
+    """What is said, in one line or many."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test reads it
+        return str(error)
+    return "no failure"
+
+
+def stream(spark: SparkSession) -> None:
+    """One topic into another, once through."""
+    source = spark.readStream.format("shoal").options(agent=AGENTS, subscribe="written")
+    rows = source.option("startingOffsets", "earliest").load().select("key", "value")
+    writer = rows.writeStream.format("shoal").options(agent=AGENTS, topic="copied")
+    query = writer.option("checkpointLocation", f"{DIRECTORY}/{KIND}").trigger(availableNow=True).start()
+    query.awaitTermination(100)
+    failure = query.exception()
+    assert failure is None, failure
+
+
+def main() -> None:
+    """Ship, register, write, read, copy."""
+    spark = session()
+    results: dict[str, Any] = {"before": installed(spark)}
+    ship(spark)
+    import shoal.spark  # only now: there is no other Shoal
+
+    shoal.spark.register(spark)
+    results["module"] = shoal.spark.__file__
+    rows = spark.range(1_000).selectExpr("cast(id AS string) AS key", "concat('value ', id) AS value")
+    sink = {"agent": AGENTS, "topic": "written"}
+    rows.repartition(3).write.format("shoal").options(**sink).mode("append").save()
+
+    def load(**options: str) -> DataFrame:
+        chosen = {"agent": AGENTS, "subscribe": "written", **options}
+        return spark.read.format("shoal").options(**chosen).load()
+
+    results["read"] = sorted(row["value"].decode() for row in load().select("value").collect())
+    try:
+        load(subscribe="writen").count()
+    except PySparkException as error:
+        results["unknown_topic"] = str(error)
+    if KIND == "connect":
+        stream(spark)
+        frame = load().orderBy("partition", "offset").toPandas()
+        results["pandas"] = {name: str(kind) for name, kind in frame.dtypes.items()}
+        results["values"] = sorted(frame["value"].str.decode("utf-8"))
+    if KIND == "cluster":
+        wheel = f"{DIRECTORY}/shoal-0.1.0-py3-none-any.whl"
+        shutil.copy(ZIP, wheel)
+        spark.sparkContext.addPyFile(wheel)
+        results["wheel"] = failed(lambda: shoal.spark.register(spark))
+    print(json.dumps(results))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
