@@ -4,11 +4,15 @@ Law of this file: it runs coroutines and nothing else. The caller's own thread m
 notebook does): it is never touched. An interrupt (Ctrl-C) may come between any two steps of the caller's
 thread: it waits at a bare lock, since what is built of several steps may be left half done by one
 (concurrent.futures, conditions; `Thread.is_alive` can take a thread that runs for dead, bpo-45274).
+
+concurrent.futures.thread is imported for pyarrow, which imports it with pandas when it makes its first array: in
+a script's last flush, at the interpreter's end, that is too late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - see above
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar

@@ -144,10 +144,13 @@ def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dic
 
 
 def _run(config: AgentConfig, *, greet: bool = False) -> int:
-    from shoal.agent.agent import run_agent
+    from shoal.agent.lean_imports import import_no_frames
     from shoal.agent.memory import keep_freed_memory
 
+    import_no_frames()  # before pyarrow is imported, with all that follows
     keep_freed_memory()
+    from shoal.agent.agent import run_agent
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     return asyncio.run(run_agent(config, lambda agent: _begin(agent, greet)))
 
