@@ -5,8 +5,8 @@ notebook does): it is never touched. An interrupt (Ctrl-C) may come between any 
 thread: it waits at a bare lock, since what is built of several steps may be left half done by one
 (concurrent.futures, conditions; `Thread.is_alive` can take a thread that runs for dead, bpo-45274).
 
-concurrent.futures.thread is imported for pyarrow, which imports it with pandas when it makes its first array: in
-a script's last flush, at the interpreter's end, that is too late.
+concurrent.futures.thread is imported for pyarrow, which imports it with pandas when it makes its first array:
+in a script's last flush, at the interpreter's end, that is too late.
 """
 
 from __future__ import annotations
