@@ -21,6 +21,9 @@ class FrameCache:
         self._frames: dict[LogIndex, Frame] = {}
         self._first = LogIndex(1)
         self._settled_to = LogIndex(0)
+        """Frames behind it are not settled; what lies before the first frame here may not be, either."""
+        self._last_settled = LogIndex(0)
+        """The newest frame that was settled here, which no truncation reaches."""
         self._settled_bytes = 0
 
     def __len__(self) -> int:
@@ -53,9 +56,10 @@ class FrameCache:
         return frames
 
     def truncate(self, from_index: LogIndex) -> None:
-        """The log lost everything from here on; never a settled frame."""
-        assert from_index > self._settled_to
-        index = from_index
+        """The log lost everything from here on; never a settled frame. A log that was opened with entries
+        that nobody had committed may lose some that never were here."""
+        assert from_index > self._last_settled
+        index = max(from_index, self._first)
         while self._frames.pop(index, None) is not None:
             index = LogIndex(index + 1)
 
@@ -66,7 +70,7 @@ class FrameCache:
             frame = frames.get(LogIndex(settled_to + 1))
             if frame is None:
                 break
-            self._settled_to = settled_to = frame.stamp.index
+            self._settled_to = self._last_settled = settled_to = frame.stamp.index
             self._settled_bytes += len(frame.data)
         while self._settled_bytes > self._max_settled_bytes and self._first <= self._settled_to:
             self._settled_bytes -= len(frames.pop(self._first).data)

@@ -278,14 +278,17 @@ def test_waiters_hear_of_commit_sync_truncation_and_time() -> None:
 # Frames in memory
 
 
-@given(st.integers(0, 2**32), st.integers(1, 60))
-def test_the_frame_cache_keeps_what_is_not_settled(seed: int, steps: int) -> None:
-    """Whatever happens, frames above the settled index are there, and settled ones fit the bound."""
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 4))
+def test_the_frame_cache_keeps_what_is_not_settled(seed: int, steps: int, found: int) -> None:
+    """Whatever happens, frames above the settled index are there, and settled ones fit the bound. `found`:
+    how many the log had when it was opened, which a truncation may take as well."""
     rng = random.Random(seed)
     writer = Writer(PartitionState(BIRTH))
     bound = 4_000
     cache = FrameCache(bound)
     settled = 0
+    for _ in range(found):
+        writer.data(rows=1)
     for _ in range(steps):
         last = writer.state.tail.last_index
         action = rng.random()
@@ -300,7 +303,8 @@ def test_the_frame_cache_keeps_what_is_not_settled(seed: int, steps: int) -> Non
             writer.state.truncate(LogIndex(cut))
             cache.truncate(LogIndex(cut))
             del writer.frames[cut - 1 :]
-        for index in range(settled + 1, writer.state.tail.last_index + 1):
+            found = min(found, cut - 1)
+        for index in range(max(found, settled) + 1, writer.state.tail.last_index + 1):
             assert cache.get(LogIndex(index)) is writer.frames[index - 1]
         kept = [frame for frame in writer.frames[:settled] if cache.get(frame.stamp.index) is not None]
         assert sum(len(frame.data) for frame in kept) <= bound
