@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from shoal.aio_bulk import BrokenAnswer, BulkConnections, UnknownLength
+from shoal.aio_bulk import WOKEN_BYTES, BrokenAnswer, BulkConnections, UnknownLength
 
 BODY = bytes(range(256)) * 4_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nshoal-next-offset: 7\r\n\r\n"
@@ -148,3 +148,32 @@ async def test_nobody_there_is_refused(bulk: Callable[..., BulkConnections]) -> 
     """As the operating system says it."""
     with pytest.raises(ConnectionRefusedError):
         await bulk().get("http://127.0.0.1:1", "/", {}, {})
+
+
+@pytest.mark.parametrize("last", [1, 7, WOKEN_BYTES - 1, WOKEN_BYTES, WOKEN_BYTES + 1])
+async def test_long_bodies_end_however_little_comes_last(
+    server: Server, bulk: Callable[..., BulkConnections], last: int
+) -> None:
+    """The kernel wakes us for many bytes at once, but never waits for more than are to come: neither for the
+    end of a long body that dribbles in, nor for the short answers behind it on the same connection."""
+    body = BODY * 2
+    for pieces in ([body[:-last], body[-last:]], [body[:700_000], body[700_000:-last], body[-last:]]):
+        server.answers = [[HEAD % len(body), *pieces], [HEAD % 5, b"a", b"bcde"], [HEAD % len(body) + body]]
+        connections = bulk(4 << 20)
+        for wanted in (body, b"abcde", body):
+            async with asyncio.timeout(5):
+                answer = await connections.get(server.base, "/", {}, {})
+            assert bytes(answer.body) == wanted
+        connections.close()
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("come", [0, 1, 100, WOKEN_BYTES + 3])
+async def test_a_long_body_that_breaks_off_is_noticed_at_once(
+    server: Server, bulk: Callable[..., BulkConnections], come: int
+) -> None:
+    """Also when fewer bytes came than we would be woken for."""
+    server.answers = [[HEAD % len(BODY) + BODY[:come], b""]]
+    async with asyncio.timeout(2):
+        with pytest.raises(BrokenAnswer):
+            await bulk().get(server.base, "/", {}, {})
