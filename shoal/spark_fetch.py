@@ -42,7 +42,10 @@ from shoal.spark_topics import fetch_routes
 
 ARROW_MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 LARGE_BATCH_BYTES: Final = 512 * 1024
-"""Stored batches of this size go to Spark as they are; smaller ones are joined to one for each answer."""
+"""Stored batches of this size go to Spark as they are; smaller ones are joined."""
+
+JOINED_BYTES_MAX: Final = 8 * 2**20
+"""What they are joined to at most, about: batches of 1 to 10 MB are best for Spark."""
 
 LIMIT_MAX: Final = 10_000_000
 """The most records that an agent lets one read ask for."""
@@ -56,7 +59,7 @@ _CREATE_TIME: Final = 0  # Kafka's timestampType: the producer's time
 class FetchPolicy(NamedTuple):
     """How a task reads, and how long it tries."""
 
-    fetch_bytes: int = 8 * 2**20  # one answer; batches of 1 to 10 MB are best for Spark
+    fetch_bytes: int = 16 * 2**20  # one answer: asking costs a worker and an agent a millisecond together
     retries: RetryPolicy = DEFAULT_RETRIES
 
 
@@ -238,8 +241,14 @@ def _read_answer(base: str, answer: Answer, offset: int) -> Records:
         claim = f"{rows} records from {base_offset} up to {next_offset}"
         raise MovedError(f"{base} was asked for offset {offset} and answers with {claim}")
     if len(answer.body) < len(batches) * LARGE_BATCH_BYTES:
-        batches = [pa.concat_batches(batches)]
+        batches = _joined(batches, len(answer.body))
     return Records(base_offset, batches)
+
+
+def _joined(batches: list[pa.RecordBatch], size_bytes: int) -> list[pa.RecordBatch]:
+    """As few as may be, each of about as many of the small ones, which have `size_bytes` together."""
+    count = max(1, len(batches) * JOINED_BYTES_MAX // max(size_bytes, JOINED_BYTES_MAX))
+    return [pa.concat_batches(batches[at : at + count]) for at in range(0, len(batches), count)]
 
 
 def compose(records: pa.RecordBatch, scan: Scan, first_offset: int) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.batch import DEFAULT_SCHEMA, schema_message
 from shoal.errors import ShoalError
-from shoal.spark_fetch import FetchPolicy, RangeReader, Scan, is_local
+from shoal.spark_fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
 from shoal.spark_http import POOL, RetryPolicy
 from shoal.spark_options import COLUMNS, HEADERS, Selection, SourceError
 from shoal.spark_plan import OffsetRange, PartitionState
@@ -358,6 +358,19 @@ def test_large_batches_go_on_as_they_are(cluster: Cluster) -> None:
     batches = read(scan(cluster, 1, 10, 100_000, policy=FetchPolicy(fetch_bytes=32 * 2**20)))
     assert [batch.num_rows for batch in batches] == [69_990, 30_000]
     assert batches[1].column("offset")[0].as_py() == 70_000
+
+
+def test_small_batches_are_joined_up_to_a_bound(cluster: Cluster) -> None:
+    """A long answer of small batches goes on as a few of some megabytes, rows in order."""
+    small = record_batch_of(2_000)
+    count = 2 * JOINED_BYTES_MAX // len(small)
+    cluster.topics["flights"][1].frames = [(number * 2_000, 2_000, small) for number in range(count)]
+    cluster.topics["flights"][1].high_watermark = count * 2_000
+    batches = read(scan(cluster, 1, 0, count * 2_000, policy=FetchPolicy(fetch_bytes=64 * 2**20)))
+    assert 2 <= len(batches) <= 3
+    assert all(batch.num_rows <= JOINED_BYTES_MAX // len(small) * 2_000 for batch in batches)
+    offsets = pa.concat_arrays([batch.column("offset") for batch in batches])
+    assert offsets.equals(pa.array(range(count * 2_000), pa.int64()))
 
 
 def record_batch_of(rows: int) -> bytes:
