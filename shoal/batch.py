@@ -146,6 +146,7 @@ class Flag(IntFlag):
 _KNOWN_FLAGS: Final = int(Flag.FIRST_OF_SEGMENT | Flag.GATHERED)
 # Looked up by number: calling an enumeration costs as much as the rest of a stamp.
 _KINDS: Final = tuple(Kind)
+_LAST_KIND: Final = len(_KINDS) - 1
 _FLAGS: Final = tuple(map(Flag, range(_KNOWN_FLAGS + 1)))
 
 
@@ -414,8 +415,13 @@ def parse_frame(
     if position + total > len(buffer):
         raise BatchError("short", "the buffer ends inside a frame")
     data = bytes(buffer[position : position + total])
-    if verify:
+    if verify and total > JOINED_BODY_BYTES:
         _verify(memoryview(data), stamp_position - position, fields[1], identity.seed)
+    elif verify:  # what is short is copied more quickly than looked at
+        checksum_position = stamp_position - position + _CRC_OFFSET
+        checksum = crc32c(data[:checksum_position], identity.seed)
+        if crc32c(data[checksum_position + 4 :], checksum) != fields[1]:
+            raise BatchError("checksum", "a frame's checksum does not hold")
     return _new(Frame, (_decode_stamp(fields), data))
 
 
@@ -501,11 +507,11 @@ def _read_stamp(buffer: bytes | memoryview, position: int) -> tuple[int, int, tu
 
 
 def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
-    (_, _, version, kind, flags, count, base, term, previous_term, index, body_length) = fields[:11]
-    (append_time_us, max_timestamp_us, producer_id, epoch, control_length, sequence, reserved) = fields[11:]
+    _, _, version, kind, flags, count, base, term, previous_term, index, body_length, *others = fields
+    append_time_us, max_timestamp_us, producer_id, epoch, control_length, sequence, reserved = others
     if version != FORMAT_VERSION:
         raise BatchError("version", f"format version {version} is not known, only {FORMAT_VERSION}")
-    if kind > Kind.SEAL or flags & ~_KNOWN_FLAGS or reserved != _RESERVED:
+    if kind > _LAST_KIND or flags & ~_KNOWN_FLAGS or reserved != _RESERVED:
         raise BatchError("invalid", "unknown kind, flag or reserved bytes in a stamp")
     producer = None
     if producer_id != _NO_PRODUCER:
