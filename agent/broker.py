@@ -222,6 +222,7 @@ class Broker:
             if not self.catalog_birth
             else {"birth": list(self.catalog_birth), "version": self._catalog.version},
             "damage": self._damage(),
+            "not_serving": self._not_serving(),
             "configuration": self.config.as_document(),
         }
 
@@ -267,6 +268,15 @@ class Broker:
             documents.damage_document(topic, partition, item)
             for topic, partition, status in statuses
             for item in status.damaged_ranges[:MAX_DAMAGE_SHOWN]
+        ]
+
+    def _not_serving(self) -> list[dict[str, Any]]:
+        """Replicas here that are lost, have failed, or are being mended or replaced."""
+        statuses = [] if self._joined is None else self._named_statuses(self._joined)
+        return [
+            {"topic": topic, "partition": partition, "state": status.state, "reason": status.reason}
+            for topic, partition, status in statuses
+            if status.state != "active"
         ]
 
     def _named_statuses(self, joined: Joined) -> list[tuple[str, int, Any]]:
@@ -487,10 +497,30 @@ class Broker:
             return ShoalError("no-leader", f"{where} has no leader at present")
         return not_leader(where, leader)
 
+    def _instead_of_here(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
+        """The replica here does not serve: its leader does, or soon another holder, who is named. Alone it
+        says what is wrong."""
+        host, group = self._parts().host, self._group(topic, partition)
+        if not host.has(group) or (status := host.status(group)).state == "active":
+            return error
+        elsewhere = self._elsewhere(topic, partition)
+        if elsewhere.code == "not-leader":
+            return elsewhere
+        leadership = self._leadership(GroupKey(*group))
+        entry = self._catalog.by_id(topic.id)
+        births = () if entry is None else entry.partitions[partition].voters
+        holders = births if leadership is None else leadership.voters
+        urls = self._roster.urls()
+        others = [urls[item] for item in holders if item != self.agent_id and item in urls]
+        if not others:
+            return error
+        why = f"the replica here is {status.state}: {status.reason}; others are at {', '.join(others)}"
+        return ShoalError("no-leader", f"{elsewhere.detail}; {why}", replica_urls=list(others))
+
     def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
         """The host knows agents, not URLs: say who leads in a way that a client can use."""
         if error.code != "not-leader":
-            return error
+            return self._instead_of_here(error, topic, partition)
         elsewhere = self._elsewhere(topic, partition)
         if "high_watermark" in error.extra:  # a local read beyond what the replica here knows
             elsewhere.extra["high_watermark"] = error.extra["high_watermark"]

@@ -238,6 +238,7 @@ SCHEMAS: dict[str, Schema] = {
                 detail=TEXT,
             )
         ),
+        not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
         configuration=by_name(ANYTHING),
     ),
     "Join": members_of(addresses=list_of(described(TEXT, "HOST:PORT"))),
