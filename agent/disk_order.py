@@ -2,9 +2,10 @@
 
 Law of this file: of one ready the hard state is synced before the log is touched (a log that holds a term
 above the stored one is a lost replica: safety 3), truncation before the new branch is written, and nobody
-hears of a ready before every earlier one is durable. Appends without hard state and truncation, the common
-case, go to the log at once, so that the log's group commit can join them. It never retries: after an error
-it stays stopped.
+hears of a ready before every earlier one is durable. The first entry of a segment is noted outside the log
+before anybody hears of it, since a segment that is lost whole would not be missed (`floor`). Appends without
+hard state and truncation, the common case, go to the log at once, so that the log's group commit can join
+them. It never retries: after an error it stays stopped.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from shoal.batch import Frame
+from shoal.batch import Flag, Frame, LogIndex
 from shoal.replication.interfaces import HardState
 from shoal.replication.ready import Ready
 from shoal.segment_store.errors import StoreError
@@ -23,16 +24,20 @@ logger = logging.getLogger(__name__)
 
 
 class _Item:
-    __slots__ = ("done", "frames", "ready", "size_bytes")
+    """`segments`: the entries of it that begin one, ascending."""
+
+    __slots__ = ("done", "frames", "ready", "segments", "size_bytes")
 
     def __init__(self, ready: Ready, frames: list[Frame]) -> None:
         self.ready = ready
         self.frames = frames
         self.done = False
-        if len(frames) == 1:
-            self.size_bytes = len(frames[0].data)
-        else:
-            self.size_bytes = sum([len(frame.data) for frame in frames]) if frames else 0
+        self.segments: tuple[LogIndex, ...] = ()
+        self.size_bytes = 0
+        for stamp, data in frames:
+            self.size_bytes += len(data)
+            if stamp.flags and stamp.flags & Flag.FIRST_OF_SEGMENT:
+                self.segments += (stamp.index,)
 
 
 class DiskOrder:
@@ -42,11 +47,16 @@ class DiskOrder:
         self,
         log: PartitionLog,
         save_hard_state: Callable[[HardState], Awaitable[None]],
+        floor: LogIndex,
+        save_floor: Callable[[LogIndex], Awaitable[None]],
         on_durable: Callable[[Ready], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._log = log
         self._save_hard_state = save_hard_state
+        self._floor = floor
+        self._save_floor = save_floor
+        self._noting: asyncio.Task[None] | None = None
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._items: deque[_Item] = deque()
@@ -91,6 +101,7 @@ class DiskOrder:
             if item.ready.hard_state is not None:
                 await self._save_hard_state(item.ready.hard_state)
             if item.ready.truncate_from is not None:
+                await self._lower_floor(LogIndex(item.ready.truncate_from - 1), item)
                 await self._log.truncate_suffix(item.ready.truncate_from)
             self._slow.popleft()
             if not self._stopped:
@@ -122,6 +133,12 @@ class DiskOrder:
         if error is not None:
             self._fail(error)
             return
+        if item.segments:
+            self._note(item)
+        else:
+            self._done(item)
+
+    def _done(self, item: _Item) -> None:
         item.done = True
         try:
             self._release()
@@ -129,6 +146,41 @@ class DiskOrder:
             # Nobody else would hear of it in a callback: the replica must not go on half advanced.
             logger.exception("a durable ready could not be taken")
             self._fail(bug)
+
+    def _note(self, item: _Item) -> None:
+        """Before anybody hears of a segment's first entry, something outside it knows that it is there."""
+        before = self._noting
+
+        async def note() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            if self._stopped:
+                return
+            if item.segments and item.segments[-1] > self._floor:
+                self._floor = item.segments[-1]
+                await self._save_floor(self._floor)
+            self._done(item)
+
+        self._noting = asyncio.ensure_future(note())
+        self._noting.add_done_callback(self._noting_ended)
+
+    def _noting_ended(self, noting: asyncio.Task[None]) -> None:
+        if self._noting is noting:
+            self._noting = None
+        if not noting.cancelled() and (error := noting.exception()) is not None:
+            self._fail(error)
+
+    async def _lower_floor(self, last_index: LogIndex, cutting: _Item) -> None:
+        """The log is about to be cut behind that entry: nothing above it is noted for what came before."""
+        for item in self._items:
+            if item is cutting:
+                break
+            item.segments = tuple(index for index in item.segments if index <= last_index)
+        while self._noting is not None:
+            await asyncio.wait([self._noting])
+        if last_index < self._floor:
+            self._floor = last_index
+            await self._save_floor(last_index)
 
     def _release(self) -> None:
         items = self._items
@@ -149,9 +201,11 @@ class DiskOrder:
 
     async def drain(self) -> None:
         """Wait for everything under way; then the log may be closed."""
-        while self._worker is not None or self._writes:
+        while self._worker is not None or self._writes or self._noting is not None:
             if self._worker is not None:
                 await asyncio.wait([self._worker])
+            elif self._noting is not None:
+                await asyncio.wait([self._noting])
             else:
                 self._writes_over = self._writes_over or asyncio.get_running_loop().create_future()
                 await asyncio.wait([self._writes_over])

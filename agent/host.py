@@ -642,6 +642,15 @@ class Host:
         kept = replace(state, commit_index=min(state.commit_index, replica.log.synced_index))
         await self._stores.hard_states.save(replica.group, replica.replica_id, kept)
 
+    async def save_floor(self, replica: Replica, floor: LogIndex) -> None:
+        """A log found shorter is a lost one."""
+        await self._stores.hard_states.save_floor(replica.group, floor)
+
+    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
+        """The same for a log that is about to be cut behind that entry."""
+        if last_index < self._stores.hard_states.floor(group):
+            await self._stores.hard_states.save_floor(group, last_index)
+
     def save_hint(self, replica: Replica) -> None:
         """In passing."""
         self._side(self._save_hint(replica))

@@ -25,7 +25,7 @@ _REGISTRY_KEY = b"registry"
 _MADE_KEY = b"made"
 _GROUP = struct.Struct("<16sI")
 _REGISTRY = struct.Struct("<qqB")
-_HARD_STATE = struct.Struct("<qqqBqqq")
+_HARD_STATE = struct.Struct("<qqqBqqqq")
 
 
 class IdentityError(Exception):
@@ -239,7 +239,12 @@ def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
 
 
 class HardStateFile:
-    """Term and vote of every replica here, in one group-committed file (safety 3)."""
+    """Term and vote of every replica here, in one group-committed file (safety 3).
+
+    Beside them stands how far each log must reach at least (`floor`): a log's newest segment alone says what
+    it holds before its index is written, and a log found without it would be taken for one that never had
+    it. It is kept with whatever else is saved, and goes with the record.
+    """
 
     def __init__(self, records: DoubledFile) -> None:
         self._records = records
@@ -257,21 +262,44 @@ class HardStateFile:
 
     def get(self, group: GroupId) -> tuple[ReplicaId, HardState] | None:
         """The replica id it was saved under, and the state; None when there is none. Raises IdentityError."""
+        fields = self._fields(group)
+        if fields is None:
+            return None
+        own_term, own_index, term, voted, vote_term, vote_index, commit, _ = fields
+        vote = ReplicaId(vote_term, vote_index) if voted else None
+        return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
+
+    def floor(self, group: GroupId) -> LogIndex:
+        """The last entry that the log is known to have held, synced; 0: none, or no record. Raises
+        IdentityError."""
+        fields = self._fields(group)
+        return LogIndex(0 if fields is None else fields[-1])
+
+    def _fields(self, group: GroupId) -> tuple[int, ...] | None:
         payload = self._records.get(group.to_bytes())
         if payload is None:
             return None
         try:
-            own_term, own_index, term, voted, vote_term, vote_index, commit = _HARD_STATE.unpack(payload)
+            return _HARD_STATE.unpack(payload)
         except struct.error as error:
             raise IdentityError(f"the hard state of {group} cannot be read: {error}") from error
-        vote = ReplicaId(vote_term, vote_index) if voted else None
-        return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
 
     async def save(self, group: GroupId, replica_id: ReplicaId, state: HardState) -> None:
         """Both copies synced on return: only then may anything of that term leave."""
         vote = state.vote if state.vote is not None else ReplicaId(0, 0)
-        payload = _HARD_STATE.pack(*replica_id, state.term, state.vote is not None, *vote, state.commit_index)
-        await self._records.save(group.to_bytes(), payload)
+        await self._save(
+            group,
+            (*replica_id, state.term, state.vote is not None, *vote, state.commit_index, self.floor(group)),
+        )
+
+    async def save_floor(self, group: GroupId, floor: LogIndex) -> None:
+        """After the entry is synced and before anybody is told; before a truncation goes below it."""
+        fields = self._fields(group)
+        assert fields is not None, "the floor of a log whose replica was never born"
+        await self._save(group, (*fields[:-1], floor))
+
+    async def _save(self, group: GroupId, fields: tuple[int, ...]) -> None:
+        await self._records.save(group.to_bytes(), _HARD_STATE.pack(*fields))
 
     async def remove(self, group: GroupId) -> None:
         """With its replica."""

@@ -74,6 +74,9 @@ class MendHost(Protocol):
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
 
+    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
+        """The log is about to be cut behind that entry: it need not reach further any more."""
+
     def may_reopen(self, replica: Replica) -> bool:
         """Whether it is the group's replica still, and can be closed and opened."""
 
@@ -249,6 +252,7 @@ class Mender:
             damaged.plan.group,
             *wanted,
         )
+        await self._host.lower_floor(damaged.plan.group, LogIndex(wanted.index - 1))
         await damaged.log.truncate_suffix(wanted.index)
         return True
 

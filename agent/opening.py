@@ -174,6 +174,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     )
     try:
         await _check_log(stores, record, stored[1], log, plan)
+        floor = await _raise_floor(stores, plan.group, log)
         state = await _fold_or_damage(log, plan, stored[1], identity)
         core = _make_core(record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms)
     except DamagedReplica:
@@ -190,6 +191,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         log=log,
         state=state,
         core=core,
+        floor=floor,
         max_append_bytes=plan.raft_config.max_append_bytes,
         answers_on_apply=plan.machine is not None,
     )
@@ -247,6 +249,7 @@ async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> ReplicaRecor
     record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
     await stores.registry.put(record)
     await stores.disk.make_directory(stores.directory(plan.group))
+    await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
     await stores.hard_states.save(plan.group, replica_id, HardState())
     record = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(record)
@@ -264,10 +267,22 @@ async def _check_log(
     if log.last_term > hard_state.term:
         reason = f"its log holds term {log.last_term}, its stored term is {hard_state.term}"
         raise await _lose(stores, record, reason)
-    if plan.log_config.fsync and log.last_index < hard_state.commit_index:
-        # Without fsync a power failure may do this; with it, only a lost or foreign directory can.
-        reason = f"its log ends at {log.last_index}, it had synced {hard_state.commit_index}"
+    synced = max(hard_state.commit_index, stores.hard_states.floor(plan.group))
+    if plan.log_config.fsync and log.last_index < synced:
+        # Without fsync a power failure may do this; with it, only lost, ruined or foreign files can.
+        reason = f"its log ends at {log.last_index}, it had synced {synced}"
         raise await _lose(stores, record, reason)
+
+
+async def _raise_floor(stores: Stores, group: GroupId, log: PartitionLog) -> LogIndex:
+    """A crash may have come between a segment's first entry and its note."""
+    stored = stores.hard_states.floor(group)
+    if log.last_index == 0:
+        return stored
+    reached = log.first_index_of_segment(log.last_index)
+    if reached > stored:
+        await stores.hard_states.save_floor(group, reached)
+    return max(reached, stored)
 
 
 async def _fold_or_damage(

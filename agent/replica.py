@@ -87,6 +87,9 @@ class ReplicaHost(Protocol):
     async def save_hard_state(self, replica: "Replica", state: HardState) -> None:
         """Both copies synced on return."""
 
+    async def save_floor(self, replica: "Replica", floor: LogIndex) -> None:
+        """How far the log reaches at least; both copies synced on return."""
+
     def damaged(self, group: GroupId) -> None:
         """The replica has met damage: mend it."""
 
@@ -108,9 +111,11 @@ class Replica:
         log: PartitionLog,
         state: PartitionState,
         core: RaftCore,
+        floor: LogIndex,
         max_append_bytes: int,
         answers_on_apply: bool,
     ) -> None:
+        """`floor`: the entry that the log must still hold, as stored outside it."""
         self.host = host
         self.group = group
         self.replica_id = replica_id
@@ -123,7 +128,12 @@ class Replica:
         self.cache = FrameCache()
         self.shipments = Shipments()
         self.disk = DiskOrder(
-            log, lambda hard: host.save_hard_state(self, hard), self._durable, self._disk_failed
+            log,
+            lambda hard: host.save_hard_state(self, hard),
+            floor,
+            lambda index: host.save_floor(self, index),
+            self._durable,
+            self._disk_failed,
         )
         self.sender = Sender(
             core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met

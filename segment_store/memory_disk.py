@@ -160,6 +160,18 @@ class MemoryDisk:
         stored[place] ^= mask
         inode.durable[sector] = bytes(stored)
 
+    def overwrite(self, path: str, position: int, data: bytes) -> None:
+        """Other bytes lie there, on the disk and in the page cache; within the file."""
+        present = self._inode(path).content
+        for place, byte in enumerate(data, position):
+            if present[place] != byte:
+                self.damage(path, place, present[place] ^ byte)
+
+    def lose(self, path: str) -> None:
+        """The file's name is gone, if it was there, as after a repair of the file system."""
+        for names in (self._names, self._durable_names):
+            names.pop(path, None)
+
     def content(self, path: str) -> bytes:
         return bytes(self._inode(path).content)
 

@@ -118,6 +118,9 @@ class FakeHost:
             raise self.error
         return offset < 5
 
+    def status(self, group: Any) -> Any:
+        return SimpleNamespace(state="active", reason="")
+
     def statistics(self) -> Any:
         return SimpleNamespace(free_bytes=2**40, failed=0, lost=0)
 

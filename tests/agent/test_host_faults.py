@@ -4,6 +4,7 @@ stays."""
 import asyncio
 import errno
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from shoal.agent.applying import StateMachine
 from shoal.agent.host import MIN_FREE_BYTES
 from shoal.agent.identity import HardStateFile, ReplicaState
 from shoal.agent.waiting import Appended
-from shoal.batch import Offset, Term
+from shoal.batch import LogIndex, Offset, Term
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
@@ -304,6 +305,73 @@ async def test_a_log_above_the_stored_term_is_a_lost_replica() -> None:
             await cluster.append("b")
             await cluster.stop(victim)
         await cluster.start(victim)
+
+
+def ruin(disk: MemoryDisk, path: str, how: str) -> None:
+    """The newest segment of a log, and its index, are not what they were: nothing tells what stood there."""
+    content = disk.content(path)
+    index_path = path.replace(".arrows", ".index")
+    if how == "gone":
+        for lost in (path, index_path):
+            disk.lose(lost)
+        return
+    disk.lose(index_path)
+    header_bytes = 8 + int.from_bytes(content[4:8], "little")
+    start = 0 if how == "zeros" else header_bytes
+    garbage = bytes(len(content) - start) if how == "zeros" else random.Random(5).randbytes(len(content) - start)
+    disk.overwrite(path, start, garbage)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("how", ["gone", "zeros", "rubbish"])
+async def test_a_voter_whose_newest_segment_is_ruined_does_not_vote_what_was_acknowledged_away(
+    how: str, segments: int
+) -> None:
+    """Two of three acknowledged an entry. One is away, and the other's newest segment tells nothing any more,
+    before any commit was noted: with the third, which lags, it would elect a leader without the entry. It is
+    known beside its term and vote that the segment had begun, so it is lost, and never votes (safety 2)."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        voter, lagging = (node for node in cluster.nodes if node is not leader)
+        await until(lambda: log_end(voter) == log_end(lagging) == log_end(leader))
+        await cluster.stop(lagging)
+        if segments == 2:
+            replica = leader.host.replica(GROUP)
+            replica.roll()
+        await cluster.append("acknowledged")
+        await until(lambda: log_end(voter) == log_end(leader))
+        log = voter.host.replica(GROUP).log
+        path = log.segment_of(log.last_index).path
+        assert log.segment_count == segments
+        await cluster.stop(voter)
+        await cluster.stop(leader)
+        for node in cluster.nodes:
+            await forget_commits(disks[node.agent_id], node)
+        ruin(disks[voter.agent_id], path, how)
+        await cluster.start(voter)
+        await cluster.start(lagging)
+        with pytest.raises(TimeoutError):
+            await until(lambda: voter.leads or lagging.leads, 1.5)
+        assert voter.host.status(GROUP).state in ("lost", "failed")
+        await cluster.start(leader)
+        await cluster.append("after")
+        led = await cluster.leader()
+        assert await read_values(led) == ["a", "acknowledged", "after"]
+
+
+def log_end(node: Node) -> int:
+    return int(node.host.replica(GROUP).log.synced_index)
+
+
+async def forget_commits(disk: MemoryDisk, node: Node) -> None:
+    """As if it had been killed before it noted any."""
+    kept = await HardStateFile.open(disk, node.directory)
+    stored = kept.get(GROUP)
+    assert stored is not None
+    await kept.save(GROUP, stored[0], replace(stored[1], commit_index=LogIndex(0)))
+    await kept.close()
 
 
 async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:

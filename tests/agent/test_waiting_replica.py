@@ -1,5 +1,5 @@
-"""A replica that waits for intact bytes from a peer: its agent serves the partition all the same, says what is
-wrong, and is mended by itself."""
+"""A replica that waits for intact bytes from a peer: its agent serves the partition all the same, says what
+is wrong, and is mended by itself."""
 
 from __future__ import annotations
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from raft_sim.network import SHAPES, cut
 
+from cluster_sim.disk import SimDisk
 from cluster_sim.node import Node
 from shoal.agent.catalog import Catalog
 from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.segment_store.layout import INDEX_SUFFIX, SEGMENT_SUFFIX
 from shoal.segment_store.memory_disk import Fault
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ ROOM_BYTES = 96 * 1_024
 REPLICAS = 3
 NEWEST_BYTES = 3_000
 """Some entries and the tail record at the end of a log."""
+RUINED_FROM = 1_000
+"""Behind a segment's header, before its first entry ends."""
 ERROR_PLACES = ("/topics/", "/topics/", "hard-state", "replicas", "cluster", "identity")
 
 
@@ -60,7 +64,7 @@ class Nemesis:
             (knobs.leaving, [self.leave]),
             (knobs.joining, [self.join]),
             (knobs.draining, [self.drain]),
-            (knobs.rot, [self.rot, self.rot]),
+            (knobs.rot, [self.rot, self.rot, self.ruin]),
             (knobs.lost_disk, [self.lose_disk]),
         ):
             faults += makers if wanted else []
@@ -359,3 +363,32 @@ class Nemesis:
         position = end - 1 - self._rng.randrange(newest)
         node.disk.damage(path, position, 1 << self._rng.randrange(8))
         return f"{node.name} {path}@{position}"
+
+    def ruin(self) -> str:
+        """A host is killed, and of one log the newest segment is lost whole: its file is gone, or holds zeros
+        or rubbish, and its index with it."""
+        nodes = [node for node in self._running() if self.rotten in (None, node.address) and node.is_ready]
+        nodes = [node for node in nodes if not self._holds_one_of_two(node)]
+        places = [(node, path) for node in nodes for path in newest_segments(node.disk)]
+        if not places:
+            return "nowhere"
+        node, path = self._rng.choice(places)
+        self.rotten = node.address
+        said = self._stop([node], Node.kill)
+        disk = node.disk
+        disk.lose(path.removesuffix(SEGMENT_SUFFIX) + INDEX_SUFFIX)
+        how = self._rng.choice(("gone", "zeros", "rubbish"))
+        if how == "gone":
+            disk.lose(path)
+        else:
+            length = len(disk.content(path).rstrip(b"\0"))
+            start = 0 if how == "zeros" else min(length, self._rng.choice((0, RUINED_FROM)))
+            filled = bytes(length - start) if how == "zeros" else self._rng.randbytes(length - start)
+            disk.overwrite(path, start, filled)
+        return f"{said} {path} {how}"
+
+
+def newest_segments(disk: SimDisk) -> list[str]:
+    """One of each log."""
+    by_log = {path.rpartition("/")[0]: path for path in disk.segments()}
+    return sorted(by_log.values())
