@@ -133,7 +133,7 @@ class Host:
         self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
-        self.mender = Mender(links, self)
+        self.mender = Mender(links, self, hard_states)
         self.recovery = Recovery(links, self._stores, self)
 
     # Groups
@@ -645,11 +645,6 @@ class Host:
     async def save_floor(self, replica: Replica, floor: LogIndex) -> None:
         """A log found shorter is a lost one."""
         await self._stores.hard_states.save_floor(replica.group, floor)
-
-    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
-        """The same for a log that is about to be cut behind that entry."""
-        if last_index < self._stores.hard_states.floor(group):
-            await self._stores.hard_states.save_floor(group, last_index)
 
     def save_hint(self, replica: Replica) -> None:
         """In passing."""

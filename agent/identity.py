@@ -298,6 +298,12 @@ class HardStateFile:
         assert fields is not None, "the floor of a log whose replica was never born"
         await self._save(group, (*fields[:-1], floor))
 
+    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
+        """The log is about to end with that entry, or before: nothing is saved where it need not reach
+        further."""
+        if last_index < self.floor(group):
+            await self.save_floor(group, last_index)
+
     async def _save(self, group: GroupId, fields: tuple[int, ...]) -> None:
         await self._records.save(group.to_bytes(), _HARD_STATE.pack(*fields))
 

@@ -303,8 +303,7 @@ class _Copy:
         vote = state.vote if term == state.term else None
         committed = max(state.commit_index, LogIndex(min(self._committed, self.last_index)))
         await self._stores.hard_states.save(group, replica_id, HardState(term, vote, committed))
-        if self.last_index < self._stores.hard_states.floor(group):
-            await self._stores.hard_states.save_floor(group, self.last_index)
+        await self._stores.hard_states.lower_floor(group, self.last_index)
 
 
 INSTALL_FAULTS = (OSError, StoreError, DoubledError, IdentityError)

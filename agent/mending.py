@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
-from shoal.agent.identity import GroupId
+from shoal.agent.identity import GroupId, HardStateFile
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.opening import DamagedReplica, Work
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError
@@ -74,9 +74,6 @@ class MendHost(Protocol):
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
 
-    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
-        """The log is about to be cut behind that entry: it need not reach further any more."""
-
     def may_reopen(self, replica: Replica) -> bool:
         """Whether it is the group's replica still, and can be closed and opened."""
 
@@ -90,9 +87,10 @@ class MendHost(Protocol):
 class Mender:
     """One per host. Its tasks end with `stop`."""
 
-    def __init__(self, links: Links, host: MendHost) -> None:
+    def __init__(self, links: Links, host: MendHost, hard_states: HardStateFile) -> None:
         self._links = links
         self._host = host
+        self._hard_states = hard_states
         self._tasks: dict[GroupId, asyncio.Task[None]] = {}
         self._waiting: dict[GroupId, DamagedReplica] = {}
         """Replicas that cannot be opened for damage; their logs are."""
@@ -252,7 +250,7 @@ class Mender:
             damaged.plan.group,
             *wanted,
         )
-        await self._host.lower_floor(damaged.plan.group, LogIndex(wanted.index - 1))
+        await self._hard_states.lower_floor(damaged.plan.group, LogIndex(wanted.index - 1))
         await damaged.log.truncate_suffix(wanted.index)
         return True
 

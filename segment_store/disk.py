@@ -39,6 +39,10 @@ _libc = ctypes.CDLL(None, use_errno=True)  # its calls let go of the interpreter
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
+RELEASE_MODE = 0x01 | 0x02
+"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h."""
+RELEASE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
 logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -89,6 +93,10 @@ class File(Protocol):
 
     async def allocate(self, length: int) -> None:
         """Reserve blocks so that the file is at least `length` bytes long; new bytes read as zeros."""
+
+    async def release(self, offset: int, length: int) -> None:
+        """Give blocks back: the range reads as zeros, and the file keeps its length, which a mapping of it
+        may rely on. Nothing happens where the file system cannot."""
 
     async def close(self) -> None: ...
 
@@ -313,6 +321,15 @@ def allocate_blocks(fd: int, length: int) -> None:
         os.ftruncate(fd, length)
 
 
+def release_blocks(fd: int, offset: int, length: int) -> None:
+    """fallocate(2) with FALLOC_FL_PUNCH_HOLE, which Python does not have."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, RELEASE_MODE, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        error = ctypes.get_errno()
+        if error not in RELEASE_UNSUPPORTED:
+            raise OSError(error, os.strerror(error))
+
+
 def _make_directories(path: str) -> None:
     missing = []
     while not os.path.isdir(path):
@@ -515,6 +532,9 @@ class ThreadFile:
 
     async def allocate(self, length: int) -> None:
         await self._run(allocate_blocks, length)
+
+    async def release(self, offset: int, length: int) -> None:
+        await self._run(release_blocks, offset, length)
 
     async def close(self) -> None:
         fd, self._fd = self._fd, -1

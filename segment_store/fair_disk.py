@@ -182,6 +182,9 @@ class FairFile:
     async def allocate(self, length: int) -> None:
         await self.file.allocate(length)
 
+    async def release(self, offset: int, length: int) -> None:
+        await self.file.release(offset, length)
+
     async def close(self) -> None:
         while self._requests:
             self._idle = self._idle or asyncio.get_running_loop().create_future()

@@ -104,7 +104,7 @@ class PartitionLog:
         self._chain = self._chain_at_end()
         self._cache = TailCache(files.config.tail_cache_bytes)
         self._frames_appended = 0
-        for segment in self._segments:
+        for segment in self._segments[-1:]:
             segment.count_unused(max(0, segment.allocated - segment.planned_end))
         active = self._segments[-1] if self._segments else None
         self._writer = Writer(files, active, self.last_index, self._roll_back, spares)

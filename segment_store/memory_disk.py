@@ -36,7 +36,16 @@ DEFAULT_CAPACITY_BYTES = 2**30
 class _Inode:
     """A file's bytes: as programs see them, and as the disk would give them back."""
 
-    __slots__ = ("content", "dirty", "durable", "durable_size", "lengths", "synced_write", "writes")
+    __slots__ = (
+        "content",
+        "dirty",
+        "durable",
+        "durable_size",
+        "lengths",
+        "released",
+        "synced_write",
+        "writes",
+    )
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -46,6 +55,7 @@ class _Inode:
         # Sector number -> (number of the write, content) since the last sync, oldest first.
         self.dirty: dict[int, list[tuple[int, bytes]]] = {}
         self.writes = 0
+        self.released: set[int] = set()  # sectors without blocks
         self.synced_write: dict[int, int] = {}  # sector number -> the write a sync has made durable
 
     def write(self, offset: int, data: bytes) -> None:
@@ -59,6 +69,8 @@ class _Inode:
             versions = self.dirty.setdefault(sector, [])
             versions.append((self.writes, version))
             del versions[:-MAX_SECTOR_VERSIONS]
+        if self.released:
+            self.released.difference_update(range(offset // SECTOR_BYTES, -(-end // SECTOR_BYTES)))
 
     def grow(self, length: int) -> None:
         """At least so long, with zeros."""
@@ -75,6 +87,7 @@ class _Inode:
             if choice < len(versions):
                 self.durable[sector] = versions[choice][1]
         self.dirty.clear()
+        self.released.clear()
         self.content = bytearray(size)
         for sector, version in self.durable.items():
             start = sector * SECTOR_BYTES
@@ -176,7 +189,8 @@ class MemoryDisk:
         return bytes(self._inode(path).content)
 
     def used_bytes(self) -> int:
-        return sum(len(inode.content) for inode in self._names.values())
+        """Bytes of files that have blocks."""
+        return sum(len(inode.content) - SECTOR_BYTES * len(inode.released) for inode in self._names.values())
 
     async def begin(self, operation: str, path: str) -> None:
         """Every operation passes here first: trace, time for others, injected faults."""
@@ -433,6 +447,15 @@ class MemoryFile:
         self._disk.check_room(self._inode, length)
         await self._begin("allocate")
         self._inode.grow(length)
+
+    async def release(self, offset: int, length: int) -> None:
+        self._check()
+        await self._begin("release")
+        end = min(offset + length, len(self._inode.content))
+        if end <= offset:
+            return
+        self._inode.write(offset, bytes(end - offset))
+        self._inode.released.update(range(-(-offset // SECTOR_BYTES), end // SECTOR_BYTES))
 
     async def close(self) -> None:
         self._closed = True

@@ -34,6 +34,7 @@ from shoal.segment_store.recovery import (
     follow_chain,
     nonzero_extent,
 )
+from shoal.segment_store.recycling import may_be_reused
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TAIL_RECORD_BYTES, TRAILER_BYTES, TailRecord, decode_trailer
 
@@ -286,6 +287,8 @@ class _Opening:
             await self._settle_active(segment, file, scan)
         else:
             await self._complete_index(segment)
+            if not may_be_reused(segment):  # a crash may have come between
+                await segment.release_rest(file)
         self.chain = scan.chain
         return segment
 

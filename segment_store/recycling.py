@@ -138,6 +138,11 @@ class Spares:
             self._budget.give_back(self._spares.popleft().size)
 
 
+def may_be_reused(sealed: Segment) -> bool:
+    """Whether the file of a segment that is full will be worth keeping when it is trimmed."""
+    return _fits(sealed, sealed.allocated)
+
+
 def _fits(segment: Segment, size: int, used: int | None = None) -> bool:
     """A file of `size` bytes holds a segment of this log without waste: about as long as a segment may be,
     and at least three quarters of it written or to be written."""

@@ -30,6 +30,8 @@ from shoal.segment_store.disk import (
     EARLY_WRITEBACK_BYTES,
     MAX_EARLY_PIECES,
     MAX_INTERRUPTIONS,
+    RELEASE_MODE,
+    RELEASE_UNSUPPORTED,
     TRANSIENT_ERRORS,
     Buffer,
     Data,
@@ -69,6 +71,7 @@ class _Kind(Enum):
     WRITE_AND_SYNC = auto()
     SYNC = auto()
     ALLOCATE = auto()
+    RELEASE = auto()
 
 
 class _Operation:
@@ -274,7 +277,8 @@ class RingDisk(ThreadDisk):
         elif kind is _Kind.SYNC:
             uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
         else:
-            uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
+            mode = RELEASE_MODE if kind is _Kind.RELEASE else 0
+            uring.io_uring_prep_fallocate(entry, operation.fd, mode, operation.offset, operation.length)
         uring.io_uring_sqe_set_data64(entry, number * 2)
         if kind is _Kind.WRITE_AND_SYNC:
             uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
@@ -449,7 +453,7 @@ def _problem(operation: _Operation) -> int:
 def _advance(operation: _Operation) -> bool:
     """Take the result in; True when nothing is left to do. `result` becomes the bytes not moved (a read met
     the end of the file)."""
-    if operation.kind in (_Kind.SYNC, _Kind.ALLOCATE):
+    if operation.kind in (_Kind.SYNC, _Kind.ALLOCATE, _Kind.RELEASE):
         operation.result = 0
         return True
     moved = operation.result
@@ -550,6 +554,13 @@ class RingFile:
         size = await self.size()
         if length > size:
             await self._disk.perform(self, _Kind.ALLOCATE, size, [], length - size)
+
+    async def release(self, offset: int, length: int) -> None:
+        try:
+            await self._disk.perform(self, _Kind.RELEASE, offset, [], length)
+        except OSError as error:
+            if error.errno not in RELEASE_UNSUPPORTED:
+                raise
 
     async def close(self) -> None:
         """Waits for operations under way, also those whose callers were cancelled: the kernel knows the

@@ -23,6 +23,8 @@ from shoal.segment_store.tail import TRAILER_BYTES, TailRecord, encode_trailer
 PREWRITE_WINDOW_BYTES = 256 * 2**10
 PREWRITE_MAX_WRITE_BYTES = 16 * 2**10
 ZERO_CHUNK_BYTES = 2**20
+RELEASE_ALIGNMENT_BYTES = 4096
+"""The blocks of most file systems: parts of one cannot be given back."""
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 
 
@@ -151,6 +153,15 @@ class Segment:
         """So many bytes of the file's blocks hold nothing, as far as the agent's bound on them goes."""
         self.files.shared.reserved.change(size - self.unused_bytes)
         self.unused_bytes = size
+
+    async def release_rest(self, file: File) -> None:
+        """Blocks that were reserved and are not needed any more go back to the disk: a segment that ends
+        early (its age, a new leader, a smaller segment.bytes) may have megabytes of them. Should a truncation
+        make it the active one again, it takes blocks as it is written."""
+        end = max(self.written_end, self.planned_end, self.soiled_end) + TRAILER_BYTES
+        end += -end % RELEASE_ALIGNMENT_BYTES
+        if self.allocated - end >= self.files.config.first_allocation_bytes:
+            await file.release(end, self.allocated - end)
 
     def zeros_after(self, end: int, written: int) -> list[Buffer]:
         """Zeros to take along with a write of `written` bytes that ends at `end` (see

@@ -16,7 +16,7 @@ from shoal.batch import LogIndex, Offset
 from shoal.segment_store.disk import Buffer, File
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.open_files import Handle
-from shoal.segment_store.recycling import Spares
+from shoal.segment_store.recycling import Spares, may_be_reused
 from shoal.segment_store.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.tail import TRAILER_BYTES, TailRecord
 from shoal.segment_store.writes import Append, Roll, Trim, Truncate, Work, take_group
@@ -67,6 +67,7 @@ class Writer:
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
         self._reserving: asyncio.Task[None] | None = None
+        self._sealed: list[Segment] = []  # whose reserved space is to be given back, with the next index
         self.is_closed = False
 
     @property
@@ -384,12 +385,35 @@ class Writer:
             assert self._handle is not None
             await segment.create(self._handle.file)
         await self._files.disk.sync_directory(self._files.directory)
+        if previous is not None:
+            self._sealed.append(previous)
+
+    async def _release_sealed(self) -> None:
+        """Once a segment has a successor with an entry nothing comes behind its end any more: what was
+        reserved there goes back to the disk. Before that a full disk may make it the active one again."""
+        async with self.index_lock:
+            sealed = [item for item in self._sealed if item.last_index < self.stored_index]
+            self._sealed = [item for item in self._sealed if item not in sealed]
+            for segment in sealed:
+                try:
+                    await self._release_rest(segment)
+                except FileNotFoundError:
+                    continue  # trimmed meanwhile
+                except OSError as error:
+                    logger.warning("%s: reserved space not given back: %s", segment.path, error)
+
+    async def _release_rest(self, sealed: Segment) -> None:
+        if not may_be_reused(sealed):
+            async with self._files.open_files.pin(sealed.path) as file:
+                await sealed.release_rest(file)
+        sealed.count_unused(0)
 
     async def _truncate(self, work: Truncate) -> None:
         """Safety 8, in an order in which every crash leaves a log that recovery takes for a shorter or an
         unchanged one: whole segments newest first, then the index, then the tail record, then the
         frames."""
         async with self.index_lock:
+            self._sealed = [item for item in self._sealed if item is not work.kept]
             for segment in reversed(work.removed):
                 await self._remove(segment)
             if work.kept is not None and self.written_index >= work.from_index:
@@ -481,6 +505,7 @@ class Writer:
         if self._active is segment:
             await self._let_go()
             self._active = None
+        self._sealed = [item for item in self._sealed if item is not segment]
         self._spares.settle(segment)
         await segment.remove()
         await self._files.disk.sync_directory(self._files.directory)
@@ -508,6 +533,8 @@ class Writer:
     async def _index_once(self) -> None:
         try:
             await self.write_index()
+            if self._sealed:
+                await self._release_sealed()
         except OSError as error:
             if is_no_space(error):
                 # The index saves time, it proves nothing that the segment does not: the next append tries
@@ -556,6 +583,7 @@ class Writer:
         try:
             if flush and self.failure is None:
                 await self.write_index()
+                await self._release_sealed()
         except OSError as error:
             if not is_no_space(error):
                 self._fail(DiskFailed(f"{self._files.directory}: {error}"))

@@ -1,5 +1,5 @@
-"""The order of a replica's disk work: nobody hears of a segment's first entry before something outside the log
-knows of it, and no truncation goes below what is noted."""
+"""The order of a replica's disk work: nobody hears of a segment's first entry before something outside the
+log knows of it, and no truncation goes below what is noted."""
 
 from __future__ import annotations
 

@@ -318,7 +318,9 @@ def ruin(disk: MemoryDisk, path: str, how: str) -> None:
     disk.lose(index_path)
     header_bytes = 8 + int.from_bytes(content[4:8], "little")
     start = 0 if how == "zeros" else header_bytes
-    garbage = bytes(len(content) - start) if how == "zeros" else random.Random(5).randbytes(len(content) - start)
+    garbage = (
+        bytes(len(content) - start) if how == "zeros" else random.Random(5).randbytes(len(content) - start)
+    )
     disk.overwrite(path, start, garbage)
 
 

@@ -49,6 +49,21 @@ class DiskSuite:
         assert await file.read(0, 4096) == bytes(10) + b"x" + bytes(4085)
         await file.close()
 
+    async def test_released_space_reads_as_zeros_and_keeps_the_length(self, disk: Disk, root: str) -> None:
+        """Around it everything stays, and it can be written again; beyond the end nothing happens."""
+        file = await disk.open(f"{root}/a", create=True)
+        content = random.Random(2).randbytes(5 * 4096)
+        await file.write_and_sync(0, content)
+        await file.release(4096, 2 * 4096)
+        expected = content[:4096] + bytes(2 * 4096) + content[3 * 4096 :]
+        assert await file.size() == len(content)
+        assert await file.read(0, len(content)) in (expected, content)  # where the file system cannot
+        await file.release(6 * 4096, 4096)
+        assert await file.size() == len(content)
+        await file.write_and_sync(4096, content[4096 : 3 * 4096])
+        assert await file.read(0, len(content)) == content
+        await file.close()
+
     async def test_large_and_scattered_writes(self, disk: Disk, root: str) -> None:
         """Megabytes in one buffer, and more buffers than one system call takes."""
         file = await disk.open(f"{root}/a", create=True)

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from shoal.segment_store.disk import RELEASE_MODE
 from shoal.segment_store.memory_disk import SECTOR_BYTES, _Inode
 
 DEVICE = "/dev/fuse"
@@ -311,6 +312,11 @@ class Server:
 
     def on_allocate(self, node: Node, body: bytes) -> bytes:
         _, offset, length, mode = struct.unpack_from("<QQQI", body)
+        if mode == RELEASE_MODE:
+            end = min(offset + length, len(node.inode.content))
+            if end > offset:
+                node.inode.write(offset, bytes(end - offset))
+            return b""
         assert not mode
         self._check_room(node, offset + length)
         node.inode.grow(offset + length)
