@@ -223,12 +223,16 @@ class MemoryDisk:
         if epoch != self.epoch:
             raise OSError(errno.EIO, "the power failed")
 
-    def check_room(self, inode: _Inode, end: int) -> None:
-        """Raises OSError: no space."""
-        self._grown_bytes += max(0, end - len(inode.content))
-        if self._grown_bytes <= self.capacity_bytes:
+    def check_room(self, inode: _Inode, start: int, end: int) -> None:
+        """Raises OSError: no space. What has blocks needs none, however full the disk is."""
+        wanted = max(0, end - len(inode.content))
+        if inode.released:
+            sectors = range(start // SECTOR_BYTES, -(-end // SECTOR_BYTES))
+            wanted += SECTOR_BYTES * len(inode.released.intersection(sectors))
+        self._grown_bytes += wanted
+        if not wanted or self._grown_bytes <= self.capacity_bytes:
             return
-        if self.used_bytes() + max(0, end - len(inode.content)) > self.capacity_bytes:
+        if self.used_bytes() + wanted > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # ---- names
@@ -393,7 +397,7 @@ class MemoryFile:
         joined = b"".join(buffers_of(data))
         if not joined:
             return
-        self._disk.check_room(self._inode, offset + len(joined))
+        self._disk.check_room(self._inode, offset, offset + len(joined))
         if partial := self._disk.partial_bytes(self.path):
             self._inode.write(offset, joined[:partial])
         await self._begin("write")
@@ -444,7 +448,7 @@ class MemoryFile:
 
     async def allocate(self, length: int) -> None:
         self._check()
-        self._disk.check_room(self._inode, length)
+        self._disk.check_room(self._inode, len(self._inode.content), length)
         await self._begin("allocate")
         self._inode.grow(length)
 

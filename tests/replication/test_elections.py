@@ -115,7 +115,7 @@ def test_votes_for_logs_at_least_as_up_to_date(last: int, last_term: int, grante
 
 
 def test_a_granted_vote_waits_for_the_disk() -> None:
-    """Section 5.2, safety 3: term and vote are durable before the answer leaves."""
+    """Section 5.2, thesis 3.8, safety 3: term and vote are durable before the answer leaves."""
     core = make_core(1)
     core.step(vote(A, 1), 0)
     ready = core.ready()
@@ -341,7 +341,8 @@ def test_two_leaders_in_a_term_are_an_impossibility_that_is_counted() -> None:
 
 
 def test_the_table_of_transitions_is_the_one_documented() -> None:
-    """transitions.py: eleven changes are legal; a leader only ever becomes a follower."""
+    """Section 5.1, figure 4, and transitions.py: eleven changes are legal; a leader only ever becomes a
+    follower."""
     assert len(LEGAL) == 11
     assert {new for old, new in LEGAL if old is Role.LEADER} == {Role.FOLLOWER}
     assert {old for old, new in LEGAL if new is Role.LEADER} == {Role.CANDIDATE}
@@ -361,7 +362,8 @@ def test_the_table_of_transitions_is_the_one_documented() -> None:
     ],
 )
 def test_contradicting_knobs_are_refused(change: dict[str, int]) -> None:
-    """Every cross-field rule of config.py."""
+    """Every cross-field rule of config.py; among them that of section 5.6: several heartbeats fit into an
+    election timeout."""
     with pytest.raises(ConfigError):
         RaftConfig(**change).validate()
     RaftConfig().validate()

@@ -200,6 +200,25 @@ def test_an_old_request_removes_nothing() -> None:
     assert terms(core) == [1] * 5
 
 
+def test_repeated_and_reordered_requests_change_nothing() -> None:
+    """Section 5.5: requests are idempotent. What has been taken is acknowledged again, in any order and as
+    often as it comes, a vote is given again to whom it was given, and nothing is written twice."""
+    core = make_core(1, term=1)
+    requests = [append((0, 0), (1, 2, 1)), append((2, 1), (3, 3, 1)), append((3, 1), (4, 6, 1))]
+    for request in requests:
+        reply_to(core, request)
+    for request in [*requests[::-1], *requests, requests[0], requests[0]]:
+        core.step(request, 0)
+        ready = core.ready()
+        assert ready is not None
+        assert (ready.append, ready.truncate_from, ready.hard_state) == ((), None, None)
+        (reply,) = [*ready.messages, *ready.messages_after_sync]
+        assert isinstance(reply, AppendReply)
+        assert (reply.accepted, reply.match_index) == (True, request.last_index)
+        core.advance(ready)
+    assert terms(core) == [1] * 6
+
+
 def test_a_committed_entry_is_never_replaced() -> None:
     """Section 5.4: a request that wants to is impossible; it is dropped and counted."""
     core = make_core(1, log=[1, 1, 1], commit=3)
@@ -278,7 +297,7 @@ def brings_the_new_term(group: Group, message: Message) -> bool:
 
 
 def test_a_flight_is_bounded() -> None:
-    """Thesis 10.2.1 and architecture: a follower that does not answer holds a bounded number of requests."""
+    """Thesis 10.2.2 and architecture: a follower that does not answer holds a bounded number of requests."""
     config = RaftConfig(max_entries_per_append=1, max_inflight_appends=4, quiet_after_ms=None)
     group = Group(config=config)
     leader = group.elect(0)
@@ -296,7 +315,7 @@ def test_a_flight_is_bounded() -> None:
 
 
 def test_a_pipeline_does_not_wait_for_answers() -> None:
-    """Thesis 10.2.1: entries proposed later leave while earlier ones are unacknowledged."""
+    """Thesis 10.2.2: entries proposed later leave while earlier ones are unacknowledged."""
     group = Group()
     group.elect(0)
     for _ in range(5):
@@ -319,7 +338,8 @@ def test_a_lost_append_is_sent_again() -> None:
 
 
 def test_a_gap_starts_the_flight_anew() -> None:
-    """A request that arrives without the one before it is refused, and both are sent again at once."""
+    """Section 5.3, with thesis 10.2.2: a request that arrives without the one before it is refused, and both
+    are sent again at once."""
     group = Group()
     group.elect(0)
     for _ in range(5):

@@ -121,7 +121,8 @@ class OneVotePerTerm(Invariant):
 
 
 class PromisesAreDurable(Invariant):
-    """Votes, acknowledgements and candidacies leave after the disk knows what they promise (safety 3, G1).
+    """Votes, acknowledgements and candidacies leave after the disk knows what they promise (safety 3,
+    thesis 3.8).
 
     When the disk knows a later term already, what was promised in an earlier one may be replaced: one sync
     made both durable, in order. Nobody who counts the promise can win by it: whoever voted in the later term
