@@ -103,9 +103,9 @@ RULES: dict[str, tuple[str, ...]] = {
     "thesis 10.2.2": ("test_a_flight_is_bounded", "test_a_pipeline_does_not_wait_for_answers"),
 }
 """Not ours: joint consensus (section 6, thesis 4.3), since one change at a time does; leases for reads
-(thesis 6.4.1), since no clock decides safety; snapshots (section 7, thesis 5), instead of which whole segments are
-copied (test_catch_up.py); client sessions (thesis 6.3), instead of which producers have sequences
-(test_producers.py)."""
+(thesis 6.4.1), since no clock decides safety; snapshots (section 7, thesis 5), instead of which whole
+segments are copied (test_catch_up.py); client sessions (thesis 6.3), instead of which producers have
+sequences (test_producers.py)."""
 
 
 def documented() -> dict[str, str]:
