@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 def drain(
     member: Annotated[
         str | None,
-        typer.Argument(metavar="[MEMBER]", help="A member's name or id; by default the agent asked."),
+        typer.Argument(metavar="MEMBER", help="A member's name or id; by default the agent asked."),
     ] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
@@ -70,7 +70,11 @@ def drain(
         return
     document = with_client(url, lambda client: client.drain())
     if wait:
-        document = with_client(url, lambda client: _watch(client, document, timeout))
+        try:
+            document = with_client(url, lambda client: _watch(client, document, timeout))
+        except KeyboardInterrupt:
+            say(f"{document['name']} goes on being drained; run this again to watch, --undo takes it back")
+            raise
     message, advice, safe = verdict(document, waited=wait)
     _show(document, output, message if safe or not wait else "")
     if wait and not safe:
