@@ -347,8 +347,7 @@ class Writer:
         if self._unindexed_bytes >= self._files.config.index_interval_bytes:
             self._start_indexing()
         elif self._index_timer is None and self._index_task is None:
-            delay_s = self._files.config.index_interval_ms / 1000
-            self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
+            self._index_later()
 
     def _kept_of(self, index: LogIndex) -> LogIndex:
         for work in self._queue:
@@ -522,6 +521,10 @@ class Writer:
         for work in waiting:
             _answer(work, DiskFailed(str(failure)))
 
+    def _index_later(self) -> None:
+        delay_s = self._files.config.index_interval_ms / 1000
+        self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
+
     def _start_indexing(self) -> None:
         if self._index_timer is not None:
             self._index_timer.cancel()
@@ -543,9 +546,19 @@ class Writer:
             else:
                 self.failure = self.failure or DiskFailed(f"{self._files.directory}: index: {error}")
                 logger.error("%s: this log accepts no append until it is opened again", self.failure)
+        else:
+            if self._is_behind() and self._index_timer is None and not self.is_closed:
+                self._index_later()
         finally:
             self._index_task = None
             self._rest()
+
+    def _is_behind(self) -> bool:
+        """Whether something was written while the index was, for which nothing else would come back."""
+        active = self._active
+        if active is not None and min(self.stored_index, active.last_index) > active.indexed_index:
+            return True
+        return any(item.last_index < self.stored_index for item in self._sealed)
 
     async def write_index(self) -> None:
         """Bring the active segment's index file up to what is known synced."""

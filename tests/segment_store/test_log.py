@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
-from shoal.batch import DEFAULT_SCHEMA, LogIdentity
+from shoal.batch import DEFAULT_SCHEMA, LogIdentity, LogIndex
 from shoal.segment_store import (
     ChainBroken,
     DiskFailed,
@@ -520,3 +520,31 @@ async def test_no_handle_leaks(tmp_path: Path) -> None:
     await log.close()
     assert open_descriptors() == before
     await disk.close()
+
+
+async def test_what_is_written_while_the_index_is_reaches_it_too() -> None:
+    """The last append before a rest comes while the index is being written: its entry is indexed within the
+    next interval all the same, or nothing but itself would prove it from then on (safety 9)."""
+    log = await open_log(MemoryDisk(random.Random(1)))
+    await log.append([next_frame(log)])
+    active = log._segments[-1]
+    while log._writer._index_task is not None or log._writer._index_timer is not None:
+        await asyncio.sleep(0.001)
+    held, proper = asyncio.Event(), active.write_index
+
+    async def write_late(upto: LogIndex) -> None:
+        await held.wait()
+        await proper(upto)
+
+    active.write_index = write_late  # type: ignore[method-assign]
+    await log.append([next_frame(log)])
+    while log._writer._index_task is None:
+        await asyncio.sleep(0.001)
+    await log.append([next_frame(log)])
+    held.set()
+    for _ in range(200):
+        if active.indexed_index == 3:
+            break
+        await asyncio.sleep(0.005)
+    assert active.indexed_index == 3
+    await log.close()
