@@ -75,16 +75,29 @@ def members(
 
 
 def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
-    """The table; a failure domain is shown only where somebody chose one: the default is the agent's own
-    name.
+    """The table. A failure domain is shown only where somebody chose one: the default is the agent's own
+    name; ids only where names do not tell everybody apart.
     """
     headers = ["NAME", "STATUS", "ADDRESS", "URL", "PARTITIONS", "LEADS", "FOR"]
     rows = [_member_row(member) for member in found]
-    if any(member.get("failure_domain") not in (None, member.get("name")) for member in found):
-        headers.insert(4, "DOMAIN")
+    if any(_name(member, found) != member.get("name") for member in found):
+        headers.insert(1, "ID")
         for row, member in zip(rows, found, strict=True):
-            row.insert(4, member.get("failure_domain"))
+            row.insert(1, member["id"])
+    if any(member.get("failure_domain") not in (None, member.get("name")) for member in found):
+        place = headers.index("PARTITIONS")
+        headers.insert(place, "DOMAIN")
+        for row, member in zip(rows, found, strict=True):
+            row.insert(place, member.get("failure_domain"))
     show_table(headers, rows)
+
+
+def _name(member: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
+    """What commands take for it: its name, or its id where others are called so too (one whose disk was lost,
+    and its successor)."""
+    name = member.get("name")
+    is_shared = sum(1 for other in members if other.get("name") == name) > 1
+    return str(member["id"] if name is None or is_shared else name)
 
 
 async def _members_if_up(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
@@ -130,7 +143,7 @@ def problems(
     members: Sequence[Mapping[str, Any]], routes: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[str]]:
     """What keeps the cluster from being healthy, by kind: failed, leaderless, under_replicated."""
-    failed = [m.get("name") or m["id"] for m in members if m["status"] in ("failed", "suspect")]
+    failed = [_name(m, members) for m in members if m["status"] in ("failed", "suspect")]
     gone = {m["id"] for m in members if m["status"] in ("failed", "left")}
     leaderless, under_replicated = [], []
     for topic, entry in sorted(routes.items()):

@@ -17,6 +17,7 @@ from shoal.errors import ShoalError
 
 STATUSES = ("alive", "suspect", "failed", "leaving", "left")
 JOIN_ADDRESSES_MAX = 64
+MAX_NAMESAKES_SHOWN = 8
 PEER_PROTOCOL = "shoal-peer/1"
 VERSION_CHARACTERS_MAX = 128
 
@@ -186,5 +187,7 @@ def find_member(members: list[Json], name_or_id: str) -> Json:
     if len(named) == 1:
         return named[0]
     if named:
-        raise ShoalError("bad-request", f"{len(named)} members are called {shown(name_or_id)}; use the id")
+        ids = ", ".join(f"{item['id']} ({item['status']})" for item in named[:MAX_NAMESAKES_SHOWN])
+        said = f"{len(named)} members are called {shown(name_or_id)}: {ids}; use the id"
+        raise ShoalError("bad-request", said)
     raise ShoalError("unknown-member", f"no member is called {shown(name_or_id)}, nor is it an id")

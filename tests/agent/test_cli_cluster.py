@@ -14,8 +14,10 @@ from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
 
 from shoal.agent.cli import doctor_checks
-from shoal.agent.cli.cluster import advice, problems
+from shoal.agent.cli.cluster import _show_members, advice, problems
 from shoal.agent.cli.output import age_text
+from shoal.agent.http.members import find_member
+from shoal.errors import ShoalError
 
 
 @pytest.fixture
@@ -59,6 +61,20 @@ def test_what_counts_as_trouble(
     """Failed members, partitions without a live leader, replicas missing."""
     found = problems(members, routes, topics)
     assert (found["failed"], found["leaderless"], found["under_replicated"]) == expected
+
+
+def test_namesakes_are_told_apart_by_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    """One whose disk was lost, and its successor of the same name: what is advised can be typed as it stands,
+    and the table shows what tells them apart."""
+    gone = member("a", "failed") | {"id": "dead"}
+    shown = [{"address": "127.0.0.1", "gossip_port": 1, "url": "u"} | item for item in (member("a"), gone)]
+    report = problems(shown, {}, [])
+    assert report["failed"] == ["dead"]
+    assert "restart dead" in advice(report | {"alive": 1}, [])[0]
+    _show_members(shown)
+    assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["a", "dead", "failed"]
+    with pytest.raises(ShoalError, match=r"aaaa \(alive\), dead \(failed\); use the id"):
+        find_member(shown, "a")
 
 
 def test_trouble_comes_with_its_reason_and_its_cure() -> None:
