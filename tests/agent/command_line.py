@@ -30,18 +30,26 @@ async def start(*arguments: str, agent: str | None = None, **environment: str) -
     )
 
 
-async def run(*arguments: str, agent: str | None = None, stdin: bytes = b"", **environment: str) -> Ran:
-    """Run a command to its end."""
+async def run(
+    *arguments: str,
+    agent: str | None = None,
+    stdin: bytes = b"",
+    seconds: float = COMMAND_SECONDS,
+    **environment: str,
+) -> Ran:
+    """Run a command to its end, which may take so long."""
     process = await start(*arguments, agent=agent, **environment)
-    out, err = await finish(process, stdin)
+    out, err = await finish(process, stdin, seconds)
     assert process.returncode is not None
     return Ran(process.returncode, out.decode(), err.decode())
 
 
-async def finish(process: Process, stdin: bytes | None = None) -> tuple[bytes, bytes]:
+async def finish(
+    process: Process, stdin: bytes | None = None, seconds: float = COMMAND_SECONDS
+) -> tuple[bytes, bytes]:
     """What it writes until it ends; it is killed when that takes too long."""
     try:
-        async with asyncio.timeout(COMMAND_SECONDS):
+        async with asyncio.timeout(seconds):
             return await process.communicate(stdin)
     finally:
         if process.returncode is None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import re
 import resource
 import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 from command_line import Ran, assert_one_line, run
 
-from shoal.agent.cli.main import main
+from shoal.agent.cli.main import app, main
 
 COMMANDS = [
     (),
@@ -146,3 +149,38 @@ async def test_output_that_cannot_be_written_is_one_line(redirection: str, code:
     )
     _, errors = await asyncio.wait_for(process.communicate(), 30)
     assert (process.returncode, errors.decode().strip()) == (code, says)
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PLACEHOLDERS = {"PARTITION": "0", "N": "3"}
+
+
+def documented_commands() -> list[str]:
+    """Every line of the documents that begins with `shoal`, without what explains it."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in page.read_text().splitlines():
+            if line.startswith(("    shoal ", "shoal ")):
+                found.append(re.split(r"  +| &$| #", line.strip())[0])
+    return found
+
+
+@pytest.mark.parametrize("line", sorted(set(documented_commands())))
+def test_every_documented_command_is_understood(line: str) -> None:
+    """The commands, options and arguments that the documents name are there; nothing is run."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)[1:]]
+    command = typer.main.get_command(app)
+    context = None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context("shoal", words, parent=context)
+        name, command, words = command.resolve_command(
+            context, [*getattr(context, "_protected_args", ()), *context.args]
+        )
+        assert name is not None
+        assert command is not None
+    command.make_context(name, list(words), parent=context)
+
+
+def test_the_documents_name_commands() -> None:
+    """Were they written in another way, the test above would look at nothing."""
+    assert len(documented_commands()) > 20

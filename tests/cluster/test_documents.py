@@ -6,9 +6,11 @@ An example is the indented block after a line `<!-- run: ... -->`; only the agen
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,17 +18,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from real_agents import COMMAND_TIMEOUT_SECONDS
+from real_agents import COMMAND_TIMEOUT_SECONDS, shoal_command
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEFAULT_AGENT = "http://127.0.0.1:7070"
 
 
-def examples(document: pathlib.Path) -> list[str]:
-    """The commands of every marked block, one per line."""
+def examples(document: pathlib.Path, against: str) -> list[str]:
+    """The commands of every block that is marked so, one per line."""
     commands = []
-    for block in re.findall(r"<!-- run: [^>]*-->\n((?:    .*\n|\n(?=    ))+)", document.read_text()):
+    for block in re.findall(rf"<!-- run: {against} -->\n((?:    .*\n|\n(?=    ))+)", document.read_text()):
         commands += [line.strip() for line in block.splitlines() if line.strip()]
     return commands
 
@@ -55,12 +57,57 @@ def run_curl(command: str, url: str) -> tuple[int, str]:
 def test_the_readme_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
     """Every marked curl command of the README, in order, answers 2xx with JSON."""
     url = start_cluster(1).agents[0].url
-    commands = examples(ROOT / "README.md")
+    commands = examples(ROOT / "README.md", "against one agent")
     assert len(commands) >= 3
     for command in commands:
         status, body = run_curl(command, url)
         assert 200 <= status < 300, (command, status, body)
         assert json.loads(body), command
+
+
+def test_the_readmes_python_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Its block, in a process of its own, prints the record."""
+    url = start_cluster(1).agents[0].url
+    text = program(ROOT / "README.md")
+    assert text.count(DEFAULT_AGENT) == 1
+    command = [sys.executable, "-W", "error", "-c", text.replace(DEFAULT_AGENT, url)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SECONDS, check=True)
+    assert (ran.stdout, ran.stderr) == ("0 b'hello'\n", "")
+
+
+def test_the_readmes_cluster_works_as_it_stands(
+    start_cluster: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    """Its commands against three agents, in order; the last one follows, and prints what was produced."""
+    url = start_cluster(3).agents[0].url
+    orders = [json.dumps({"customer": f"c{number % 7}", "item": number}) for number in range(50)]
+    (tmp_path / "orders.ndjson").write_text("".join(line + "\n" for line in orders))
+    commands = [shlex.split(line) for line in examples(ROOT / "README.md", "against three agents")]
+    assert len(commands) == 4
+    environment = {**os.environ, "SHOAL_AGENT": url}
+    for command in commands[:-1]:
+        assert command[0] == "shoal"
+        ran = subprocess.run(
+            [shoal_command(), *command[1:]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            check=False,
+        )
+        assert ran.returncode == 0, (command, ran.stderr)
+    assert commands[-1][-1] == "--follow"
+    with subprocess.Popen(
+        [shoal_command(), *commands[-1][1:]], env=environment, stdout=subprocess.PIPE, text=True
+    ) as following:
+        try:
+            assert following.stdout is not None
+            assert sorted(following.stdout.readline().rstrip("\n") for _ in orders) == sorted(orders)
+        finally:
+            following.send_signal(signal.SIGINT)
+            following.wait(COMMAND_TIMEOUT_SECONDS)
+    assert following.returncode == 0  # who follows ends it like that
 
 
 def test_the_client_page_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
