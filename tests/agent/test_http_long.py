@@ -138,6 +138,19 @@ async def test_all_pieces_come_in_order(agent: Agent) -> None:
     assert int(head.headers["Content-Length"]) == whole_bytes
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_connection_that_ends_brings_everything_first(agent: Agent, version: str) -> None:
+    """HTTP/1.0, and whoever says that this is the last request."""
+    told = Told([700_000] * 9)
+    tell(agent, told)
+    with connected(agent, 64 * 1024) as plain:
+        last = request(agent).replace(b"HTTP/1.1", b"HTTP/" + version.encode())
+        plain.sendall(last.replace(b"Accept", b"Connection: close\r\nAccept"))
+        await asyncio.sleep(0.05)
+        _, _, body = (await everything(plain)).partition(b"\r\n\r\n")
+    assert body == BEFORE + b"".join(told.pieces) + END_OF_STREAM
+
+
 async def test_requests_behind_one_another(agent: Agent) -> None:
     """Three at once over one connection: the answers come one after the other, none in the middle of another,
     though the first is taken slowly."""
