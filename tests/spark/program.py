@@ -110,6 +110,8 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
         "overwrite": failed(lambda: save(rows, mode="overwrite")),
         "default_mode": failed(lambda: save(rows, mode="errorifexists")),
         "misspelt": failed(lambda: save(rows, txnid2="x")),
+        "wrong_type": failed(lambda: save(rows.selectExpr("1 AS value"))),
+        "nobody": failed(lambda: save(rows, agent="127.0.0.1:9")),
     }
 
 
@@ -160,7 +162,11 @@ def main() -> None:
         "unknown_option": failure(startingOffset="earliest"),
         "unknown_topic": failure(subscribe="fligths"),
         "no_agent": failure(agent="127.0.0.1:9"),
+        "malformed": failure(startingOffsets='{"flights": {"0": 8'),
     }
+    chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset'"
+    spark.sql(f"CREATE TEMPORARY VIEW flights_view USING shoal OPTIONS ({chosen})")
+    results["view"] = spark.sql("SELECT count(*), max(offset) FROM flights_view").first().asDict()
     try:
         spark.read.format("shoal").schema("value string").option("subscribe", "flights").load().count()
     except PySparkException as error:

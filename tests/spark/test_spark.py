@@ -30,6 +30,8 @@ def check_written(cluster: Cluster, said: dict[str, str]) -> None:
     assert 'use .mode("append")' in said["overwrite"]
     assert "UNSUPPORTED_DATA_SOURCE_SAVE_MODE" in said["default_mode"]
     assert "did you mean txnId?" in said["misspelt"]
+    assert "column value is int, but string or binary is written" in said["wrong_type"]
+    assert "no agent answers" in said["nobody"]
 
 
 @pytest.mark.slow
@@ -74,6 +76,8 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     assert "leave out .schema(...)" in results["own_schema"]
     assert results["registered"] == 40
     assert "no agent answers" in results["no_agent"]
+    assert "option startingOffsets must be earliest or latest or JSON like" in results["malformed"]
+    assert list(results["view"].values()) == [40, 29]
     assert results["pushed"] == [18, 1]
     check_written(cluster, results["written"])
     stream = results["stream"]
