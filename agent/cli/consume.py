@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "shoal consume flights --limit 5",
             "shoal consume flights --from -10 --follow --output json | jq .value",
+            "shoal consume flights --lag > flights.ndjson",
         )
     )(consume)
 
@@ -93,6 +94,8 @@ def consume(
             topic, start=start, partition=partition, limit=limit, follow=follow, max_bytes=FETCH_BYTES
         )
         meter = LagMeter(lag, beside_records=sys.stdout.isatty())
+        if meter.summarises:
+            await _name_all(meter, client, topic, start, partition)
         try:
             interrupted = await _write_all(chunks, writer, meter)
         finally:
@@ -108,6 +111,17 @@ def consume(
         return
     if interrupted and not follow:
         raise typer.Exit(128 + signal.SIGINT)
+
+
+async def _name_all(
+    meter: LagMeter, client: AsyncClient, topic: str, start: str, partition: int | None
+) -> None:
+    """Also those that bring no record have a lag, if only none."""
+    from shoal.aio_consumer import first_offset
+
+    for known in await client.offsets(topic, start[1:] if start.startswith("@") else None):
+        if partition in (None, known.partition):
+            meter.begins(known.partition, first_offset(start, known), known.high_watermark)
 
 
 async def _write_all(chunks: Any, writer: Writer, meter: LagMeter) -> bool:

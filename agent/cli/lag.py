@@ -32,6 +32,15 @@ class LagMeter:
         self._end: dict[int, int] = {}
         self._records = 0
 
+    @property
+    def summarises(self) -> bool:
+        """Whether there will be a line for each partition: then all are to be named by `begins`."""
+        return self._summarises
+
+    def begins(self, partition: int, offset: int, end: int) -> None:
+        """This partition is read from there; so far it ends there."""
+        self._next[partition], self._end[partition] = offset, end
+
     def saw(self, found: Fetched) -> None:
         """These records have been written."""
         rows = found.batch.num_rows
@@ -53,11 +62,9 @@ class LagMeter:
         self._progress.close()
 
     def summary(self) -> None:
-        """If asked for, a line for each partition that brought records, with the end as it was then."""
+        """If asked for, a line for each partition, with the end as it was when it was last heard of."""
         if not self._summarises:
             return
-        if not self._next:
-            say("lag: no records were read")
         for partition, position in sorted(self._next.items()):
             end = self._end[partition]
             lag = max(0, end - position)

@@ -302,12 +302,16 @@ async def test_lag_is_told_where_it_was_asked_for(cluster: FakeCluster) -> None:
     assert (ran.code, ran.stdout) == (0, "x\n" * 8)
     assert ran.stderr.splitlines() == [
         "partition 0: next offset 3 of 3, lag 0",
+        "partition 1: next offset 0 of 0, lag 0",
         "partition 2: next offset 5 of 5, lag 0",
     ]
     ran = await run("consume", "t", "--lag", "--partition", "2", "--limit", "1", agent=cluster.urls[0])
     assert ran.stderr == "partition 2: next offset 1 of 5, lag 4\n"
     ran = await run("consume", "t", "--lag", "--from", "latest", agent=cluster.urls[0])
-    assert (ran.code, ran.stderr) == (0, "lag: no records were read\n")
+    assert (ran.code, ran.stdout) == (0, "")
+    assert [line.rpartition(", ")[2] for line in ran.stderr.splitlines()] == ["lag 0"] * 3
+    ran = await run("consume", "t", "--lag", "--limit", "3", agent=cluster.urls[0])
+    assert sum(int(line.rpartition(" ")[2]) for line in ran.stderr.splitlines()) == 5
     assert (await run("consume", "t", agent=cluster.urls[0])).stderr == ""
 
 
