@@ -218,7 +218,7 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
 
 
 MUTANTS = (
-    Mutant(ack_before_sync, LOSS, first_seed=14, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
+    Mutant(ack_before_sync, LOSS, first_seed=31, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
