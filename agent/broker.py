@@ -519,6 +519,8 @@ class Broker:
 
     def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
         """The host knows agents, not URLs: say who leads in a way that a client can use."""
+        if not error.definite:  # what may have happened here must not be tried elsewhere
+            return error
         if error.code != "not-leader":
             return self._instead_of_here(error, topic, partition)
         elsewhere = self._elsewhere(topic, partition)

@@ -133,6 +133,11 @@ class TopicAdmin:
         """The birth: a random id and, per partition, hash range and voters (safety 1)."""
         members = self._roster.placeable()
         factor = settings.replication_factor
+        if not members:
+            raise ShoalError(
+                "not-enough-members",
+                "every live agent is drained: start one more, or take one back with shoal drain NAME --undo",
+            )
         if explicit_factor and factor != "all" and factor > len(members):
             raise ShoalError(
                 "not-enough-members",

@@ -104,6 +104,7 @@ class FakeHost:
 
     groups: set[Any] = field(default_factory=set)
     error: ShoalError | None = None
+    state: str = "active"
 
     def has(self, group: Any) -> bool:
         return group in self.groups
@@ -119,7 +120,7 @@ class FakeHost:
         return offset < 5
 
     def status(self, group: Any) -> Any:
-        return SimpleNamespace(state="active", reason="")
+        return SimpleNamespace(state=self.state, reason="")
 
     def statistics(self) -> Any:
         return SimpleNamespace(free_bytes=2**40, failed=0, lost=0)
@@ -219,6 +220,11 @@ async def test_creation_places_on_live_members_only() -> None:
     assert fixture.catalog.told == 1
     refused = await code(fixture.broker.create_topic("u", {"replication_factor": 3}, 100))
     assert refused.code == "not-enough-members"
+    placeable, fixture.roster.placeable = fixture.roster.placeable, list  # type: ignore[method-assign, assignment]
+    drained = await code(fixture.broker.create_topic("v", None, 100))
+    assert drained.code == "not-enough-members"
+    assert "--undo" in str(drained)
+    fixture.roster.placeable = placeable  # type: ignore[method-assign]
     assert await fixture.broker.create_topic("t", {"partitions": 4}, 100) == (False, document)
 
 
@@ -299,6 +305,22 @@ async def test_records_are_for_the_partitions_leader() -> None:
     fixture.host.error = ShoalError("overloaded", "busy")
     assert (await code(fixture.broker.offsets(topic, 0))).code == "overloaded"
     assert (await code(fixture.broker.offsets(topic, 1))).code == "unknown-partition"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_may_have_happened_here_is_not_tried_elsewhere() -> None:
+    """A replica that stops with an append under way: others may have it already, so the agent must not hand
+    it to them once more. What was refused for certain goes to another holder."""
+    fixture = Fixture()
+    await fixture.broker.create_topic("t", {"partitions": 1}, 100)
+    topic = fixture.broker.topic("t")
+    fixture.host.groups.add(GroupKey(topic.id, 0))
+    fixture.host.state = "failed"
+    fixture.host.error = ShoalError("damaged", "this replica stopped")
+    assert (await code(fixture.broker.offsets(topic, 0))).code == "no-leader"
+    fixture.host.error = ShoalError("leadership-lost", "this replica stopped", definite=False)
+    refused = await code(fixture.broker.offsets(topic, 0))
+    assert (refused.code, refused.definite) == ("leadership-lost", False)
 
 
 @pytest.mark.usefixtures("quick")

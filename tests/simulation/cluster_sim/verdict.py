@@ -20,7 +20,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import Configuration
-from shoal.segment_store.errors import Damaged, LogClosed
+from shoal.segment_store.errors import Damaged, LogClosed, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation
@@ -163,18 +163,15 @@ class Verdict:
         """SameCommittedPrefix: replicas of one log are equal, frame by frame (safety 12)."""
         for group, held in self._replicas().items():
             healthy = [replica for _, replica in held if replica.failure is None]
-            if len(healthy) < 2:
-                continue
-            first = max(replica.log.first_index for replica in healthy)
-            last = min(min(replica.core.commit_index, replica.log.last_index) for replica in healthy)
-            digests = {}
-            for replica in healthy:
-                try:
-                    digests[str(replica.replica_id)] = await _digest(replica, first, last)
-                except LogClosed:
-                    continue  # it has just been moved to another agent
-            if len(set(digests.values())) > 1:
-                raise InvariantViolation("SameCommittedPrefix", f"{group} {first} to {last}: {digests}")
+            while len(healthy) > 1:
+                first = max(replica.log.first_index for replica in healthy)
+                last = min(min(replica.core.commit_index, replica.log.last_index) for replica in healthy)
+                digests = await _digests(healthy, first, last)
+                if digests is None:
+                    continue  # the log is shorter now
+                if len(set(digests.values())) > 1:
+                    raise InvariantViolation("SameCommittedPrefix", f"{group} {first} to {last}: {digests}")
+                break
 
     def _topics_are_right(self) -> None:
         """Topics that were created for certain are there, deleted ones are not; at every agent."""
@@ -219,6 +216,19 @@ class Verdict:
             return False
         mine = entry.replica.core.configuration.find(entry.replica.replica_id)
         return mine is not None and not mine.learner
+
+
+async def _digests(replicas: list[Replica], first: LogIndex, last: LogIndex) -> dict[str, str] | None:
+    """By replica; None when retention took some of it meanwhile."""
+    digests = {}
+    for replica in replicas:
+        try:
+            digests[str(replica.replica_id)] = await _digest(replica, first, last)
+        except LogClosed:
+            continue  # it has just been moved to another agent
+        except OffsetOutOfRange:
+            return None
+    return digests
 
 
 async def _digest(replica: Replica, first: LogIndex, last: LogIndex) -> str:
