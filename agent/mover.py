@@ -227,7 +227,7 @@ class Mover:
         caught_up = stalled = NO_REPLICAS
         if configuration.learners:
             caught_up, stalled = self._watch_learners(replica)
-            self._tell_learners(group, configuration, caught_up, tasks)
+            self._tell_learners(replica, configuration, caught_up, tasks)
         step = next_step(
             group,
             configuration,
@@ -316,7 +316,7 @@ class Mover:
 
     def _tell_learners(
         self,
-        group: GroupId,
+        led: Replica,
         configuration: Configuration,
         caught_up: frozenset[ReplicaId],
         tasks: asyncio.TaskGroup,
@@ -326,17 +326,19 @@ class Mover:
         for replica in configuration.replicas:
             if not replica.learner:
                 continue
-            learner = _Learner(group, replica.id)
+            learner = _Learner(led.group, replica.id)
             has_all = replica.id in caught_up
             if self._told.get(learner) in (True, has_all):
                 continue
             if self._now_ms() - self._asked_ms.get(learner, -HOLD_RETRY_MS) < HOLD_RETRY_MS:
                 continue
             self._asked_ms[learner] = self._now_ms() + HOLD_TIMEOUT_MS  # not again while this one is out
-            payload = encode_hold(group, configuration, caught_up=has_all)
-            tasks.create_task(self._tell(replica.agent_id, learner, payload, has_all))
+            payload = encode_hold(led.group, configuration, caught_up=has_all)
+            tasks.create_task(self._tell(led, replica.agent_id, learner, payload, has_all))
 
-    async def _tell(self, agent_id: str, learner: _Learner, payload: bytes, has_all: bool) -> None:
+    async def _tell(
+        self, led: Replica, agent_id: str, learner: _Learner, payload: bytes, has_all: bool
+    ) -> None:
         try:
             await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
@@ -345,3 +347,6 @@ class Mover:
         else:
             self._told[learner] = has_all
             self._asked_ms.pop(learner, None)
+            # A group may have gone quiet while that replica was not there to be heard; it never asks itself.
+            led.core.wake_quiet(self._now_ms())
+            led.host.schedule(led)

@@ -50,12 +50,25 @@ class FakeReplica:
     matches: dict[ReplicaId, LogIndex] = field(default_factory=dict)
     shipments: Shipments = field(default_factory=Shipments)
     first_index: LogIndex = field(default=LogIndex(1))
+    woken: int = 0
+    """How often its core was told to end the quiet, and had a turn."""
 
     is_transferring = False
 
     @property
     def core(self) -> Any:
         return self
+
+    @property
+    def host(self) -> Any:
+        return self
+
+    def wake_quiet(self, now_ms: int) -> None:
+        self.woken += 1
+
+    def schedule(self, replica: FakeReplica) -> None:
+        assert replica is self
+        assert self.woken
 
     @property
     def state(self) -> Any:
@@ -172,7 +185,8 @@ class Fixture:
 
 
 async def test_growth_waits_until_members_have_settled_and_tells_each_learner_twice() -> None:
-    """Open your replica; and, once: you have everything."""
+    """Open your replica; and, once: you have everything. The group, which may have gone quiet before the
+    replica was there, is woken for each."""
     fixture = Fixture((SELF,))
     await fixture.pass_time(SETTLE_MS - 250)
     assert fixture.led[0].holders() == "a"
@@ -188,6 +202,7 @@ async def test_growth_waits_until_members_have_settled_and_tells_each_learner_tw
     told = len(fixture.told)
     await fixture.pass_time(5_000)
     assert len(fixture.told) == told == 4
+    assert fixture.led[0].woken == 4
 
 
 async def test_a_step_waits_for_the_last_one_to_be_committed() -> None:
@@ -240,10 +255,12 @@ async def test_an_agent_that_refuses_is_asked_again_and_at_last_passed_over() ->
     assert fixture.led[0].holders() == "abcd?"
     await fixture.pass_time(REFUSED_MS - 5_000, 1_000)
     assert fixture.led[0].holders() == "abcd?"
+    assert not fixture.led[0].woken
     fixture.alive.append("e" * 32)
     fixture.refuses = False
     await fixture.pass_time(2_000, 1_000)
     assert fixture.told[-1] == (FOURTH, False)
+    assert fixture.led[0].woken
     await fixture.pass_time(STALL_MS, 1_000)
     assert fixture.led[0].holders() == "abce?"
 
