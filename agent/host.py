@@ -386,7 +386,7 @@ class Host:
             record
             for record in self._stores.registry
             if record.state is ReplicaState.LOST
-            or (record.group in self._broken and record.group in self._unserved)
+            or (record.group in self._unserved and record.group in self._broken | self.mender.hopeless)
         ]
 
     # Clients

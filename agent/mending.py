@@ -7,7 +7,8 @@ whose log cannot be folded for damage is mended before it speaks.
 
 What no peer has is dropped when so many voters hold intact logs without it that it was never committed. It is
 quarantined when all voters have answered and none has it intact: the replica goes on around it, loudly, and
-asks on. Otherwise it waits. Nothing is ever cut because a checksum is wrong.
+asks on. Otherwise it waits; where a peer has trimmed it, for
+another replica in its place. Nothing is ever cut because a checksum is wrong.
 """
 
 import asyncio
@@ -94,6 +95,8 @@ class Mender:
         self._tasks: dict[GroupId, asyncio.Task[None]] = {}
         self._waiting: dict[GroupId, DamagedReplica] = {}
         """Replicas that cannot be opened for damage; their logs are."""
+        self.hopeless: set[GroupId] = set()
+        """Of those that wait: what they lack is trimmed elsewhere."""
         self._slots = asyncio.Semaphore(MAX_MENDING)
         links.handle_request(PeerMessage.ENTRY, self.on_entry)
 
@@ -216,6 +219,7 @@ class Mender:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
         del self._waiting[group]
+        self.hopeless.discard(group)
         await damaged.log.close()
         await self._host.open_mended(damaged, frozenset(quarantined))
 
@@ -232,11 +236,22 @@ class Mender:
             logger.warning("%s: not mended: %s", group, error)
             return False
         if missing is not None:
+            if Held.TRIMMED in answers.values():
+                self._give_up(group, missing)
             return await self._drop(damaged, missing, answers) or self._quarantine(
                 damaged, item, answers, quarantined
             )
         logger.warning("%s: mended: %s", group, item)
         return True
+
+    def _give_up(self, group: GroupId, missing: EntryId) -> None:
+        """The group has agreed to drop the entry: soon nobody has it, and this replica cannot read that it
+        may do without. Its leader is told, and has another one in its place."""
+        if group not in self.hopeless:
+            self.hopeless.add(group)
+            logger.error(
+                "%s: entry %d is trimmed elsewhere: another replica shall take over", group, missing.index
+            )
 
     async def _drop(self, damaged: DamagedReplica, wanted: EntryId, answers: dict[str, Held]) -> bool:
         """Cut an entry that was never committed: intact logs without it say so."""
@@ -351,6 +366,7 @@ class Mender:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         waiting = self._waiting.pop(group, None)
+        self.hopeless.discard(group)
         if waiting is not None:
             await waiting.log.close()
 

@@ -12,7 +12,7 @@ from shoal.agent.identity import HardStateFile
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.segment_wire import EntryId, Held, decode_entry, encode_entry_wanted
 from shoal.agent.waiting import Appended
-from shoal.batch import LogIndex, ProducerStamp, Term
+from shoal.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
@@ -342,6 +342,25 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
         await whole(cluster)
         for node in cluster.nodes:
             assert (await read_values(node, local=True))[COUNT:] == ["acknowledged", "after"]
+
+
+async def test_what_the_others_have_trimmed_is_not_waited_for() -> None:
+    """Damaged while its agent was down, and dropped by the others meanwhile: nobody will ever lend it. The
+    replica says that it is beyond repair, so that its leader has another one in its place."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        late = next(node for node in cluster.nodes if node is not leader)
+        place = Place(disks[late.agent_id], late, index_of(late, 3))
+        await cluster.stop(late)
+        place.hit()
+        await set_hard_state(disks[late.agent_id], late, commit_index=1)
+        assert await leader.host.trim(GROUP, Offset(20), 1_000) > 3
+        await until(lambda: all(log_of(node).start_offset > 3 for node in cluster.alive))
+        await cluster.start(late)
+        await until(lambda: [item.group for item in late.host.beyond_repair()] == [GROUP])
+        assert late.host.status(GROUP).state == "failed"
+        assert not [item for node in cluster.alive if node is not late for item in node.host.beyond_repair()]
 
 
 async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() -> None:
