@@ -108,9 +108,12 @@ class PlaceReader:
         if messages or decoder.pending is None:
             return None
         metadata, header = decoder.pending
-        fields, stored_length, canonical = read_layout(metadata, header)
+        try:
+            fields, stored_length, canonical = read_layout(metadata, header)
+        except BatchError:
+            return None  # what is wrong with it depends on what follows: for the ordinary way to say
         if fields.record_count > MAX_RECORDS_PER_BATCH:
-            raise BatchError("limit", f"more than {MAX_RECORDS_PER_BATCH} records in a batch")
+            return None
         size = len(canonical) + len(self._room)
         head = b"".join((_PREFIX.pack(CONTINUATION, size), canonical, self._room))
         return _Opening(fields, header.body_length, stored_length, canonical, head)

@@ -120,7 +120,7 @@ def test_without_room() -> None:
     assert reader.read(in_memory(data), LEAD_BYTES) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(st.data())
 def test_mutations(data: st.DataObject) -> None:
     """Whatever is changed in a stream: the same message, the same reason to refuse, or the ordinary way."""
