@@ -197,20 +197,24 @@ def test_wrong_paths_and_running_agents_are_one_line(
     assert _run(capfd, "verify", data, "--cluster-id", CLUSTER_ID.hex()).code == 0
 
 
-def test_a_reader_that_has_seen_enough(data: pathlib.Path) -> None:
-    """`| head`: no traceback and no complaint, and neither 0 (sound) nor 1 (damaged): the end was not
-    reached."""
-    for command in ("verify", "export", "inspect"):
-        reading, writing = os.pipe()
-        os.close(reading)  # before the first byte
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "shoal.agent", "log", command, str(_partition(data))],
-                stdout=writing,
-                stderr=subprocess.PIPE,
-                check=False,
-                timeout=60,
-            )
-        finally:
-            os.close(writing)
-        assert (done.returncode, done.stderr) == (141, b""), command
+@pytest.mark.parametrize(
+    ("command", "unbuffered", "code"),
+    [("verify", "", 141), ("export", "", 141), ("inspect", "", 0), ("inspect", "1", 141)],
+)
+def test_a_reader_that_has_seen_enough(data: pathlib.Path, command: str, unbuffered: str, code: int) -> None:
+    """`| head`: no traceback and no complaint, and neither 0 (sound) nor 1 (damaged) where the end was not
+    reached. All that `inspect` says of a small partition is written at once, after its end."""
+    reading, writing = os.pipe()
+    os.close(reading)  # before the first byte
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal.agent", "log", command, str(_partition(data))],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (code, b"")
