@@ -23,6 +23,7 @@ from shoal.agent.losses import Losses
 from shoal.agent.peer_messages import PeerMessage, encode_hold
 from shoal.agent.replica import Replica
 from shoal.agent.roster import Roster, candidate_of
+from shoal.agent.stragglers import Stragglers
 from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication.errors import ReplicationError
@@ -102,6 +103,7 @@ class Mover:
         self._steady_ms = min(STEADY_MS, replace_after_ms)
         self._placement = Goals(roster.agent_id)
         self._leading = Leading(host, now_ms, settle_ms=self._steady_ms)
+        self._stragglers = Stragglers()
         self._belonging: tuple[Candidate, ...] = ()
         self._belonging_since_ms = now_ms()
         self._epoch: object = None
@@ -122,6 +124,7 @@ class Mover:
         observed = self._observe(led)
         self._placement.look(observed)
         self._leading.look({replica.group for replica in led}, self._seen_ms)
+        self._stragglers.look(led, observed.members.live, self._now_ms())
         self._forget_all_but(led)
         moving = {replica.group for replica in led if self._is_moving(replica)}
         for replica in led:

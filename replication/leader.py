@@ -34,6 +34,7 @@ class Leader:
         "_stuck_since_ms",
         "active_ms",
         "heartbeat_deadline_ms",
+        "left_behind",
         "progress",
         "quiet",
         "quieting",
@@ -53,6 +54,7 @@ class Leader:
         self.spares = Spares(state.config)
         self.quiet = False
         self.quieting = False
+        self.left_behind: tuple[ReplicaId, ...] = ()  # who could not be reached when it went quiet
         self.active_ms = now_ms
         self.heartbeat_deadline_ms = now_ms
         self.quorum_deadline_ms = now_ms + state.config.election_timeout_ms
@@ -440,12 +442,15 @@ class Leader:
             return
         reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
         self.quiet = all(self.progress[replica].quiet for replica in reachable)
+        if self.quiet:
+            self.left_behind = tuple(sorted(self.progress.keys() - reachable))
 
     def rouse(self, now_ms: int) -> None:
         """Heartbeat again. Nobody was asked to answer meanwhile, so everybody gets a full timeout to do
         so."""
         was_quiet = self.quiet
         self.quiet = self.quieting = False
+        self.left_behind = ()
         self.active_ms = now_ms
         for progress in self.progress.values():
             progress.quiet = False
@@ -479,4 +484,6 @@ class Leader:
         for progress in self.progress.values():
             progress.check_invariants(state.config, state.log.last_index)
         assert not self.quiet or state.commit_index == state.log.last_index
+        assert self.quiet or not self.left_behind
+        assert others.issuperset(self.left_behind)
         assert self.spares.prompt is None or self.spares.prompt <= self.progress.keys()

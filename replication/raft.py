@@ -180,6 +180,13 @@ class RaftCore:
         return not isinstance(behaviour, Candidate) and behaviour.quiet
 
     @property
+    def left_behind(self) -> tuple[ReplicaId, ...]:
+        """Of a quiet leader: the replicas that could not be reached when it went quiet. Nobody will tell them
+        anything until it is woken."""
+        behaviour = self._state.behaviour
+        return behaviour.left_behind if isinstance(behaviour, Leader) else ()
+
+    @property
     def is_transferring(self) -> bool:
         """Whether leadership is being handed over, and not given up yet."""
         behaviour = self._state.behaviour

@@ -29,6 +29,7 @@ from shoal.agent.mover import (
 from shoal.agent.peer_messages import decode_hold
 from shoal.agent.roster import Roster
 from shoal.agent.shipments import Shipments
+from shoal.agent.stragglers import PAUSE_MS_MAX, PAUSE_MS_MIN
 from shoal.agent.topic_settings import TopicSettings
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId
@@ -52,6 +53,8 @@ class FakeReplica:
     first_index: LogIndex = field(default=LogIndex(1))
     woken: int = 0
     """How often its core was told to end the quiet, and had a turn."""
+    left_behind: tuple[ReplicaId, ...] = ()
+    """By a group that went quiet."""
 
     is_transferring = False
 
@@ -203,6 +206,31 @@ async def test_growth_waits_until_members_have_settled_and_tells_each_learner_tw
     await fixture.pass_time(5_000)
     assert len(fixture.told) == told == 4
     assert fixture.led[0].woken == 4
+
+
+async def test_a_replica_that_a_quiet_group_left_behind_is_spoken_to_once_its_agent_lives() -> None:
+    """Soon, and ever more seldom as long as that does not help; not at all for an agent that is dead."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=2)
+    replica, contented = fixture.led
+    replica.left_behind = (ReplicaId(0, 2),)
+    assert replica.configuration.replicas[2].agent_id == THIRD
+    fixture.alive.remove(THIRD)
+    await fixture.pass_time(5_000)
+    assert not replica.woken
+    fixture.alive.append(THIRD)
+    await fixture.pass_time(250)
+    assert replica.woken == 1
+    await fixture.pass_time(PAUSE_MS_MIN + 250)
+    assert replica.woken == 2
+    await fixture.pass_time(100_000)
+    assert replica.woken in (7, 8), "after 1, 2, 4, 8, 16 and then every 30 seconds"
+    replica.left_behind = ()
+    await fixture.pass_time(2 * PAUSE_MS_MAX + 1_000)
+    replica.left_behind = (ReplicaId(0, 2),)
+    before = replica.woken
+    await fixture.pass_time(250)
+    assert replica.woken == before + 1, "another time begins anew"
+    assert not contented.woken
 
 
 async def test_a_step_waits_for_the_last_one_to_be_committed() -> None:

@@ -299,6 +299,27 @@ def test_a_group_with_something_unknown_does_not_go_quiet() -> None:
     assert leader.is_quiet
 
 
+def test_a_quiet_leader_knows_whom_it_left_behind() -> None:
+    """A learner asks for nothing and hears nothing of a quiet group: it has what it missed once the leader
+    was woken, which is quiet again afterwards and misses nobody."""
+    group = Group(learners=1, config=QUIET)
+    leader = group.elect(0)
+    group.cut = {3}
+    last = group.propose(0)
+    group.pass_time(2_000)
+    assert leader.is_quiet
+    assert leader.left_behind == (ReplicaId(0, 3),)
+    group.cut = set()
+    group.pass_time(5_000)
+    assert group.cores[3].last_index < last, "nobody told it"
+    leader.wake_quiet(group.now_ms)
+    assert leader.left_behind == ()
+    group.pass_time(2_000)
+    assert group.cores[3].commit_index == last
+    assert leader.is_quiet
+    assert leader.left_behind == ()
+
+
 def test_a_proposal_ends_the_quiet() -> None:
     """The next append is an append like any other, and timers run again."""
     group = quiet_group()
