@@ -6,9 +6,11 @@ A rule that only stands in a document is forgotten; each of these fails with the
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -118,19 +120,61 @@ def other_sources() -> list[pathlib.Path]:
     return sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "scripts").glob("*.py"))
 
 
-def imported_modules(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Every module that a file imports, wherever in the file; `from a.b import c` gives a.b and a.b.c."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 or path.name == "__init__.py", (
-                f"{path}: relative imports hide who knows whom"
-            )
-            yield node.lineno, node.module or ""
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
+class Function(NamedTuple):
+    """`lines`: from its first to its last, both counted."""
+
+    name: str
+    line: int
+    lines: int
+    has_docstring: bool
+
+
+class Outline(NamedTuple):
+    """What the rules ask of a file. `imports`: every module, wherever in the file; `from a.b import c` gives
+    a.b and a.b.c. Places are line numbers."""
+
+    text: str
+    has_docstring: bool
+    imports: list[tuple[int, str]]
+    relative_imports: list[int]
+    functions: list[Function]
+    awaits: list[int]
+    swallows: list[int]
+
+
+@functools.cache
+def outline(path: pathlib.Path) -> Outline:
+    """Every file is parsed once, however many rules ask; its tree is too large to keep."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    found = Outline(text, bool(ast.get_docstring(tree)), [], [], [], [], [])
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                found.imports.extend((node.lineno, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                if node.level:
+                    found.relative_imports.append(node.lineno)
+                found.imports.append((node.lineno, node.module or ""))
+                found.imports.extend((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                documented = bool(ast.get_docstring(node))
+                found.functions.append(Function(node.name, node.lineno, lines, documented))
+            case ast.ExceptHandler() if _catches_everything(node) and _does_nothing(node):
+                found.swallows.append(node.lineno)
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await):
+            found.awaits.append(node.lineno)
+    return found
+
+
+def imported_modules(path: pathlib.Path) -> list[tuple[int, str]]:
+    """Every module that a file imports, and the line."""
+    found = outline(path)
+    assert not found.relative_imports or path.name == "__init__.py", (
+        f"{path}: relative imports hide who knows whom"
+    )
+    return found.imports
 
 
 def owner_of(module: str) -> str | None:
@@ -208,15 +252,12 @@ def test_pure_files_are_pure() -> None:
         assert paths, f"{pattern}: no such file; a pure file was renamed, so rename it here"
         for path in paths:
             seen += 1
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.AsyncFunctionDef | ast.Await):
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} awaits")
+            wrong += [f"{path.relative_to(ROOT)}:{line} awaits" for line in outline(path).awaits]
             for line, module in imported_modules(path):
                 if module.split(".")[0] in IMPURE_MODULES:
                     wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
                 if module == "random" or module.startswith("random."):
-                    text = path.read_text()
-                    for use in re.findall(r"random\.(\w+)", text):
+                    for use in re.findall(r"random\.(\w+)", outline(path).text):
                         if use != "Random":
                             wrong.append(
                                 f"{path.relative_to(ROOT)}: uses random.{use}; chance is an argument"
@@ -229,15 +270,13 @@ def test_sizes() -> None:
     """Files stay under 700 lines and functions under 70: the tail is what hurts readers."""
     wrong = []
     for path in [*sources(), *other_sources()]:
-        text = path.read_text()
-        lines = text.count("\n")
+        lines = outline(path).text.count("\n")
         if lines > FILE_LINES_MAX:
             wrong.append(f"{path.relative_to(ROOT)} has {lines} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                size = (node.end_lineno or node.lineno) - node.lineno + 1
-                if size > FUNCTION_LINES_MAX:
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {size} lines")
+        for function in outline(path).functions:
+            if function.lines > FUNCTION_LINES_MAX:
+                place = f"{path.relative_to(ROOT)}:{function.line}"
+                wrong.append(f"{place} {function.name} has {function.lines} lines")
     assert wrong == []
 
 
@@ -246,7 +285,7 @@ def test_files_open_with_their_law() -> None:
     wrong = [
         str(path.relative_to(ROOT))
         for path in [*sources(), *other_sources()]
-        if not ast.get_docstring(ast.parse(path.read_text())) and path.read_text().strip()
+        if not outline(path).has_docstring and outline(path).text.strip()
     ]
     assert wrong == []
 
@@ -255,10 +294,9 @@ def test_every_test_says_what_it_shows() -> None:
     """A test without a sentence is a riddle for whoever breaks it."""
     wrong = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            if is_function and node.name.startswith("test_") and not ast.get_docstring(node):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+        for function in outline(path).functions:
+            if function.name.startswith("test_") and not function.has_docstring:
+                wrong.append(f"{path.relative_to(ROOT)}:{function.line} {function.name}")
     assert wrong == []
 
 
@@ -268,12 +306,12 @@ def test_nothing_is_left_for_later() -> None:
     for path in [*sources(), *other_sources()]:
         if path == pathlib.Path(__file__):
             continue
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(outline(path).text.splitlines(), 1):
             if LEFTOVERS.search(line):
                 wrong.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ExceptHandler) and _catches_everything(node) and _does_nothing(node):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} swallows every exception")
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} swallows every exception" for line in outline(path).swallows
+        ]
     assert wrong == []
 
 
