@@ -1,7 +1,7 @@
-"""What an agent does without, though it may be installed: numpy and pandas.
+"""What an agent and every other command do without, though it may be installed: numpy and pandas.
 
 Law of this file: one setting of the process, made before pyarrow is imported; it changes memory and speed,
-never results, since nothing in an agent uses either.
+never results, since nothing in a command uses either.
 
 pyarrow imports numpy with itself, and pandas when it makes its first array: together 60 MB, and a fifth of a
 second in which the loop does nothing else, while a leader should send its heartbeats.
@@ -22,7 +22,7 @@ class _Refusing(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname in UNWANTED:
-            raise ModuleNotFoundError(f"an agent does without {fullname}", name=fullname)
+            raise ModuleNotFoundError(f"shoal does without {fullname}", name=fullname)
 
 
 def import_no_frames() -> bool:

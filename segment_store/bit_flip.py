@@ -10,7 +10,7 @@ others for the entry, never to serve it.
 """
 
 from collections.abc import Iterable
-from math import isqrt
+from functools import cache
 
 import crc32c
 
@@ -108,21 +108,40 @@ def _bits_behind_flip(difference: int, bits: int) -> int | None:
     """How many of the checked `bits` follow the flipped one that changes the checksum by `difference`; None
     when no single one does. A discrete logarithm: small steps from one end, large ones from the other
     (Shanks)."""
-    small_steps = isqrt(bits) + 1
-    seen: dict[int, int] = {}
-    register = _POLYNOMIAL  # what a flip of the last bit does
-    for steps in range(small_steps):
-        seen.setdefault(register, steps)
-        register = register >> 1 ^ (_POLYNOMIAL if register & 1 else 0)
-    large_step_back = [_back(1 << bit, small_steps) for bit in range(32)]
+    small_steps = 1 << (bits.bit_length() + 1) // 2  # at least the root of `bits`
+    seen, (first, second, third, fourth) = _small_steps(small_steps), _large_step(small_steps)
     register = difference
-    for large in range(small_steps):
+    for following in range(0, bits, small_steps):
         small = seen.get(register)
         if small is not None:
-            following = large * small_steps + small
-            return following if following < bits else None
-        register = _apply(large_step_back, register)
+            return following + small if following + small < bits else None
+        low = first[register & 0xFF] ^ second[register >> 8 & 0xFF]
+        register = low ^ third[register >> 16 & 0xFF] ^ fourth[register >> 24]
     return None
+
+
+@cache
+def _small_steps(count: int) -> dict[int, int]:
+    """How many bits follow a flip that changes the checksum so. Powers of two up to 2**13 are asked for."""
+    seen: dict[int, int] = {}
+    register = _POLYNOMIAL  # what a flip of the last bit does
+    for steps in range(count):
+        seen[register] = steps
+        register = register >> 1 ^ (_POLYNOMIAL if register & 1 else 0)
+    return seen
+
+
+@cache
+def _large_step(steps: int) -> list[list[int]]:
+    """What so many steps back make of each byte of the register, the lowest byte first: it is linear."""
+    tables = []
+    for lowest_bit in range(0, 32, 8):
+        table = [0]
+        for bit in range(lowest_bit, lowest_bit + 8):
+            column = _back(1 << bit, steps)
+            table += [entry ^ column for entry in table]
+        tables.append(table)
+    return tables
 
 
 def _back(register: int, steps: int) -> int:
@@ -133,13 +152,3 @@ def _back(register: int, steps: int) -> int:
         else:
             register <<= 1
     return register
-
-
-def _apply(columns: list[int], register: int) -> int:
-    """A linear map, given by what it makes of each bit."""
-    result = 0
-    while register:
-        low = register & -register
-        result ^= columns[low.bit_length() - 1]
-        register ^= low
-    return result

@@ -16,8 +16,12 @@ import aiohttp
 from shoal.agent.agent import Agent, Outcome, StopRequest
 from shoal.agent.config import AgentConfig
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 15.0
+# No test waits so long unless something hangs, or the machine has next to no time for it.
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 40.0
+CALL_TIMEOUT_S = 60.0
+EVENTUALLY_S = 40.0
+LOOK_INTERVAL_S = 0.02
 
 
 def config(data: Path, **flags: object) -> AgentConfig:
@@ -124,7 +128,7 @@ class Agents:
 @asynccontextmanager
 async def agents_in(directory: Path) -> AsyncIterator[Agents]:
     """For a fixture."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)) as session:
         agents = Agents(directory, session)
         try:
             yield agents
@@ -132,11 +136,16 @@ async def agents_in(directory: Path) -> AsyncIterator[Agents]:
             await agents.stop_all()
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = 10.0) -> None:
-    """Return once it holds; TimeoutError otherwise."""
+async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = EVENTUALLY_S) -> None:
+    """Return once it holds; TimeoutError otherwise. What takes long to find out is asked less often: it must
+    not keep the agents from making it true."""
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(limit_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
+        while True:
+            asked = loop.time()
+            if await condition():
+                return
+            await asyncio.sleep(max(LOOK_INTERVAL_S, loop.time() - asked))
 
 
 async def _true(value: bool) -> bool:

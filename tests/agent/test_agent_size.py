@@ -35,7 +35,7 @@ async def _led(agent: Running) -> None:
         status, topic = await agent.call("GET", "/v1/topics/many")
         return status == 200 and all(item["leader"] for item in topic["partitions"])
 
-    await eventually(everywhere, 60)
+    await eventually(everywhere, 90)
 
 
 async def test_many_partitions_start_again_soon_and_cost_little(tmp_path: Path) -> None:
