@@ -17,6 +17,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
 ANY = "application/octet-stream"
 METRICS = "text/plain"
+PAGE = "text/html"
 
 READ_HEADERS = ("Shoal-Base-Offset", "Shoal-Next-Offset", "Shoal-High-Watermark", "Shoal-Log-Start-Offset")
 _YES_NO: Schema = {"type": "boolean"}
@@ -339,4 +340,11 @@ OPENAPI = Operation(
     "/openapi.json",
     "This description (OpenAPI 3.1).",
     {200: Answer("The description.", {JSON: {"type": "object"}})},
+)
+DOCS = Operation(
+    "docs",
+    "GET",
+    "/docs",
+    "This description as a page for people.",
+    {200: Answer("The page.", {PAGE: TEXT})},
 )

@@ -1,6 +1,6 @@
-"""GET /openapi.json: the routes that the router has, as an OpenAPI 3.1 description.
+"""GET /openapi.json: the routes that the router has, as an OpenAPI 3.1 description; /docs: as a page.
 
-Made once, when it is first asked for, of the very operations that requests are dispatched by.
+Each is made once, when it is first asked for, of the very operations that requests are dispatched by.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from aiohttp import web
 from shoal.agent.http import api
 from shoal.agent.http.context import Call
 from shoal.agent.http.dispatch import Route
+from shoal.agent.http.docs_page import SECURITY_POLICY, docs_page
 from shoal.agent.http.operation import Answer, Body, Operation, Parameter, is_variable
 from shoal.agent.http.problems import JSON_TYPE, json_body
 from shoal.agent.http.schemas import TEXT, schemas_document
@@ -21,6 +22,7 @@ from shoal.errors import PROBLEM_MEDIA_TYPE
 OPENAPI_VERSION = "3.1.0"
 API_VERSION = "1"
 _PROBLEM = "problem"
+_KEPT = "max-age=3600"  # it changes with the agent's version only
 _INTRODUCTION = (
     "One port of every agent serves everything; any agent answers any request, and asks the leader where it "
     "must. What is not answered as described is a problem document (RFC 9457). GET routes answer HEAD too."
@@ -38,10 +40,11 @@ class DescriptionHandlers:
     def __init__(self) -> None:
         self._operations: tuple[Operation, ...] = ()
         self._body: bytes | None = None
+        self._page: bytes | None = None
 
     def routes(self) -> list[Route]:
-        """The route."""
-        return [Route(api.OPENAPI, self.openapi)]
+        """The routes."""
+        return [Route(api.OPENAPI, self.openapi), Route(api.DOCS, self.docs)]
 
     def describe(self, routes: Iterable[Route]) -> None:
         """These are the routes."""
@@ -52,8 +55,18 @@ class DescriptionHandlers:
         del call
         if self._body is None:
             self._body = json_body(openapi_document(self._operations))
+        return web.Response(body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": _KEPT})
+
+    async def docs(self, call: Call) -> web.Response:
+        """The same for a person."""
+        del call
+        if self._page is None:
+            self._page = docs_page(self._operations, _INTRODUCTION).encode()
         return web.Response(
-            body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": "max-age=3600"}
+            body=self._page,
+            content_type=api.PAGE,
+            charset="utf-8",
+            headers={"Cache-Control": _KEPT, "Content-Security-Policy": SECURITY_POLICY},
         )
 
 
