@@ -124,13 +124,21 @@ def answer_pre_vote(state: RaftState, message: PreVote, *, hears_leader: bool) -
     """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6).
 
     Who has more than the asker, and hears no leader either, need not wait for its own timer: this election is
-    its to win. A leader that spares followers (spares.py) leaves such a pair behind.
+    its to win. A leader that spares followers (spares.py) leaves such a pair behind. A learner that asks who
+    leads tells nobody to campaign: all voters would at once.
     """
     may_be_led = message.term > state.term and not hears_leader
     granted = may_be_led and state.log.is_up_to_date(message.last_index, message.last_term)
     term = message.term if granted else state.term
     state.send(PreVoteReply(state.replica_id, message.sender, term, granted))
-    if may_be_led and not granted and isinstance(state.behaviour, Follower) and not state.damaged:
+    is_rival = message.sender in state.configuration.voters
+    if (
+        may_be_led
+        and not granted
+        and is_rival
+        and isinstance(state.behaviour, Follower)
+        and not state.damaged
+    ):
         state.behaviour.election_deadline_ms = state.now_ms
 
 

@@ -1,36 +1,58 @@
 """What a follower does.
 
-Law of this file: a follower answers and waits; the only thing it starts is an election when it hears no
-leader.
+Law of this file: a follower answers and waits; the only thing it starts, when it hears no leader, is an
+election, or for a learner the question who leads.
 """
 
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Term
 from shoal.replication.interfaces import NO_INDEX, NO_TERM
-from shoal.replication.messages import AppendReply, AppendRequest, TimeoutNow
+from shoal.replication.messages import AppendReply, AppendRequest, PreVote, TimeoutNow
 from shoal.replication.transitions import RaftState
+
+ASK_DOUBLINGS_MAX = 4
+"""A learner that nobody answers asks for a leader at most every 16 to 32 election timeouts: a group that has
+none is not helped by it, and one that has is woken at the first question that arrives."""
 
 
 class Follower:
-    """heard_ms: when a leader of this term was last heard; None before that. quiet: the leader stopped its
-    heartbeats by agreement, and no timer runs (safety 25)."""
+    """heard_ms: when a leader of this term was last heard; None before that, and for a learner that asks for
+    one. quiet: the leader stopped its heartbeats by agreement, and no timer runs (safety 25)."""
 
-    __slots__ = ("_state", "election_deadline_ms", "heard_ms", "quiet")
+    __slots__ = ("_question_count", "_state", "election_deadline_ms", "heard_ms", "quiet")
 
     def __init__(self, state: RaftState, now_ms: int) -> None:
         self._state = state
         self.heard_ms: int | None = None
         self.quiet = False
         self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+        self._question_count = 0  # since a leader was heard, or a newer term
 
     def deadline(self) -> int | None:
-        """When to campaign; never for a learner, or while quiet."""
-        return self.election_deadline_ms if self._state.is_voter and not self.quiet else None
+        """When to campaign, or to ask for a leader; never while quiet, nor once the group goes on without
+        this replica."""
+        return None if self.quiet or self._state.is_left_out else self.election_deadline_ms
 
     def wake(self, now_ms: int) -> None:
         """No leader was heard for an election timeout: campaign (section 5.2)."""
         deadline_ms = self.deadline()
-        if deadline_ms is not None and now_ms >= deadline_ms:
+        if deadline_ms is None or now_ms < deadline_ms:
+            return
+        if self._state.is_voter:
             self._state.campaign(now_ms)
+        else:
+            self._ask_for_leader(now_ms)
+
+    def _ask_for_leader(self, now_ms: int) -> None:
+        """A learner may be back after its group went quiet without it: nobody would tell it what it missed
+        before the next append (safety 25). Its pre-vote is counted by nobody, and wakes a quiet leader."""
+        state = self._state
+        self._question_count = 0 if self.heard_ms is not None else self._question_count + 1
+        self.heard_ms = None
+        wait_ms = state.draw_election_timeout_ms() << min(self._question_count, ASK_DOUBLINGS_MAX)
+        self.election_deadline_ms = now_ms + wait_ms
+        log, term = state.log, Term(state.term + 1)
+        for voter in state.configuration.voters:
+            state.send(PreVote(state.replica_id, voter, term, log.last_index, log.last_term))
 
     def hears_leader(self, now_ms: int) -> bool:
         """Whether there is no reason to help in replacing the leader (thesis 4.2.3, 6.2)."""

@@ -277,13 +277,16 @@ class RaftCore:
         return True
 
     def _refuses_candidates(self, message: PreVote | Vote, now_ms: int) -> bool:
-        """Whether a leader other than the asker is heard. Being asked wakes a quiet leader: somebody misses
-        it."""
+        """Whether a leader other than the asker is heard."""
         state = self._state
-        refuses = message.sender != state.leader and state.behaviour.hears_leader(now_ms)
-        if refuses and isinstance(state.behaviour, Leader) and state.behaviour.quiet:
-            state.behaviour.rouse(now_ms)
-        return refuses
+        self._wake_quiet_leader(now_ms)
+        return message.sender != state.leader and state.behaviour.hears_leader(now_ms)
+
+    def _wake_quiet_leader(self, now_ms: int) -> None:
+        """It was asked for a vote: somebody misses it."""
+        behaviour = self._state.behaviour
+        if isinstance(behaviour, Leader) and behaviour.quiet:
+            behaviour.rouse(now_ms)
 
     def _answer_older_term(self, message: Message) -> None:
         """AppendEntries and RequestVote, rule 1 (figure 2): a deposed leader, or a late candidate, learns the
@@ -302,6 +305,7 @@ class RaftCore:
                     )
                 )
             case PreVote():
+                self._wake_quiet_leader(state.now_ms)
                 state.send(PreVoteReply(state.replica_id, message.sender, state.term, False))
             case Vote():
                 state.send(VoteReply(state.replica_id, message.sender, state.term, False))

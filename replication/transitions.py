@@ -72,6 +72,7 @@ class RaftState:
     configurations: ascending by index; the last is in force, though perhaps not committed (thesis 4.1). They
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
+    is_left_out: the configuration in force is without this replica, and will be for ever.
     damaged: firsts and lasts of the entries whose bytes do not verify here (safety 10).
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
     none.
@@ -87,6 +88,7 @@ class RaftState:
         "configurations",
         "damaged",
         "election_count",
+        "is_left_out",
         "is_voter",
         "leader",
         "log",
@@ -128,7 +130,7 @@ class RaftState:
         self.log = log
         self.commit_index = commit_index
         self.configurations = list(configurations)
-        self.is_voter = replica_id in self.configuration.voters
+        self._configuration_changed()
         self.outbox = Outbox(hard_state, log.last_index)
         self.role = Role.FOLLOWER
         self.election_count = 0
@@ -217,6 +219,11 @@ class RaftState:
 
     def _configuration_changed(self) -> None:
         self.is_voter = self.replica_id in self.configuration.voters
+        # One that the log does not name yet was added by an entry still to come (safety 2).
+        added_at = self.replica_id.index if self.replica_id.term > 0 else 0
+        self.is_left_out = (
+            self.configuration.find(self.replica_id) is None and self.configuration.index >= added_at
+        )
 
     def commit_to(self, index: LogIndex) -> bool:
         """Raise the commit index; true if it moved."""

@@ -281,10 +281,14 @@ def test_without_check_quorum_it_leads_on() -> None:
 
 
 def test_a_learner_never_campaigns_but_votes_when_asked() -> None:
-    """Thesis 4.2.1: a non-voting member has no timer; asked as a voter (it may be one already), it
-    answers."""
+    """Thesis 4.2.1: when no leader is heard it asks for one, and stays what it is; asked as a voter (it may be
+    one already), it answers."""
     learner = make_core(1, voters=1, learners=1)
-    assert learner.deadline() is None
+    for _ in range(10):
+        deadline_ms = learner.deadline()
+        assert deadline_ms is not None
+        learner.wake(deadline_ms)
+    assert (learner.role, learner.term, learner.statistics().vote) == (Role.FOLLOWER, Term(0), None)
     learner.step(TimeoutNow(A, B, Term(0)), 0)
     assert learner.role is Role.FOLLOWER
     learner.step(vote(A, 1), 0)

@@ -8,8 +8,8 @@ from raft_group import Group, make_core
 from shoal.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.errors import InvalidChange, NotLeader, Overloaded, TransferInProgress
-from shoal.replication.interfaces import ReplicaId
-from shoal.replication.messages import AppendReply, AppendRequest, TimeoutNow, Vote
+from shoal.replication.interfaces import ReplicaId, Run
+from shoal.replication.messages import AppendReply, AppendRequest, PreVote, TimeoutNow, Vote
 from shoal.replication.raft import Role
 
 A, B, C = ReplicaId(0, 0), ReplicaId(0, 1), ReplicaId(0, 2)
@@ -398,6 +398,102 @@ def test_being_asked_for_a_vote_wakes_a_quiet_leader() -> None:
     assert group.leaders() == [0]
     assert group.cores[0].term == 1
     assert group.cores[2].leader == A
+
+
+def quiet_without(ordinal: int, *, learners: int = 0, new_term: bool = False) -> tuple[Group, int]:
+    """A group that went quiet while one replica was away, and lacks the newest entries; who leads it."""
+    group = Group(3, learners=learners, config=QUIET)
+    group.elect(0)
+    group.pass_time(1500)
+    group.cut = {ordinal}
+    agent = "abcdef"[ordinal]
+    leader = 0
+    if new_term:
+        group.cores[0].transfer_leadership(B, group.now_ms)
+        group.settle()
+        leader = 1
+    group.propose(leader, 3)
+    for _ in range(20):
+        for core in group.cores.values():
+            core.peer_silent(agent, group.now_ms)
+        group.pass_time(100)
+    assert group.cores[leader].is_quiet
+    assert group.cores[ordinal].last_index < group.cores[leader].last_index
+    group.cut = set()
+    group.mail.clear()
+    group.restart(ordinal)
+    return group, leader
+
+
+@pytest.mark.parametrize("new_term", [False, True])
+@pytest.mark.parametrize(("ordinal", "learners"), [(2, 0), (3, 1), (4, 2)])
+def test_who_is_back_after_its_group_went_quiet_gets_what_it_missed(
+    ordinal: int, learners: int, new_term: bool
+) -> None:
+    """Safety 25: a voter or a learner that was away asks, and need not wait for the next append. The term is
+    the same as before: nothing was voted on."""
+    group, leader = quiet_without(ordinal, learners=learners, new_term=new_term)
+    term = group.cores[leader].term
+    group.pass_time(2 * QUIET.election_timeout_ms + 3 * QUIET.heartbeat_interval_ms)
+    assert group.cores[ordinal].commit_index == group.cores[leader].last_index
+    assert (group.leaders(), group.cores[leader].term) == ([leader], term)
+    group.pass_time(1500)
+    assert all(core.is_quiet for core in group.cores.values())
+
+
+def test_a_learner_with_everything_learns_what_is_committed() -> None:
+    """A restart forgets the newest commit index: local reads would end before it, until somebody writes."""
+    group = Group(3, learners=1, config=QUIET)
+    group.elect(0)
+    group.propose(0, 3)
+    group.pass_time(1500)
+    assert group.cores[0].is_quiet
+    learner = group.restart(3)
+    assert learner.commit_index < learner.last_index == group.cores[0].last_index
+    group.pass_time(1500)
+    assert learner.commit_index == learner.last_index
+
+
+def test_a_learner_that_nobody_answers_asks_less_and_less() -> None:
+    """Its questions to a group without a leader are few, move no timer of a voter, and end with the first
+    heartbeat."""
+    group = Group(3, learners=1, config=QUIET)
+    group.cut = {0, 1, 2}
+    learner = group.cores[3]
+    group.pass_time(600_000, step_ms=50)
+    asked = [message for message in group.sent if message.sender == learner.replica_id]
+    assert {type(message) for message in asked} == {PreVote}
+    assert 3 * 30 < len(asked) < 3 * 70
+    timers = [group.cores[ordinal].deadline() for ordinal in range(3)]
+    for message in asked[-3:]:
+        group.step(message)
+    assert timers == [group.cores[ordinal].deadline() for ordinal in range(3)]
+    group.cut = set()
+    group.pass_time(4_000)
+    group.sent.clear()
+    group.pass_time(60_000, step_ms=50)
+    assert not [message for message in group.sent if isinstance(message, PreVote)]
+
+
+def test_a_learner_ahead_of_a_voter_does_not_make_all_voters_campaign() -> None:
+    """They would in the same instant, and split their votes; a voter that asks is one rival, not all."""
+    group = Group(3, learners=1, logs={0: [1, 1], 1: [1, 1], 2: [1, 1], 3: [1]}, config=QUIET)
+    timers = [group.cores[ordinal].deadline() for ordinal in range(3)]
+    for ordinal in range(3):
+        group.step(PreVote(ReplicaId(0, 3), ReplicaId(0, ordinal), Term(2), LogIndex(1), Term(1)))
+    assert timers == [group.cores[ordinal].deadline() for ordinal in range(3)]
+    group.step(PreVote(C, A, Term(2), LogIndex(1), Term(1)))
+    assert group.cores[0].deadline() == group.now_ms
+
+
+def test_a_replica_that_was_left_out_asks_for_nobody() -> None:
+    """Its group would be woken for it for ever: it waits for its deletion (safety 4)."""
+    group = Group(3, learners=1, config=QUIET)
+    leader = group.elect(0)
+    rest = [item for item in leader.configuration.replicas if item.id != ReplicaId(0, 3)]
+    leader.propose_configuration(rest, group.now_ms)
+    group.cores[3]._state.append_runs([Run(LogIndex(2), LogIndex(2), Term(1))], LogIndex(2), [leader.configuration])
+    assert group.cores[3].deadline() is None
 
 
 def test_a_former_leader_may_replace_itself() -> None:
