@@ -25,6 +25,7 @@ from shoal.agent.peer_messages import PeerMessage, PeerMessageError
 from shoal.agent.replica import Replica
 from shoal.agent.segment_wire import (
     EntryId,
+    EntryWanted,
     Held,
     decode_entry,
     decode_entry_wanted,
@@ -33,8 +34,9 @@ from shoal.agent.segment_wire import (
 )
 from shoal.batch import BatchError, Frame, LogIdentity, LogIndex, Term, parse_frame
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import Configuration
-from shoal.replication.quorum import rules_out_commit
+from shoal.replication.doubt import in_force, was_never_committed
+from shoal.replication.interfaces import Configuration, ReplicaId
+from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.damage import DamagedRange, within
 from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, StoreError
 from shoal.segment_store.log import PartitionLog
@@ -58,6 +60,10 @@ class _Stretch(NamedTuple):
     identity: LogIdentity
     first_index: LogIndex
     last_index: LogIndex
+    replica_id: ReplicaId
+    configurations: Sequence[Configuration]
+    newest_term: Term | None
+    """Of leaders to whom entries behind it may have been acknowledged; None while that is still done."""
 
 
 class MendHost(Protocol):
@@ -108,20 +114,21 @@ class Mender:
         group, wanted = decode_entry_wanted(payload)
         waiting = self._waiting.get(group)
         if waiting is not None:
-            return await _lend(waiting.log, wanted, is_whole=False)
+            return await _lend(waiting.log, wanted.entry, is_whole=False)
         replica = self._host.replica(group)
-        # Whoever says that it lacks an entry must never take it from the leader of the entry's own term, who
-        # may count an acknowledgement of the asker.
+        # Whoever says that it lacks an entry must never take it from a leader who may count what the asker
+        # has acknowledged; and must not be another in the place of one that had it.
         is_whole = replica.failure is None and not replica.disk.log_is_behind and not replica.damaged_ranges
-        if is_whole and self._host.stored_term(group) <= wanted.term:
+        is_whole = is_whole and replica.replica_id == wanted.asked
+        if is_whole and self._host.stored_term(group) <= wanted.newest_term:
             is_whole = False
             self._forswear(replica, wanted)
-        return await _lend(replica.log, wanted, is_whole=is_whole, met=replica.met)
+        return await _lend(replica.log, wanted.entry, is_whole=is_whole, met=replica.met)
 
-    def _forswear(self, replica: Replica, wanted: EntryId) -> None:
+    def _forswear(self, replica: Replica, wanted: EntryWanted) -> None:
         """Where the asker's vote is needed to elect anybody, no newer term comes by itself."""
-        if replica.log.term_at(wanted.index) != wanted.term:
-            replica.core.forswear(wanted.term, self._host.clock.now_ms())
+        if replica.log.term_at(wanted.entry.index) != wanted.entry.term:
+            replica.core.forswear(wanted.newest_term, self._host.clock.now_ms())
             self._host.schedule(replica)
 
     # ---- replicas that run -----------------------------------------------------------------------
@@ -187,16 +194,24 @@ class Mender:
         """True: it was never committed. Raises StoreError; Damaged when a peer's copy is not to be had."""
         if item.last_index < replica.log.first_index:
             return False  # trimmed meanwhile
-        stretch = _Stretch(replica.group, replica.log, replica.identity, item.first_index, item.last_index)
-        configuration = replica.core.configuration
-        missing, answers = await self._mend(stretch, self._peers_of(configuration))
+        stretch = _Stretch(
+            replica.group,
+            replica.log,
+            replica.identity,
+            item.first_index,
+            item.last_index,
+            replica.replica_id,
+            replica.core.configurations,
+            newest_term=None,
+        )
+        missing, answers = await self._mend(stretch)
         if missing is None:
             return False
         is_open_question = (
             missing.index > replica.core.commit_index and missing.index not in replica.quarantined
         )
-        if is_open_question and _was_never_committed(configuration, answers):
-            return True
+        if is_open_question and _rule_out(stretch, missing, answers):
+            return True  # it seems so: what acknowledges nothing more is certain, and asks again
         raise Damaged(item.path, item.position, "no peer has it now", missing.index, missing.index)
 
     # ---- replicas that wait ----------------------------------------------------------------------
@@ -229,18 +244,28 @@ class Mender:
         if item.first_index > log.last_index:
             return True  # dropped with what lies before it
         first, last = LogIndex(item.first_index), LogIndex(item.last_index)
-        stretch = _Stretch(group, log, damaged.identity, first, last)
+        stretch = _Stretch(
+            group,
+            log,
+            damaged.identity,
+            first,
+            last,
+            damaged.replica_id,
+            damaged.configurations,
+            newest_term=log.last_term,
+        )
         try:
-            missing, answers = await self._mend(stretch, self._peers_of(damaged.configuration))
+            missing, answers = await self._mend(stretch)
         except ChainBroken as error:
             logger.warning("%s: not mended: %s", group, error)
             return False
         if missing is not None:
             if Held.TRIMMED in answers.values():
                 self._give_up(group, missing)
-            return await self._drop(damaged, missing, answers) or self._quarantine(
-                damaged, item, answers, quarantined
-            )
+            is_ruled_out = damaged.configurations_are_certain and _rule_out(stretch, missing, answers)
+            if is_ruled_out and await self._drop(damaged, missing):
+                return True
+            return self._quarantine(damaged, item, answers, quarantined)
         logger.warning("%s: mended: %s", group, item)
         return True
 
@@ -253,10 +278,8 @@ class Mender:
                 "%s: entry %d is trimmed elsewhere: another replica shall take over", group, missing.index
             )
 
-    async def _drop(self, damaged: DamagedReplica, wanted: EntryId, answers: dict[str, Held]) -> bool:
+    async def _drop(self, damaged: DamagedReplica, wanted: EntryId) -> bool:
         """Cut an entry that was never committed: intact logs without it say so."""
-        if not damaged.configuration_is_certain or not _was_never_committed(damaged.configuration, answers):
-            return False
         if wanted.index <= max(damaged.commit_index, damaged.log.first_index):
             return False
         logger.error(
@@ -270,19 +293,19 @@ class Mender:
         return True
 
     def _quarantine(
-        self, damaged: DamagedReplica, item: Damaged, answers: dict[str, Held], quarantined: set[LogIndex]
+        self,
+        damaged: DamagedReplica,
+        item: Damaged,
+        answers: dict[ReplicaId, Held],
+        quarantined: set[LogIndex],
     ) -> bool:
         """Go on without batches of records that are damaged wherever they are. Not for what may hold a
         configuration or a checkpoint, nor for a state machine that is fed by every entry."""
         plan, log = damaged.plan, damaged.log
-        others = [
-            voter.agent_id
-            for voter in damaged.configuration.replicas
-            if not voter.learner and voter.agent_id != self._host.agent_id
-        ]
-        if plan.machine is not None or plan.folds is not None or not damaged.configuration_is_certain:
+        others = [voter for voter in damaged.configurations[-1].voters if voter != damaged.replica_id]
+        if plan.machine is not None or plan.folds is not None or not damaged.configurations_are_certain:
             return False
-        if any(answers.get(agent_id) not in (Held.DAMAGED, Held.LACKS) for agent_id in others):
+        if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
             return False
         logger.error(
             "%s: QUARANTINED, no voter has it intact and the partition goes on without: %s", plan.group, item
@@ -293,11 +316,16 @@ class Mender:
 
     # ---- asking ----------------------------------------------------------------------------------
 
-    def _peers_of(self, configuration: Configuration) -> list[str]:
-        agents = [item.agent_id for item in configuration.replicas]
-        return [agent_id for agent_id in agents if agent_id != self._host.agent_id]
+    def _peers_of(self, stretch: _Stretch) -> list[RaftReplica]:
+        """Whoever may hold it, or a word in whether it was committed; the newest replica of each agent."""
+        known = in_force(stretch.first_index, stretch.configurations) or stretch.configurations
+        peers: dict[str, RaftReplica] = {}
+        for configuration in reversed(known):
+            for item in configuration.replicas:
+                peers.setdefault(item.agent_id, item)
+        return [item for agent_id, item in peers.items() if agent_id != self._host.agent_id]
 
-    async def _mend(self, stretch: _Stretch, peers: Sequence[str]) -> tuple[EntryId | None, dict[str, Held]]:
+    async def _mend(self, stretch: _Stretch) -> tuple[EntryId | None, dict[ReplicaId, Held]]:
         """Write what peers have in its place. Where the places inside a stretch are not known, only all of
         its frames together fit. The first entry that nobody gave, and what was said of it. Raises
         StoreError."""
@@ -309,7 +337,7 @@ class Mender:
             if term is None:
                 raise OffsetOutOfRange(index, log.first_index, log.last_index + 1)
             wanted = EntryId(index, term)
-            frame, answers = await self._obtain(stretch, wanted, peers)
+            frame, answers = await self._obtain(stretch, wanted)
             if frame is None:
                 return wanted, answers
             frames.append(frame)
@@ -322,14 +350,15 @@ class Mender:
                 frames = []
         return None, {}
 
-    async def _obtain(
-        self, stretch: _Stretch, wanted: EntryId, peers: Sequence[str]
-    ) -> tuple[Frame | None, dict[str, Held]]:
+    async def _obtain(self, stretch: _Stretch, wanted: EntryId) -> tuple[Frame | None, dict[ReplicaId, Held]]:
         """The entry from the first peer that has it intact, and what those before said. Nobody's word is
         taken: the checksum is seeded with the log's identity, and index and term are compared."""
-        answers: dict[str, Held] = {}
-        payload = encode_entry_wanted(stretch.group, wanted)
-        for peer in peers:
+        answers: dict[ReplicaId, Held] = {}
+        for replica in self._peers_of(stretch):
+            replica_id, peer = replica.id, replica.agent_id
+            payload = encode_entry_wanted(
+                stretch.group, EntryWanted(wanted, replica_id, stretch.newest_term or wanted.term)
+            )
             try:
                 answer = await self._links.request(peer, PeerMessage.ENTRY, payload, ENTRY_TIMEOUT_MS)
                 held, data = decode_entry(answer)
@@ -338,7 +367,7 @@ class Mender:
                     if (frame.stamp.index, frame.stamp.term) == wanted and len(frame.data) == len(data):
                         return frame, answers
                     held = Held.UNKNOWN
-                answers[peer] = held
+                answers[replica_id] = held
             except (PeerUnavailable, PeerRequestFailed, PeerMessageError, BatchError) as error:
                 logger.info("%s cannot lend entry %d of %s: %s", peer[:8], wanted.index, stretch.group, error)
         return None, answers
@@ -380,10 +409,15 @@ async def _nothing() -> None:
     """The work on a replica that is opened anew for the opening's sake."""
 
 
-def _was_never_committed(configuration: Configuration, answers: dict[str, Held]) -> bool:
-    """Whether those voters whose logs are intact without an entry rule out that it was."""
-    lacking = [item.id for item in configuration.replicas if answers.get(item.agent_id) is Held.LACKS]
-    return rules_out_commit(configuration.voters, lacking)
+def _rule_out(stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, Held]) -> bool:
+    """Whether those voters whose logs are intact without an entry rule out that it was committed."""
+    return was_never_committed(
+        missing.index,
+        holder=stretch.replica_id,
+        configurations=stretch.configurations,
+        term_at=stretch.log.term_at,
+        lacking=[replica_id for replica_id, held in answers.items() if held is Held.LACKS],
+    )
 
 
 async def _lend(

@@ -60,20 +60,22 @@ class DamagedReplica(Exception):
         damage: Sequence[Damaged],
         hard_state: HardState,
         identity: LogIdentity,
+        replica_id: ReplicaId,
     ) -> None:
         super().__init__(f"{len(damage)} damaged stretches: {damage[0]}")
         self.plan = plan
+        self.replica_id = replica_id
         self.log = log
         self.damage = tuple(damage)
         self.term = hard_state.term
         self.commit_index = hard_state.commit_index
         self.identity = identity
-        self.configuration = plan.birth
-        """The newest that can be read."""
-        self.configuration_is_certain = True
-        """Whether no newer one can be among what is damaged."""
+        self.configurations = [plan.birth]
+        """Those that can be read, from before the damage on, ascending."""
+        self.configurations_are_certain = True
+        """Whether no other one can be among what is damaged."""
 
-    async def find_configuration(self) -> None:
+    async def find_configurations(self) -> None:
         """Look at everything from the last checkpoint before the damage on."""
         log = self.log
         index = log.first_index_of_segment(LogIndex(max(log.first_index, self.damage[0].first_index)))
@@ -82,15 +84,20 @@ class DamagedReplica(Exception):
                 frames = await log.read(index, log.last_index, LOOK_BYTES)
             except Damaged:
                 await log.load_index(index)
-                self.configuration_is_certain &= log.entry(index).record_count > 0
+                self.configurations_are_certain &= log.entry(index).record_count > 0
                 index = LogIndex(index + 1)
                 continue
             for frame in frames:
                 if frame.stamp.kind == Kind.CHECKPOINT and frame.stamp.index > 1:
-                    self.configuration = Checkpoint.from_bytes(control_payload(frame.data)).configuration
+                    self._read(Checkpoint.from_bytes(control_payload(frame.data)).configuration)
                 elif frame.stamp.kind == Kind.CONFIGURATION:
-                    self.configuration = decode_configuration(control_payload(frame.data))
+                    self._read(decode_configuration(control_payload(frame.data)))
             index = LogIndex(frames[-1].stamp.index + 1)
+
+    def _read(self, configuration: Configuration) -> None:
+        """A checkpoint repeats the one in force."""
+        if configuration.index > self.configurations[-1].index:
+            self.configurations.append(configuration)
 
 
 class UnknownReplica(Exception):
@@ -175,7 +182,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     try:
         await _check_log(stores, record, stored[1], log, plan)
         floor = await _raise_floor(stores, plan.group, log)
-        state = await _fold_or_damage(log, plan, stored[1], identity)
+        state = await _fold_or_damage(log, plan, stored[1], identity, record.replica_id)
         core = _make_core(record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms)
     except DamagedReplica:
         raise
@@ -286,7 +293,7 @@ async def _raise_floor(stores: Stores, group: GroupId, log: PartitionLog) -> Log
 
 
 async def _fold_or_damage(
-    log: PartitionLog, plan: Plan, hard_state: HardState, identity: LogIdentity
+    log: PartitionLog, plan: Plan, hard_state: HardState, identity: LogIdentity, replica_id: ReplicaId
 ) -> PartitionState:
     """Raises DamagedReplica; StoreError, FoldError as such."""
     start = _fold_start(log, hard_state.commit_index)
@@ -302,8 +309,8 @@ async def _fold_or_damage(
             damage = [item for item in await log.verify(start) if not _is_quarantined(item, plan.quarantined)]
             if not damage:
                 raise
-    damaged = DamagedReplica(plan, log, damage, hard_state, identity)
-    await damaged.find_configuration()
+    damaged = DamagedReplica(plan, log, damage, hard_state, identity, replica_id)
+    await damaged.find_configurations()
     raise damaged
 
 

@@ -18,7 +18,7 @@ _OFFER = struct.Struct("<qqqqqqq")
 _HELD = struct.Struct("<q")
 _WANTED = struct.Struct("<qqq")
 _PIECE = struct.Struct("<?qqq")
-_ENTRY = struct.Struct("<qq")
+_ENTRY = struct.Struct("<qqqqq")
 
 
 class Offer(NamedTuple):
@@ -55,9 +55,19 @@ class EntryId(NamedTuple):
     term: Term
 
 
+class EntryWanted(NamedTuple):
+    """A copy of that entry, whoever has it; and `asked`, the replica that the asker knows there, says whether
+    it lacks it for good: in terms up to `newest_term` the asker may have acknowledged what follows it."""
+
+    entry: EntryId
+    asked: ReplicaId
+    newest_term: Term
+
+
 class Held(IntEnum):
-    """What a replica says of an entry: here it is; my log is intact and has another there, or ends before;
-    damaged here too; trimmed here, so it was committed once; I cannot say now."""
+    """What a replica says of an entry: here it is; my log is intact and has another there, or ends before,
+    and I take nothing any more from the leaders of the terms named; damaged here too; trimmed here, so it was
+    committed once; I cannot say now."""
 
     HERE = 0
     LACKS = 1
@@ -122,17 +132,18 @@ def decode_piece(payload: bytes) -> tuple[Piece, int]:
     return Piece(leads, Term(term), LogIndex(commit_index), LogIndex(last_index)), _PIECE.size
 
 
-def encode_entry_wanted(group: GroupId, entry: EntryId) -> bytes:
+def encode_entry_wanted(group: GroupId, wanted: EntryWanted) -> bytes:
     """The inverse of decode_entry_wanted."""
-    return group.to_bytes() + _ENTRY.pack(*entry)
+    return group.to_bytes() + _ENTRY.pack(*wanted.entry, *wanted.asked, wanted.newest_term)
 
 
-def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryId]:
+def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryWanted]:
     """Raises PeerMessageError."""
-    group, (index, term) = _split(payload, _ENTRY)
-    if min(index, term) < 1:
-        raise PeerMessageError(f"entry {index} of term {term} is wanted")
-    return group, EntryId(LogIndex(index), Term(term))
+    group, (index, term, *asked, newest_term) = _split(payload, _ENTRY)
+    if min(index, term) < 1 or newest_term < term:
+        raise PeerMessageError(f"entry {index} of term {term} is wanted, of a log of term {newest_term}")
+    entry = EntryId(LogIndex(index), Term(term))
+    return group, EntryWanted(entry, ReplicaId(*asked), Term(newest_term))
 
 
 def encode_entry(held: Held, frame: bytes | memoryview = b"") -> bytes:

@@ -5,12 +5,13 @@ transfer.py, confirmed reads in reads.py; both are fields of this role.
 """
 
 from shoal.batch import LogIndex
+from shoal.replication.doubt import was_never_committed
 from shoal.replication.errors import ChangePending, InvalidChange, Overloaded, TransferInProgress
 from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replica, ReplicaId
 from shoal.replication.membership_change import check_change
 from shoal.replication.messages import AppendReply
 from shoal.replication.progress import Progress
-from shoal.replication.quorum import has_majority, majority_value, rules_out_commit
+from shoal.replication.quorum import has_majority, majority_value
 from shoal.replication.reads import ReadQueue
 from shoal.replication.requests import entries_request, heartbeat_request
 from shoal.replication.spares import Spares
@@ -147,16 +148,22 @@ class Leader:
         may lead, and replaces it; or a newer term lets them say that they lack it. Where a majority has it,
         stepping down would not help, and a copy from a peer does."""
         first = self._state.first_doubtful_index
-        waiting = []
-        if first is not None:
-            reachable = set(self._reachable(now_ms)) & self.progress.keys()
-            waiting = [replica for replica in reachable if self.progress[replica].match_index < first]
-        if not rules_out_commit(self._state.configuration.voters, waiting):
+        if first is None or not self._is_hardly_committed(first, now_ms):
             self._stuck_since_ms = None
         elif self._stuck_since_ms is None:
             self._stuck_since_ms = now_ms
         since_ms = self._stuck_since_ms
         return since_ms is not None and now_ms - since_ms >= self._state.config.election_timeout_ms
+
+    def _is_hardly_committed(self, index: LogIndex, now_ms: int) -> bool:
+        reachable = set(self._reachable(now_ms)) & self.progress.keys()
+        return was_never_committed(
+            index,
+            holder=self._state.replica_id,
+            configurations=self._state.configurations,
+            term_at=self._state.log.term_at,
+            lacking=[replica for replica in reachable if self.progress[replica].match_index < index],
+        )
 
     # Proposals
 
@@ -298,10 +305,13 @@ class Leader:
 
     def advance_commit(self, now_ms: int) -> None:
         """Commit what a majority has on disk, the leader's own synced copy counting like any other, and only
-        through an entry of this term (figure 8, section 5.4.2)."""
+        through an entry of this term (figure 8, section 5.4.2). Nothing is counted under a configuration that
+        its own disk lacks: who counted and is not needed for it must remember both (doubt.py)."""
         state = self._state
         if state.commit_index == state.log.last_index:
             return  # nothing is left to commit
+        if state.configurations[-1].index > state.log.stable_index:
+            return
         progress = self.progress
         index = majority_value(
             [

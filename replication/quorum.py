@@ -45,15 +45,3 @@ def vote_result(voters: Collection[Voter], votes: Mapping[Voter, bool]) -> VoteR
 def has_majority(voters: Collection[Voter], present: Iterable[Voter]) -> bool:
     """Whether those present hold a majority of `voters`."""
     return len(set(voters) & set(present)) >= majority(len(voters))
-
-
-def rules_out_commit(voters: Collection[Voter], lacking: Iterable[Voter]) -> bool:
-    """Whether an entry was never committed, since these of the `voters` (the newest configuration that its
-    holder knows) lack it and can never take it any more from a leader of its own term.
-
-    Half of them is not enough: the leader may have been changing the members, and counted one more or one
-    less. Any majority meets all majorities of such neighbours (thesis 4.1). Of two voters the other one is
-    enough: a change under which it was not needed would stand in the holder's own log.
-    """
-    needed = 1 if len(voters) == 2 else majority(len(voters))
-    return len(set(voters) & set(lacking)) >= needed

@@ -174,6 +174,11 @@ class RaftCore:
         return self._state.configurations[-1]
 
     @property
+    def configurations(self) -> Sequence[Configuration]:
+        """All that the log has, ascending, from the one in force at its first entry on."""
+        return self._state.configurations
+
+    @property
     def is_quiet(self) -> bool:
         """Whether this replica keeps no timer (safety 25)."""
         behaviour = self._state.behaviour

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,11 +11,11 @@ import pytest
 
 from shoal.agent.identity import HardStateFile
 from shoal.agent.peer_messages import PeerMessage
-from shoal.agent.segment_wire import EntryId, Held, decode_entry, encode_entry_wanted
+from shoal.agent.segment_wire import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
 from shoal.agent.waiting import Appended
 from shoal.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import HardState
+from shoal.replication.interfaces import HardState, ReplicaId
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.memory_disk import MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
@@ -344,6 +345,41 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
             assert (await read_values(node, local=True))[COUNT:] == ["acknowledged", "after"]
 
 
+async def test_what_one_alone_committed_is_not_dropped_by_the_word_of_a_voter_that_joined_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The only copy there ever was, acknowledged when its holder was the only voter, does not verify. The
+    other voter of today lacks it, in a newer term: that proves nothing. It stays where it is, loudly, and is
+    there again when its copy is (safety 10)."""
+    cluster, disks = memory_cluster(2)
+    first, second = cluster.nodes
+    voter, learner = cluster.birth.replicas
+    cluster.birth = replace(cluster.birth, replicas=(voter, replace(learner, learner=True)))
+    try:
+        await cluster.start(first)
+        assert (await store(cluster, "acknowledged")).base_offset == 0
+        entry = index_of(first, 0)
+        first.host.replica(GROUP).propose_configuration([voter, learner])
+        await until(lambda: log_of(first).synced_index == entry + 1)
+        place, term = Place(disks[first.agent_id], first, entry), log_of(first).last_term
+        await cluster.stop(first)
+        await cluster.start(second)
+        await cluster.stop(second)
+        place.hit()
+        await set_hard_state(disks[first.agent_id], first, commit_index=entry - 1)
+        await set_hard_state(disks[second.agent_id], second, term=term + 5, commit_index=0)
+        await cluster.start(first)
+        await cluster.start(second)
+        await until(lambda: "QUARANTINED" in caplog.text and first.host.status(GROUP).state == "active")
+        assert log_of(first).term_at(entry) == term
+        place.hit()  # the copy turns up
+        await cluster.append("after")
+        assert (await read_values(await cluster.leader()))[:2] == ["acknowledged", "after"]
+    finally:
+        for node in list(cluster.alive):
+            await cluster.stop(node)
+
+
 async def test_what_the_others_have_trimmed_is_not_waited_for() -> None:
     """Damaged while its agent was down, and dropped by the others meanwhile: nobody will ever lend it. The
     replica says that it is beyond repair, so that its leader has another one in its place."""
@@ -365,8 +401,9 @@ async def test_what_the_others_have_trimmed_is_not_waited_for() -> None:
 
 async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() -> None:
     """An entry of the present term may still come from its leader, who may count the asker's copy: not known.
-    One of an older term can only come with a newer one's: lacked. What is held is given, what is trimmed or
-    damaged is named so."""
+    One of an older term can only come with a newer one's: lacked, unless the asker may have acknowledged in
+    this one, to a leader that has the entry; or this is not the replica that the asker knows. What is held is
+    given, what is trimmed or damaged is named so."""
     cluster, disks = memory_cluster(3)
     async with cluster:
         leader = await filled(cluster)
@@ -374,8 +411,12 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
         term, last = log_of(node).last_term, log_of(node).last_index
         place = Place(disks[node.agent_id], node, index_of(node, 7))
 
-        async def ask(index: int, of_term: int) -> Held:
-            payload = encode_entry_wanted(GROUP, EntryId(LogIndex(index), Term(of_term)))
+        me = node.host.replica(GROUP).replica_id
+
+        async def ask(index: int, of_term: int, newest_term: int = 0, asked: ReplicaId = me) -> Held:
+            entry = EntryId(LogIndex(index), Term(of_term))
+            wanted = EntryWanted(entry, asked, Term(max(newest_term, of_term)))
+            payload = encode_entry_wanted(GROUP, wanted)
             return decode_entry(await node.host.mender.on_entry("2" * 32, payload))[0]
 
         assert await ask(last, term) is Held.HERE
@@ -384,6 +425,11 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
         await until(lambda: node.host.stored_term(GROUP) > term and same_ends(cluster))
         assert await ask(log_of(node).last_index + 1, term) is Held.LACKS
         assert await ask(last, term + 5) is Held.UNKNOWN
+        stored = node.host.stored_term(GROUP)
+        assert await ask(last + 9, term, stored - 1) is Held.LACKS
+        assert await ask(last + 9, term, stored) is Held.UNKNOWN
+        assert await ask(last + 9, term, asked=ReplicaId(0, 7)) is Held.UNKNOWN
+        assert await ask(last, term, asked=ReplicaId(0, 7)) is Held.HERE
         place.hit()
         assert await ask(place.entry.index, place.entry.term) is Held.DAMAGED
         await whole(cluster)

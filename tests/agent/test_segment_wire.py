@@ -12,6 +12,7 @@ from shoal.agent.peer_messages import PeerMessageError, decode_lost, encode_lost
 from shoal.agent.recovering import decode_position
 from shoal.agent.segment_wire import (
     EntryId,
+    EntryWanted,
     Held,
     Offer,
     Piece,
@@ -50,7 +51,7 @@ def test_everything_comes_back(
     piece = Piece(leads, Term(c), LogIndex(low), LogIndex(high))
     decoded, position = decode_piece(encode_piece(piece, [data]))
     assert (decoded, encode_piece(piece, [data])[position:]) == (piece, data)
-    entry = EntryId(LogIndex(a), Term(b))
+    entry = EntryWanted(EntryId(LogIndex(a), Term(low)), other, Term(high))
     assert decode_entry_wanted(encode_entry_wanted(group, entry)) == (group, entry)
     assert decode_entry(encode_entry(Held.HERE, data)) == (Held.HERE, data)
     assert decode_entry(encode_entry(Held.TRIMMED)) == (Held.TRIMMED, b"")

@@ -281,8 +281,8 @@ def test_without_check_quorum_it_leads_on() -> None:
 
 
 def test_a_learner_never_campaigns_but_votes_when_asked() -> None:
-    """Thesis 4.2.1: when no leader is heard it asks for one, and stays what it is; asked as a voter (it may be
-    one already), it answers."""
+    """Thesis 4.2.1: when no leader is heard it asks for one, and stays what it is; asked as a voter (it may
+    be one already), it answers."""
     learner = make_core(1, voters=1, learners=1)
     for _ in range(10):
         deadline_ms = learner.deadline()

@@ -12,7 +12,6 @@ from shoal.replication.quorum import (
     has_majority,
     majority,
     majority_value,
-    rules_out_commit,
     vote_result,
 )
 
@@ -43,22 +42,6 @@ def slow_majority(count: int) -> int:
         if all(a & b for a in sets for b in sets):
             return size
     raise AssertionError("all of them meet all of them")
-
-
-def slow_rules_out_commit(voters: list[int], lacking: set[int]) -> bool:
-    """No set that could have committed the entry does without those who lack it: no majority of the voters,
-    nor of what they are with one more or one less, except between two, where the holder knows of a change."""
-    stranger = max(voters) + 1
-    neighbours = [[*voters, stranger], *([other for other in voters if other != gone] for gone in voters)]
-    configurations = [voters] if len(voters) == 2 else [voters, *filter(None, neighbours)]
-    majorities = [
-        set(chosen)
-        for members in configurations
-        for size in range(1, len(members) + 1)
-        for chosen in combinations(members, size)
-        if 2 * size > len(members)
-    ]
-    return all(chosen & lacking for chosen in majorities)
 
 
 @given(VALUES)
@@ -104,12 +87,3 @@ def test_has_majority_counts_each_voter_once(count: int, present: list[int]) -> 
     voters = range(count)
     expected = 2 * sum(1 for voter in voters if voter in present) > count
     assert has_majority(voters, present) is expected
-
-
-@given(st.integers(1, 7), st.sets(st.integers(0, 9)))
-def test_commits_are_ruled_out_only_where_every_majority_met_who_lacks_it(
-    count: int, lacking: set[int]
-) -> None:
-    """Safety 10: what is dropped was on no majority, whatever one change of the members was under way."""
-    voters = list(range(count))
-    assert rules_out_commit(voters, lacking) is slow_rules_out_commit(voters, lacking)

@@ -19,11 +19,11 @@ from raft_sim.host import Host, Packet
 from raft_sim.invariants import ALL, Invariant, InvariantViolation, Ledger
 from raft_sim.knobs import Knobs
 from raft_sim.network import Network
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Term
+from shoal.replication.doubt import was_never_committed
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import Configuration, Replica, ReplicaId
 from shoal.replication.messages import Message, decode, encode
-from shoal.replication.quorum import rules_out_commit
 from shoal.replication.raft import Role
 
 AGENT_COUNT = 6  # five voters at most, and one more to move to
@@ -310,21 +310,34 @@ class Simulation:
         return False
 
     def _never_committed(self, host: Host, index: int) -> bool:
-        """Whether enough voters lack it, whole and in a newer term than the entry's."""
-        term = host.disk.log[index - 1].term
+        """Whether enough voters lack it, whole and in a newer term than any in which this one acknowledged
+        anything. Who is asked enters such a term, unless it hears a leader."""
+        if index <= host.core.commit_index or index < host.disk.first_index:
+            return False
+        newest_term = Term(host.disk.log[-1].term)
         lacking = []
-        for voter in host.core.configuration.voters:
-            agent = self.agents[self.homes[voter]] if voter in self.homes else None
-            peer = agent.host if agent is not None and not agent.paused else None
-            if agent is None or peer is None or peer is host or peer.disk.replica_id != voter:
+        for voter, name in self.homes.items():
+            agent = self.agents[name]
+            peer = agent.host if not agent.paused else None
+            if peer is None or peer is host or peer.disk.replica_id != voter:
                 continue
             disk = peer.disk
-            is_whole = not (disk.damaged or disk.queue or disk.syncing) and disk.hard_state.term > term
+            is_whole = not (disk.damaged or disk.queue or disk.syncing)
             reachable = self.network.passes(agent.name, host.agent.name)
-            if reachable and is_whole and not disk.holds(index, host.disk.log[index - 1]):
+            if not reachable or not is_whole or disk.holds(index, host.disk.log[index - 1]):
+                continue
+            if disk.hard_state.term > newest_term:
                 lacking.append(voter)
-        is_known = index <= host.core.commit_index or index < host.disk.first_index
-        return not is_known and rules_out_commit(host.core.configuration.voters, lacking)
+            else:
+                peer.core.forswear(newest_term, self.now_ms)
+                self.after_input(peer)
+        return was_never_committed(
+            LogIndex(index),
+            holder=host.core.replica_id,
+            configurations=host.core.configurations,
+            term_at=host.core.term_at,
+            lacking=lacking,
+        )
 
     def _drop(self, host: Host, index: int) -> None:
         """Cut what was never committed, with what follows; the process is stopped for it."""
