@@ -167,7 +167,8 @@ async def test_a_dead_voter_is_replaced_and_gives_way_when_it_returns(agents: Ag
 
 
 async def test_an_agent_that_is_away_for_a_moment_keeps_its_replicas(agents: Agents) -> None:
-    """Gone for less than replace_after (five minutes by default): nothing moves."""
+    """Gone for less than replace_after (five minutes by default): nothing moves. And an agent that votes on
+    nothing serves the metadata like any other."""
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
     spare = agents.start("spare", expect=None, join=[await cluster[0].gossip_address()])
@@ -181,6 +182,11 @@ async def test_an_agent_that_is_away_for_a_moment_keeps_its_replicas(agents: Age
     await eventually(failed)
     await asyncio.sleep(1.5)
     assert await voters(cluster[0], "t") == [{running.agent.agent_id for running in cluster}]
+    assert spare.agent.host is not None
+    assert list(spare.agent.host.replica_records()) == []
+    assert await voters(spare, "t") == [{running.agent.agent_id for running in cluster}]
+    listed = [(await item.call("GET", "/v1/topics"))[1]["topics"] for item in (*cluster[:2], spare)]
+    assert [[topic["name"] for topic in topics] for topics in listed] == [["t"]] * 3
 
 
 @pytest.mark.parametrize(
