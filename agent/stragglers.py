@@ -1,9 +1,9 @@
 """Groups that went quiet without a replica which could be reached again (safety 25).
 
 Law of this file: it only looks at what is led here, and says "speak" to a quiet leader; what follows is the
-core's. A voter that returns asks for votes and is heard. A learner never asks for anything, and a replica
-that was merely slow does not know that it missed the end: both would wait for the next append, which may
-never come.
+core's. Who returns and hears no leader asks for one, a voter by campaigning and a learner by its question
+(replication/follower.py). This is for a replica whose question does not reach the leader, since it knows
+only voters of an older configuration: it would wait for the next append, which may never come.
 """
 
 from __future__ import annotations
