@@ -452,8 +452,8 @@ class Leader:
             return
         reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
         self.quiet = all(self.progress[replica].quiet for replica in reachable)
-        if self.quiet:
-            self.left_behind = tuple(sorted(self.progress.keys() - reachable))
+        # An answer from before the last question may come late: then it was no agreement, and ends here.
+        self.left_behind = tuple(sorted(self.progress.keys() - reachable)) if self.quiet else ()
 
     def rouse(self, now_ms: int) -> None:
         """Heartbeat again. Nobody was asked to answer meanwhile, so everybody gets a full timeout to do

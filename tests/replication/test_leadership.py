@@ -321,6 +321,22 @@ def test_a_quiet_leader_knows_whom_it_left_behind() -> None:
     assert leader.left_behind == ()
 
 
+def test_a_late_answer_ends_the_quiet_and_what_it_left_behind() -> None:
+    """A duplicate from before the question says that its sender keeps a timer: the leader asks anew (seed
+    72045 of the core)."""
+    group = Group(learners=1, config=QUIET)
+    leader = group.elect(0)
+    group.cut = {3}
+    group.pass_time(2_000)
+    assert leader.left_behind
+    late = [m for m in group.sent if isinstance(m, AppendReply) and m.sender == B and not m.quiet][-1]
+    group.step(late)
+    assert not leader.is_quiet
+    assert leader.left_behind == ()
+    group.pass_time(2_000)
+    assert leader.is_quiet
+
+
 def test_a_proposal_ends_the_quiet() -> None:
     """The next append is an append like any other, and timers run again."""
     group = quiet_group()
