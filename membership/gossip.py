@@ -165,6 +165,7 @@ class Membership:
         self._core: SerfCore | None = None
         self._udp: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._envelope = Envelope(
             label=config.label,
@@ -205,6 +206,7 @@ class Membership:
             tcp.close()
             self._udp.close()
             raise
+        self._listener = tcp
         try:
             self._begin(self._udp)
         except BaseException:
@@ -241,12 +243,19 @@ class Membership:
             asyncio.get_running_loop().remove_reader(self._udp)
             self._udp.close()
             self._udp = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        server, self._server = self._server, None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener = None
         for asked in self._asked.values():
             asked.over.set()
-        await self._streams.stop()
+        try:
+            await self._streams.stop()
+        finally:
+            # Last: of a caller whom asyncio has accepted, and hands over to a server that is closed, it forgets
+            # the socket.
+            if server is not None:
+                server.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

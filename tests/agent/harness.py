@@ -33,7 +33,7 @@ RAFT = RaftConfig(
 LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=250, silence_after_loss_ms=60, redial_min_ms=10)
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """Wait until it holds and return its value, or fail."""
     async with asyncio.timeout(timeout_s):
         while not (value := condition()):
@@ -188,7 +188,7 @@ class Cluster:
 
     async def append(self, *values: str, **options: Any) -> Any:
         """Append at the leader, whoever that is, until it is acknowledged."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while True:
                 node = await self.leader()
                 try:

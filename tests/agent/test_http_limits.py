@@ -40,7 +40,7 @@ def hold_appends(agent: Agent) -> Callable[[], None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -113,7 +113,7 @@ async def everything(plain: socket.socket, wanted: int = 2**40) -> bytes:
 
 async def until_gone(agent: Agent, told: Told) -> None:
     """The answer has ended: no file is pinned, nothing is held."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while told.pinned or agent.runner.context.gate.requests:
             await asyncio.sleep(0.01)
     assert agent.runner.context.gate.bytes_in_flight == 0

@@ -39,7 +39,7 @@ def watermarks(answer: Answer) -> dict[int, int]:
 
 async def until_nobody_waits(*agents: Agent) -> None:
     """At once here; at the agents asked by that one as soon as they notice that it has gone."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while any(agent.runner.context.gate.waits for agent in agents):
             await asyncio.sleep(0.005)
 

@@ -22,13 +22,16 @@ from tests.agent.harness import GROUP, Cluster, Node, message, read_values, unti
 
 COUNT = 40
 VALUES = [f"{number}:" + "x" * 700 for number in range(COUNT)]
+IN_NEWEST = 35
+"""Values from here on lie in the newest segment, which every start folds."""
 SEQUENCES: WeakKeyDictionary[Cluster, int] = WeakKeyDictionary()
 
 
 def memory_cluster(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
-    """Nodes that keep their disks over their lives, and read what they serve from them."""
+    """Nodes that keep their disks over their lives, and read what they serve from them. Three segments take
+    the VALUES, and the third has room for what elections add on a busy machine."""
     config = LogConfig(
-        segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192, tail_cache_bytes=0
+        segment_bytes=24_576, first_allocation_bytes=4096, max_allocation_step_bytes=8192, tail_cache_bytes=0
     )
     cluster = Cluster("data", count, log_config=config)
     disks = {}
@@ -52,6 +55,9 @@ async def filled(cluster: Cluster) -> Node:
     for value in VALUES:
         await store(cluster, value)
     await until(lambda: same_ends(cluster))
+    for node in cluster.nodes:
+        newest = log_of(node).first_index_of_segment(log_of(node).last_index)
+        assert index_of(node, COUNT // 4) < newest < index_of(node, IN_NEWEST)
     return await cluster.leader()
 
 

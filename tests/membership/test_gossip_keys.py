@@ -57,7 +57,7 @@ def names(member: Membership) -> set[str]:
     return {other.name for other in member.members() if other.status == "alive"}
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)

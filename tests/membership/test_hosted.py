@@ -86,7 +86,7 @@ class Pool:
         """Let it run for so many more queries."""
         wanted = self.asked + queries
         running = asyncio.create_task(self.watch.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.asked < wanted:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)

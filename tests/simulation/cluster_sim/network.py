@@ -59,6 +59,11 @@ class SimSocket:
     def getsockname(self) -> Address:
         return self.life.address, self.port
 
+    def clear_reader(self) -> bool:
+        """Nobody is accepted any more."""
+        self.close()
+        return True
+
     def close(self) -> None:
         self.factory = None
         if self.network.listeners.get(self.getsockname()) is self:
