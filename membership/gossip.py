@@ -252,8 +252,8 @@ class Membership:
         try:
             await self._streams.stop()
         finally:
-            # Last: of a caller whom asyncio has accepted, and hands over to a server that is closed, it forgets
-            # the socket.
+            # Last: a caller whom asyncio has accepted, and hands over to a server that is closed, is forgotten
+            # with the socket open.
             if server is not None:
                 server.close()
         if self._watching is not None:

@@ -414,8 +414,8 @@ async def test_a_stream_that_comes_with_the_end_is_closed() -> None:
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_caller_who_comes_with_the_end_is_hung_up_on(turns: int) -> None:
-    """Taken by the loop, at whichever of its turns, and not handed over before the member stops: asyncio would
-    forget the socket, open (the collector's warning would fail this test)."""
+    """Taken by the loop, at whichever of its turns, and not handed over before the member stops: asyncio
+    would forget the socket, open (the collector's warning would fail this test)."""
     async with pool("a") as started:
         with socket.create_connection(("127.0.0.1", started.members[0].port)) as caller:
             caller.setblocking(False)
