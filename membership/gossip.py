@@ -252,7 +252,7 @@ class Membership:
         try:
             await self._streams.stop()
         finally:
-            # Last: a caller whom asyncio has accepted, and hands over to a server that is closed, is forgotten
+            # Last: a caller whom asyncio has accepted and hands over to a server that is closed is forgotten,
             # with the socket open.
             if server is not None:
                 server.close()
