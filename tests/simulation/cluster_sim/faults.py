@@ -48,6 +48,7 @@ class Nemesis:
         self.rotten: str | None = None
         """The address of the host whose disk rots."""
         self.exchanged: str | None = None
+        self.lost_agent_id: str | None = None
         self.drained: set[str] = set()
         self._active = True
         knobs = simulation.knobs
@@ -191,7 +192,8 @@ class Nemesis:
         if not candidates:
             return "nobody's"
         node = self._rng.choice(candidates)
-        self.exchanged = node.address
+        assert node.agent is not None
+        self.exchanged, self.lost_agent_id = node.address, node.agent.agent_id
         node.lose_power()
         node.disk.wipe()
         node.never_founds()

@@ -1,7 +1,8 @@
 """What must be true once the faults have ended: everything is served, caught up and equal.
 
 Law of this file: it looks at the agents from outside and inside, and changes nothing. What rot has damaged
-must have been mended. Only a replica whose disk was exchanged may be missing: one copy of three.
+must have been mended. Only a replica whose disk was exchanged may be missing: one copy of three, or of
+two of a group that never had a leader.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from log_clients import NoAnswer, read_all
 from log_history import Checker, FinalLog, Partition
 
+from cluster_sim.faults import REPLICAS
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
 from shoal.agent.identity import CATALOG_GROUP, GroupId
@@ -120,6 +122,8 @@ class Verdict:
         for group in self._wanted_groups():
             held = replicas.get(group, [])
             leaders = [replica for _, replica in held if replica.is_leader]
+            if not leaders and self._was_lost_at_birth(group, held):
+                continue
             if not leaders:
                 return f"{group} is not led"
             leader = max(leaders, key=lambda replica: replica.core.term)
@@ -127,6 +131,16 @@ class Verdict:
             if said is not None:
                 return said
         return None
+
+    def _was_lost_at_birth(self, group: GroupId, held: list[tuple[Node, Replica]]) -> bool:
+        """Whether one of fewer than three first voters had its disk exchanged before its topic was committed,
+        so that no fault could know it: a lost majority, of which nobody was told that it took anything."""
+        if group == CATALOG_GROUP or any(replica.core.last_index > 0 for _, replica in held):
+            return False
+        _, catalog = next(self._catalogs())
+        entry = next(item for item in catalog.topics.values() if item.topic_id == group.topic_id)
+        voters = entry.partitions[group.partition].voters
+        return len(voters) < REPLICAS and self._simulation.nemesis.lost_agent_id in voters
 
     def _voters_behind(self, group: GroupId, leader: Replica, held: list[tuple[Node, Replica]]) -> str | None:
         """Learners too: they are on their way to a vote."""
