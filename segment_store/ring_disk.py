@@ -16,11 +16,13 @@ Directory operations have no gain from a ring and run on the threads of ThreadDi
 """
 
 import asyncio
+import ctypes
 import errno
 import logging
 import os
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
@@ -63,6 +65,43 @@ _SUBMIT_RETRY_S = 0.001
 _UNKNOWN_CALL = (errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.ENOSYS)
 """How a file system says that it cannot begin to write back: it is not asked again."""
 _PAIR_FLAGS = uring.IOSQE_IO_LINK | uring.IOSQE_CQE_SKIP_SUCCESS  # one wake-up for a pair, not two
+
+
+class _View(ctypes.Structure):
+    """Py_buffer (PEP 3118), of which PyBuffer_Release asks whose it is."""
+
+    _fields_ = (("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("others", ctypes.c_byte * 128))
+
+
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_View)]
+_release_buffer.restype = None
+_view = _View()
+_view_pointer = ctypes.pointer(_view)
+
+
+def _keeps_buffers() -> bool:
+    """Whether the binding's vector takes each memoryview's buffer and never gives it back, as in liburing
+    2026.3.30: everything that was ever written would stay in memory."""
+    buffer = memoryview(bytearray(1))
+    before = sys.getrefcount(buffer)
+    vector = uring.Iovec([buffer])
+    del vector
+    return sys.getrefcount(buffer) > before
+
+
+_KEEPS_BUFFERS = _keeps_buffers()
+
+
+def _vector(buffers: Sequence[Buffer]) -> uring.Iovec:
+    """The buffers for the kernel. It keeps none of them: their operation does."""
+    vector = uring.Iovec(buffers)
+    if _KEEPS_BUFFERS:
+        for buffer in buffers:
+            if isinstance(buffer, memoryview):
+                _view.obj = id(buffer)
+                _release_buffer(_view_pointer)
+    return vector
 
 
 class _Kind(Enum):
@@ -268,11 +307,11 @@ class RingDisk(ThreadDisk):
             return
         kind, entry = operation.kind, self._entry(number * 2)
         if kind is _Kind.WRITE_AND_SYNC or kind is _Kind.WRITE:
-            vector = uring.Iovec(operation.buffers)
+            vector = _vector(operation.buffers)
             operation.vectors = [vector]
             uring.io_uring_prep_writev(entry, operation.fd, vector, operation.offset, 0)
         elif kind is _Kind.READ:
-            operation.vectors = [uring.Iovec(operation.buffers)]
+            operation.vectors = [_vector(operation.buffers)]
             uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
         elif kind is _Kind.SYNC:
             uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
@@ -294,7 +333,7 @@ class RingDisk(ThreadDisk):
         takes an error away from the sync. Whatever breaks the chain before its sync, the operation goes
         again as a pair, from its start."""
         at = operation.offset
-        operation.vectors = [uring.Iovec(piece) for piece in operation.pieces]
+        operation.vectors = [_vector(piece) for piece in operation.pieces]
         last = len(operation.pieces) - 1
         for place, piece in enumerate(operation.pieces):
             entry = self._entry(number * 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import random
@@ -123,6 +124,24 @@ class TestRingDisk(DiskSuite):
             await file.sync()
         await file.close()
         assert results == [-errno.EIO, -errno.EINTR]
+
+    async def test_written_and_read_memory_is_let_go_of(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody but the caller holds a buffer once its operation has ended: a bytearray with a view left
+        cannot grow. As a pair, as a chain, as a short write that goes again, and as a read."""
+        _results(monkeypatch, [("cut", 4096)])
+        file = await disk.open(f"{root}/a", create=True)
+        for size in (8192, 8192, 3 * 2**20):
+            memory = bytearray(size)
+            for view in (memoryview(memory), memoryview(memory).toreadonly()):
+                await file.write_and_sync(0, [view[: size // 2], b"between", view[size // 2 :]])
+                await file.write(0, view)
+            assert await file.read_into(0, memoryview(memory)) == size
+            del view
+            gc.collect()  # what the ended tasks' frames held
+            memory.append(0)
+        await file.close()
 
     async def test_a_large_write_goes_in_pieces(
         self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
