@@ -76,8 +76,6 @@ class _View(ctypes.Structure):
 _release_buffer = ctypes.pythonapi.PyBuffer_Release
 _release_buffer.argtypes = [ctypes.POINTER(_View)]
 _release_buffer.restype = None
-_view = _View()
-_view_pointer = ctypes.pointer(_view)
 
 
 def _keeps_buffers() -> bool:
@@ -99,8 +97,7 @@ def _vector(buffers: Sequence[Buffer]) -> uring.Iovec:
     if _KEEPS_BUFFERS:
         for buffer in buffers:
             if isinstance(buffer, memoryview):
-                _view.obj = id(buffer)
-                _release_buffer(_view_pointer)
+                _release_buffer(ctypes.byref(_View(obj=id(buffer))))
     return vector
 
 
