@@ -262,7 +262,7 @@ class Mender:
         if missing is not None:
             if Held.TRIMMED in answers.values():
                 self._give_up(group, missing)
-            is_ruled_out = damaged.configurations_are_certain and _rule_out(stretch, missing, answers)
+            is_ruled_out = _rule_out(stretch, missing, answers, damaged.unread)
             if is_ruled_out and await self._drop(damaged, missing):
                 return True
             return self._quarantine(damaged, item, answers, quarantined)
@@ -303,7 +303,7 @@ class Mender:
         configuration or a checkpoint, nor for a state machine that is fed by every entry."""
         plan, log = damaged.plan, damaged.log
         others = [voter for voter in damaged.configurations[-1].voters if voter != damaged.replica_id]
-        if plan.machine is not None or plan.folds is not None or not damaged.configurations_are_certain:
+        if plan.machine is not None or plan.folds is not None or damaged.unread is not None:
             return False
         if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
             return False
@@ -409,14 +409,20 @@ async def _nothing() -> None:
     """The work on a replica that is opened anew for the opening's sake."""
 
 
-def _rule_out(stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, Held]) -> bool:
-    """Whether those voters whose logs are intact without an entry rule out that it was committed."""
+def _rule_out(
+    stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, Held], unread: LogIndex | None = None
+) -> bool:
+    """Whether those voters whose logs are intact without an entry rule out that it was committed. unread: the
+    first entry that may be a change of the members, and does not verify."""
+    if unread is not None and unread < missing.index:
+        return False
     return was_never_committed(
         missing.index,
         holder=stretch.replica_id,
         configurations=stretch.configurations,
         term_at=stretch.log.term_at,
         lacking=[replica_id for replica_id, held in answers.items() if held is Held.LACKS],
+        is_certain=unread is None,
     )
 
 

@@ -72,8 +72,8 @@ class DamagedReplica(Exception):
         self.identity = identity
         self.configurations = [plan.birth]
         """Those that can be read, from before the damage on, ascending."""
-        self.configurations_are_certain = True
-        """Whether no other one can be among what is damaged."""
+        self.unread: LogIndex | None = None
+        """The first damaged entry that may be another one."""
 
     async def find_configurations(self) -> None:
         """Look at everything from the last checkpoint before the damage on."""
@@ -84,7 +84,8 @@ class DamagedReplica(Exception):
                 frames = await log.read(index, log.last_index, LOOK_BYTES)
             except Damaged:
                 await log.load_index(index)
-                self.configurations_are_certain &= log.entry(index).record_count > 0
+                if self.unread is None and log.entry(index).record_count == 0:
+                    self.unread = index
                 index = LogIndex(index + 1)
                 continue
             for frame in frames:

@@ -36,13 +36,17 @@ def was_never_committed(
     configurations: Sequence[Configuration],
     term_at: Callable[[LogIndex], Term | None],
     lacking: Collection[ReplicaId],
+    is_certain: bool = True,
 ) -> bool:
     """Whether those who lack the entry rule out that it was, or ever will be. configurations: all that the
-    holder's log has, ascending, back to the one in force at the entry; term_at: of the holder's log."""
-    known = in_force(index, configurations)
+    holder's log has, ascending, back to the one in force at the entry; term_at: of the holder's log. Not
+    is_certain: the entry itself, or one above it, may be a change of the members that cannot be read."""
+    known = in_force(LogIndex(index if is_certain else index - 1), configurations)
     if not known or any(term_at(item.index) != term_at(index) for item in known[1:]):
         return False  # a change of a later term: its leader had committed the entry before
-    return rules_out_commit([item.voters for item in known], holder, lacking)
+    if not is_certain and len(known) == 1:
+        return _has_majority_of(known[0].voters, lacking)  # whatever the change was, it was one voter's
+    return is_certain and rules_out_commit([item.voters for item in known], holder, lacking)
 
 
 def rules_out_commit(
@@ -60,9 +64,13 @@ def rules_out_commit(
         # log, or in that of the other one, synced with everything before it: who leads counts nothing under a
         # change that its own disk lacks.
         return meets_every_majority(first, lacking)
-    # The leader may have counted one voter more, or one less: any majority meets all majorities of such
-    # neighbours (thesis 4.1).
-    return sum(voter in first for voter in set(lacking)) >= majority(len(first))
+    return _has_majority_of(first, lacking)
+
+
+def _has_majority_of(voters: Collection[ReplicaId], lacking: Collection[ReplicaId]) -> bool:
+    """The leader may have counted one voter more, or one less: any majority meets all majorities of such
+    neighbours (thesis 4.1)."""
+    return sum(voter in voters for voter in set(lacking)) >= majority(len(voters))
 
 
 def meets_every_majority(voters: Collection[ReplicaId], some: Collection[ReplicaId]) -> bool:

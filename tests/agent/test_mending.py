@@ -13,7 +13,7 @@ from shoal.agent.identity import HardStateFile
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.segment_wire import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
 from shoal.agent.waiting import Appended
-from shoal.batch import LogIndex, Offset, ProducerStamp, Term
+from shoal.batch import Kind, LogIndex, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState, ReplicaId
 from shoal.segment_store.config import LogConfig
@@ -278,6 +278,33 @@ async def with_an_entry_of_its_own(cluster: Cluster, disks: dict[str, MemoryDisk
     await until(lambda: log_of(leader).synced_index == last)
     await cluster.stop(leader)
     return leader, place
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+async def test_an_entry_without_records_that_was_never_committed_is_dropped_too(rolls: bool) -> None:
+    """It may have been a change of the members; whatever it was, a majority of those before it lacks it. The
+    head of a segment is such an entry, too."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader = await filled(cluster)
+        for node in cluster.nodes:
+            if node is not leader:
+                await cluster.stop(node)
+        replica = leader.host.replica(GROUP)
+        if rolls:
+            replica.roll()
+        else:
+            replica.propose_control(Kind.NOOP, b"")
+        last = replica.state.tail.last_index
+        await until(lambda: log_of(leader).synced_index == last)
+        place = Place(disks[leader.agent_id], leader, last)
+        assert place.entry.record_count == 0
+        await cluster.stop(leader)
+        place.hit(at=200)
+        for node in cluster.nodes:
+            await cluster.start(node)
+        await whole(cluster)
+        assert (await store(cluster, "committed")).base_offset == COUNT
 
 
 @pytest.mark.parametrize("count", [2, 3])

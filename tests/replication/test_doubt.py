@@ -72,6 +72,26 @@ def test_commits_are_ruled_out_only_where_none_is_possible(count: int, holder: i
             assert rules_out_commit(known, who, lacking) is not may_be, (known, lacking)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("holder", [0, 8])
+def test_a_change_that_cannot_be_read_may_be_any(count: int, holder: int) -> None:
+    """The entry itself may be one, of one voter more or less: every majority of every such neighbour counts,
+    whoever leads."""
+    voters = ids(*range(count))
+    names = tuple(Replica(item, f"agent{item.index}") for item in sorted(voters))
+    for lacking in subsets((voters | {STRANGER}) - {ReplicaId(0, holder)}):
+        possible = [chosen for members in (voters, *neighbours(voters)) for chosen in majorities(members)]
+        verdict = was_never_committed(
+            LogIndex(5),
+            holder=ReplicaId(0, holder),
+            configurations=[Configuration(LogIndex(0), names)],
+            term_at=lambda _: Term(1),
+            lacking=lacking,
+            is_certain=False,
+        )
+        assert verdict is all(chosen & lacking for chosen in possible), (voters, lacking)
+
+
 def test_a_second_change_proves_the_commit() -> None:
     """It waited until the first was committed, and the entry with it, whatever anybody says."""
     for chain in ([ids(0), ids(0, 1), ids(0, 1, 2)], [ids(0, 1, 2), ids(1, 2), ids(2)]):
