@@ -313,6 +313,8 @@ class Reader:
             invoked_at,
             not self._local,
             int(body["log_start_offset"]),
+            self._high_watermark if self._local else 0,
+            int(body["high_watermark"]),
         )
         self._work.history.polls.append(poll)
         self._high_watermark = max(self._high_watermark, int(body["high_watermark"]))

@@ -37,7 +37,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """One answered read at `offset` (-1: the last record). `linearizable`: not from a local replica."""
+    """One answered read at `offset` (-1: the last record). `linearizable`: not from a local replica. `seen`:
+    the end that the reader said it had seen; `end`: the one that it was told."""
 
     reader: str
     partition: Partition
@@ -47,6 +48,8 @@ class Poll:
     invoked_at: float
     linearizable: bool = True
     log_start_offset: int = 0
+    seen: int = 0
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +229,12 @@ class Checker:
                 )
 
     def _check_readers(self) -> None:
-        """One reader that goes from poll to poll never steps back and never leaves anything out."""
+        """One reader that goes from poll to poll never steps back, though it read at a local replica (safety
+        23), and never leaves anything out."""
         position: dict[tuple[str, Partition], int] = {}
         for poll in self._history.polls:
+            if poll.end is not None and poll.end < poll.seen:
+                self._note("nonmonotonic-poll", f"{poll.reader} was told end {poll.end} after {poll.seen}")
             if poll.offset < 0:
                 continue
             key = (poll.reader, poll.partition)

@@ -28,7 +28,7 @@ def good() -> History:
             Poll("r", P, 3, (), 3, 1.3),
             Poll("r", P, 3, records[3:], 5, 1.5),
             Poll("r", P, -1, records[4:], 5, 1.6),
-            Poll("local", P, 0, (), 0, 1.5, linearizable=False),
+            Poll("local", P, 0, (), 0, 1.5, linearizable=False, seen=0, end=0),
         ],
         finals=[FinalLog(P, "x", 0, records), FinalLog(P, "y", 0, records)],
     )
@@ -112,6 +112,10 @@ def see_an_old_last_record(history: History) -> None:
     history.polls[3] = replace(history.polls[3], records=((2, "b-0"),), next_offset=3)
 
 
+def forget_what_a_local_reader_has_seen(history: History) -> None:
+    history.polls[4] = replace(history.polls[4], seen=3, end=2)
+
+
 BAD: list[tuple[Callable[[History], None], str]] = [
     (lose, "lost-write"),
     (duplicate, "duplicate"),
@@ -129,6 +133,7 @@ BAD: list[tuple[Callable[[History], None], str]] = [
     (read_another_value, "inconsistent-offsets"),
     (see_an_old_end, "stale"),
     (see_an_old_last_record, "stale"),
+    (forget_what_a_local_reader_has_seen, "nonmonotonic-poll"),
 ]
 
 
