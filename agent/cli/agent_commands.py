@@ -150,9 +150,11 @@ def _run(config: AgentConfig, *, greet: bool = False) -> int:
     import_no_frames()  # before pyarrow is imported, with all that follows
     keep_freed_memory()
     from shoal.agent.agent import run_agent
+    from shoal.agent.direct_loop import new_event_loop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    return asyncio.run(run_agent(config, lambda agent: _begin(agent, greet)))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(run_agent(config, lambda agent: _begin(agent, greet)))
 
 
 def _begin(agent: Agent, greet: bool) -> None:
