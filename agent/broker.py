@@ -399,7 +399,10 @@ class Broker:
 
     def topic(self, name: str) -> Topic:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
-        entry = self._parts().catalog.catalog.topics.get(name)
+        joined = self._joined
+        if joined is None or self.stopping:
+            joined = self._parts()
+        entry = joined.catalog.catalog.topics.get(name)
         if entry is None:
             if name != documents.CATALOG_TOPIC:
                 check_topic_name(name)
@@ -484,11 +487,13 @@ class Broker:
 
     def _led_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
         """The host, when it holds the partition. ShoalError not-leader with the leader's URL otherwise."""
-        host = self._parts().host
+        joined = self._joined
+        if joined is None or self.stopping:
+            joined = self._parts()
         group = self._group(topic, partition)
-        if not host.has(group):
+        if not joined.host.has(group):
             raise self._elsewhere(topic, partition)
-        return host, group
+        return joined.host, group
 
     def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
         leader = self._leader_of(GroupKey(topic.id, partition))

@@ -420,15 +420,17 @@ class Links:
 
     def send_control(self, agent_id: str, frame_type: int, payload: bytes) -> bool:
         """False when it was dropped."""
-        return self._send(agent_id, LinkKind.CONTROL, frame_type, (payload,))
+        peer = self._peers.get(agent_id)
+        connection = None if peer is None else peer.connections.get(LinkKind.CONTROL)
+        if connection is not None and connection.send(frame_type, (payload,)):
+            return True
+        self.dropped_frames += 1
+        return False
 
     def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[Piece]) -> bool:
         """False when it was dropped."""
-        return self._send(agent_id, LinkKind.BULK, frame_type, pieces)
-
-    def _send(self, agent_id: str, kind: LinkKind, frame_type: int, pieces: Sequence[Piece]) -> bool:
         peer = self._peers.get(agent_id)
-        connection = None if peer is None else peer.connections.get(kind)
+        connection = None if peer is None else peer.connections.get(LinkKind.BULK)
         if connection is not None and connection.send(frame_type, pieces):
             return True
         self.dropped_frames += 1

@@ -209,8 +209,9 @@ def encode_group_messages(messages: Sequence[tuple[GroupId, bytes]]) -> list[byt
     """Payloads of GROUPS frames: all messages for one peer and turn, cut where the bound demands."""
     if len(messages) == 1:
         ((group, message),) = messages
-        assert GROUP_ID_BYTES + _LENGTH.size + len(message) <= MAX_CONTROL_PAYLOAD_BYTES
-        return [_group_bytes(group) + _LENGTH.pack(len(message)) + message]
+        size = len(message)
+        assert GROUP_ID_BYTES + _LENGTH.size + size <= MAX_CONTROL_PAYLOAD_BYTES
+        return [_group_bytes(group) + _LENGTH.pack(size) + message]
     payloads: list[bytes] = []
     parts: list[bytes] = []
     size = 0

@@ -242,7 +242,8 @@ class Replica:
 
     def _make_room(self, size: int) -> Proposal:
         state = self.state
-        self.require_leader()
+        if self.failure is not None or self.core.role is not Role.LEADER:
+            self.require_leader()
         if self.core.last_index != state.tail.last_index:
             self._catch_up_with_core()
         if state.tail.log_bytes - state.committed.log_bytes > MAX_UNCOMMITTED_BYTES:
@@ -354,7 +355,7 @@ class Replica:
     def _accepts(self, agent_id: str, message: RaftMessage) -> bool:
         if self.failure is not None or message.receiver != self.replica_id:
             return False
-        known = self.core.configuration.find(message.sender)
+        known = self.core.configuration.by_id.get(message.sender)
         if known is not None:
             return known.agent_id == agent_id
         if len(self._addresses) < MAX_PEER_ADDRESSES:
@@ -379,7 +380,7 @@ class Replica:
         return frames
 
     def _address(self, replica_id: ReplicaId) -> str | None:
-        replica = self.core.configuration.find(replica_id)
+        replica = self.core.configuration.by_id.get(replica_id)
         return replica.agent_id if replica is not None else self._addresses.get(replica_id)
 
     # The turn

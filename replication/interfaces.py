@@ -8,6 +8,7 @@ when it is appended, not when it is committed (thesis 4.1).
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -87,12 +88,13 @@ class Configuration:
         return tuple(replica.id for replica in self.replicas if replica.learner)
 
     @cached_property
-    def _by_id(self) -> dict[ReplicaId, Replica]:
+    def by_id(self) -> Mapping[ReplicaId, Replica]:
+        """The same, to be looked up; asked for each message."""
         return {replica.id: replica for replica in self.replicas}
 
     def find(self, replica_id: ReplicaId) -> Replica | None:
-        """The replica of that id, if this configuration has it. Asked for each message that is sent."""
-        return self._by_id.get(replica_id)
+        """The replica of that id, if this configuration has it."""
+        return self.by_id.get(replica_id)
 
     def to_bytes(self) -> bytes:
         """Length-prefixed, little endian; at most 64 KiB."""

@@ -292,7 +292,7 @@ class Leader:
             progress.refused(message, LogIndex(hint_index + 1), now_ms)
         elif progress.accepted(message, state.config, now_ms):
             self.advance_commit(now_ms)
-            if self._could_know_more(progress):
+            if self._notice_deadline_ms is None and self._could_know_more(progress):
                 self._notice_commit_soon(now_ms)
         if state.behaviour is not self:
             return  # the commit removed this leader

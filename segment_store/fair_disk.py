@@ -8,33 +8,34 @@ import asyncio
 import posixpath
 from collections.abc import Callable
 
-from shoal.segment_store.disk import Buffer, Data, Disk, Done, File, Helper, ReadInto, buffers_of
+from shoal.segment_store.disk import Data, Disk, Done, File, Helper, ReadInto, buffers_of
 from shoal.segment_store.fairness import SyncSchedule
 
 
 class _Request:
     """One write with its sync, from its asking to its end: `done` hears of that."""
 
-    __slots__ = ("_buffers", "_done", "_file", "_offset", "size")
+    __slots__ = ("_data", "_done", "_file", "_offset", "size")
 
-    def __init__(self, file: "FairFile", offset: int, buffers: list[Buffer], size: int, done: Done) -> None:
+    def __init__(self, file: "FairFile", offset: int, data: Data, size: int, done: Done) -> None:
         self._file = file
         self._offset = offset
-        self._buffers = buffers
+        self._data = data
         self._done = done
         self.size = size
 
     def begin(self) -> None:
         try:
-            self._file.file.begin_write_and_sync(self._offset, self._buffers, self._ended)
+            self._file.file.begin_write_and_sync(self._offset, self._data, self._ended)
         except BaseException:
             self._file.disk.ended(self.size)
             self._file.ended()
             raise
 
     def _ended(self, error: BaseException | None) -> None:
-        self._file.disk.ended(self.size)
-        self._file.ended()
+        file = self._file
+        file.disk.ended(self.size)
+        file.ended()
         self._done(error)
 
 
@@ -162,9 +163,12 @@ class FairFile:
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
         self._requests += 1
-        buffers = buffers_of(data)
-        size = sum(map(len, buffers))
-        request = _Request(self, offset, buffers, size, done)
+        if type(data) is bytes:
+            size = len(data)
+        else:
+            data = buffers_of(data)
+            size = sum(map(len, data))
+        request = _Request(self, offset, data, size, done)
         if self.disk.schedule.start_at_once(size):
             request.begin()
         else:

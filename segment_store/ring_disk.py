@@ -1,8 +1,9 @@
 """The disk through io_uring: the only file that knows liburing.
 
 One ring per disk, one disk per event loop. Operations asked for in one turn of the loop are prepared
-together and submitted by one system call (call_soon); completions ring an eventfd the loop watches. Nothing
-here waits inside the ring: io_uring_wait_cqe would hold the interpreter's lock. Invariants:
+together and submitted by one system call (call_soon); the loop watches the ring's own file descriptor, which
+is readable as long as there are completions. Nothing here waits inside the ring: io_uring_wait_cqe would hold
+the interpreter's lock. Invariants:
 
 - operations in flight never exceed the submission queue, and the completion queue is twice as long, so
   neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
@@ -181,8 +182,6 @@ class RingDisk(ThreadDisk):
         if not self._ring.features & uring.IORING_FEAT_CQE_SKIP:
             uring.io_uring_queue_exit(self._ring)
             raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.17")
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        uring.io_uring_register_eventfd(self._ring, self._event)
         self._completion = uring.Cqe()
         self._waiting: deque[_Operation] = deque()
         self._room: deque[asyncio.Future[None]] = deque()
@@ -194,7 +193,7 @@ class RingDisk(ThreadDisk):
         self._flush_planned = False
         self._chains = entries >= 4 * MAX_EARLY_PIECES  # until one of them fails
         self._closed = False
-        self._loop.add_reader(self._event, self._on_event)
+        self._loop.add_reader(self._ring.ring_fd, self._reap)
 
     async def open(self, path: str, *, create: bool = False) -> File:
         return RingFile(self, path, await self.open_descriptor(path, create))
@@ -302,11 +301,14 @@ class RingDisk(ThreadDisk):
         if operation.pieces:
             self._prepare_chain(operation, number)
             return
-        kind, entry = operation.kind, self._entry(number * 2)
-        if kind is _Kind.WRITE_AND_SYNC or kind is _Kind.WRITE:
-            vector = _vector(operation.buffers)
-            operation.vectors = [vector]
-            uring.io_uring_prep_writev(entry, operation.fd, vector, operation.offset, 0)
+        kind = operation.kind
+        if kind is _Kind.WRITE_AND_SYNC:
+            self._prepare_pair(operation, number)
+            return
+        entry = self._entry(number * 2)
+        if kind is _Kind.WRITE:
+            operation.vectors = [_vector(operation.buffers)]
+            uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[0], operation.offset, 0)
         elif kind is _Kind.READ:
             operation.vectors = [_vector(operation.buffers)]
             uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
@@ -316,9 +318,21 @@ class RingDisk(ThreadDisk):
             mode = RELEASE_MODE if kind is _Kind.RELEASE else 0
             uring.io_uring_prep_fallocate(entry, operation.fd, mode, operation.offset, operation.length)
         uring.io_uring_sqe_set_data64(entry, number * 2)
-        if kind is _Kind.WRITE_AND_SYNC:
-            uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
-            self._prepare_sync(operation, number)
+
+    def _prepare_pair(self, operation: _Operation, number: int) -> None:
+        """A write and its sync, in as few steps as there are: every append waits for them."""
+        ring, descriptor, buffers = self._ring, operation.fd, operation.buffers
+        entry = uring.io_uring_get_sqe(ring)
+        assert entry is not None
+        if len(buffers) == 1 and type(only := buffers[0]) is bytes:  # needs no vector
+            uring.io_uring_prep_write(entry, descriptor, only, operation.offset)
+        else:
+            vector = _vector(buffers)
+            operation.vectors = [vector]
+            uring.io_uring_prep_writev(entry, descriptor, vector, operation.offset, 0)
+        uring.io_uring_sqe_set_data64(entry, number * 2)
+        uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+        self._prepare_sync(operation, number)
 
     def _prepare_sync(self, operation: _Operation, number: int) -> None:
         entry = self._entry(number * 2 + 1)
@@ -353,13 +367,6 @@ class RingDisk(ThreadDisk):
         assert entry is not None, f"submission queue full at {number}: more in flight than entries"
         return entry
 
-    def _on_event(self) -> None:
-        try:
-            os.eventfd_read(self._event)
-        except BlockingIOError:
-            return  # read already by the flush of this turn
-        self._reap()
-
     def _completions(self) -> list[tuple[int, int]]:
         """Every completion that is there: (number, result). What the kernel kept back because the queue was
         full comes once there is room and it is asked."""
@@ -368,7 +375,7 @@ class RingDisk(ThreadDisk):
             uring.io_uring_get_events(self._ring)
             more = self._queued_completions()
             if not more:
-                break  # the eventfd rings again when the rest has come
+                break  # the ring is readable until the rest has come
             completions += more
         return completions
 
@@ -391,8 +398,11 @@ class RingDisk(ThreadDisk):
         """Hand every completion to its operation. Each has exactly one: a pair either that of its sync, or,
         when the write was short or failed, that of its write alone. Then, all being in order, tell the
         callers."""
+        completions = self._completions()
+        if not completions:
+            return  # read already by the flush of this turn
         ended: list[_Operation] = []
-        for number, result in self._completions():
+        for number, result in completions:
             operation = self._in_flight.pop(number >> 1)
             self._entries_in_flight -= operation.entries
             if number & 1:  # the sync of a pair: its write is whole, or this would not have run
@@ -457,9 +467,8 @@ class RingDisk(ThreadDisk):
             await asyncio.wait([self._idle])
         if not self._closed:
             self._closed = True
-            self._loop.remove_reader(self._event)
+            self._loop.remove_reader(self._ring.ring_fd)
             uring.io_uring_queue_exit(self._ring)
-            os.close(self._event)
         await super().close()
 
 
@@ -570,8 +579,12 @@ class RingFile:
         await self._disk.perform(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers))
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
-        buffers = buffers_of(data)
-        length = length_of(buffers)
+        buffers: list[Buffer]
+        if type(data) is bytes and data:
+            buffers, length = [data], len(data)
+        else:
+            buffers = buffers_of(data)
+            length = length_of(buffers)
         if self._fd >= 0 and length and self._disk.takes_more:
             operation = _Operation(self, self._fd, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
             if length >= EARLY_WRITEBACK_BYTES:

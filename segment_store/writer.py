@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shoal.batch import LogIndex, Offset
-from shoal.segment_store.disk import Buffer, File
+from shoal.segment_store.disk import Buffer, Data, File
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.open_files import Handle
 from shoal.segment_store.recycling import Spares, may_be_reused
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 COMPANY_BYTES = 32 * 2**10
 """A write of this size waits for a turn of the loop: its time on the disk is long beside the turn, and what
 arrives in between shares its sync."""
+
+JOINED_BYTES = 4 * 2**10
+"""So short a frame is copied together with what ends a write: one piece is quicker than a list of them."""
 
 AHEAD_WRITES = 2
 """Blocks for so many more writes are asked for beforehand."""
@@ -296,7 +299,7 @@ class Writer:
         for work in group:
             _answer(work, None)
 
-    def _buffers(self, group: list[Append]) -> list[Buffer]:
+    def _buffers(self, group: list[Append]) -> Data:
         """What a write consists of; its place is soiled until it has succeeded."""
         segment, last = group[0].segment, group[-1]
         end = last.position + last.length
@@ -313,9 +316,11 @@ class Writer:
         fields = (stamp.index, stamp.term, end, self.synced_index, end_offset, written)
         record = tuple.__new__(TailRecord, fields)
         buffers.append(segment.trailer(record))
+        segment.soiled_end = end + TRAILER_BYTES
         if end + TRAILER_BYTES > segment.prewritten_end:
             buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
-        segment.soiled_end = end + TRAILER_BYTES
+        elif end - group[0].position <= JOINED_BYTES:
+            return b"".join(buffers)
         return buffers
 
     async def _clean(self, segment: Segment, file: File) -> None:
@@ -334,7 +339,7 @@ class Writer:
         segment.written_end = end
         self.writes += 1
         self.queued_bytes -= length
-        self.written_index = kept = last.last_index
+        self.written_index = kept = last.frames[-1].stamp.index
         if last.generation != self.generation:
             # A truncation that is queued behind takes back what it removes, and others may be planned there
             # already.
