@@ -68,6 +68,7 @@ class FetchPieces:
         self.size_bytes = stored.size_bytes
         self.held_bytes = stored.held_bytes
         self.at_once = stored.at_once
+        self.lend = stored.lend
 
     async def next(self) -> bytes | memoryview | None:
         """Whole verified frames, in memory that the next call uses again; None behind the last. Raises

@@ -58,6 +58,9 @@ class File(Protocol):
 
     path: str
 
+    def descriptor(self) -> int:
+        """What the system knows the open file by. OSError when it is closed, or the system knows none."""
+
     async def size(self) -> int: ...
     async def read(self, offset: int, length: int) -> bytes: ...
     async def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -475,25 +478,25 @@ class ThreadFile:
     async def _run(
         self, function: Callable[Concatenate[int, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        future = self._disk.run(function, self._descriptor(), *args, **kwargs)
+        future = self._disk.run(function, self.descriptor(), *args, **kwargs)
         self._active.add(future)
         future.add_done_callback(self._active.discard)
         return await asyncio.shield(future)
 
-    def _descriptor(self) -> int:
+    def descriptor(self) -> int:
         if self._fd < 0:
             raise OSError(errno.EBADF, "file is closed", self.path)
         return self._fd
 
     async def size(self) -> int:
-        return os.fstat(self._descriptor()).st_size
+        return os.fstat(self.descriptor()).st_size
 
     async def read(self, offset: int, length: int) -> bytes:
         return await self._run(read_fully, offset, length)
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
         await self._disk.next_turn()
-        filled = self._disk.read_resident(self._descriptor(), offset, buffer)
+        filled = self._disk.read_resident(self.descriptor(), offset, buffer)
         if filled == len(buffer):
             return filled
         return filled + await self._run(read_fully_into, offset + filled, buffer[filled:])
@@ -502,7 +505,7 @@ class ThreadFile:
         return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
 
     def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        helper = self._disk.start_helper(self._descriptor(), work)
+        helper = self._disk.start_helper(self.descriptor(), work)
         self._helpers = [*unfinished(self._helpers), helper]
         return helper
 
@@ -528,7 +531,7 @@ class ThreadFile:
         call_when_done(task, done)
 
     def forget_cached(self, offset: int, length: int) -> None:
-        forget_cached(self._descriptor(), offset, length)
+        forget_cached(self.descriptor(), offset, length)
 
     async def allocate(self, length: int) -> None:
         await self._run(allocate_blocks, length)

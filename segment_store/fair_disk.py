@@ -123,6 +123,9 @@ class FairFile:
         self._requests = 0
         self._idle: asyncio.Future[None] | None = None
 
+    def descriptor(self) -> int:
+        return self.file.descriptor()
+
     async def size(self) -> int:
         return await self.file.size()
 

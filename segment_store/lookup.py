@@ -89,6 +89,10 @@ class Branch:
         """Whether nothing was truncated since, and the log is open."""
         return self._log.generation == self._generation and self._log.is_open
 
+    def is_sealed(self, run: Run) -> bool:
+        """See pieces.Source."""
+        return run.segment.last_index < self._log.last_index
+
     def check_branch(self) -> None:
         """See pieces.Source."""
         log = self._log

@@ -371,6 +371,9 @@ class MemoryFile:
         self._check()
         await self._disk.begin(operation, self.path)
 
+    def descriptor(self) -> int:
+        raise OSError(errno.ENODEV, "a file in memory has none", self.path)
+
     async def size(self) -> int:
         self._check()
         return len(self._inode.content)

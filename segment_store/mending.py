@@ -40,6 +40,7 @@ async def mend_entries(log: PartitionLog, frames: Sequence[Frame]) -> None:
         async with log.standing_still(), segment.files.open_files.pin(segment.path) as file:
             if log.generation != generation:
                 raise ChainBroken(f"{segment.path}: the log was truncated meanwhile")
+            segment.files.shared.lending.look_away(segment.path)
             await file.write_and_sync(start, b"".join([frame.data for frame in frames]))
             await _correct_index(segment, known, frames)
     except FileNotFoundError as error:  # trimmed meanwhile: a fault of nobody's disk

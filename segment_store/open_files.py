@@ -108,6 +108,14 @@ class OpenFiles:
             await self._evict()
         return handle
 
+    def acquire_open(self, path: str) -> Handle | None:
+        """As acquire, in this very turn, of a file that is open; else None."""
+        handle = self._handles.get(path)
+        if handle is not None:
+            handle.pins += 1
+            self._handles.move_to_end(path)
+        return handle
+
     async def _open(self, path: str, create: bool) -> Handle:
         opening = _Opening()
         self._opening.setdefault(path, []).append(opening)

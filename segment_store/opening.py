@@ -24,6 +24,7 @@ from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, Wr
 from shoal.segment_store.index import Entry, decode_index_file
 from shoal.segment_store.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.layout import SegmentName, sort_directory
+from shoal.segment_store.lending import may_have_been_lent
 from shoal.segment_store.newest_write import Verdict, found_at, judge, newest_of, range_to_judge
 from shoal.segment_store.recovery import (
     Chain,
@@ -257,6 +258,7 @@ class _Opening:
         size = await file.size()
         previous_term = await self._previous_term(name, file, size)
         segment = Segment(self.files, name, previous_term)
+        segment.was_lent = may_have_been_lent(file)
         segment.allocated = size
         segment.is_over_zeros = successor is None  # settling clears what lies behind the last entry
         header_problem = await _header_problem(segment, file)

@@ -6,6 +6,8 @@ the time of a sync. The rules that keep a file's earlier life out of the log:
 - only a trimmed segment's file is kept, and only within its own log: every index in it lies below the log's
   first, for ever, so the chain (recovery.py) never takes an old frame for the next one.
 - only at zero pins: a reader that still holds the file makes it be unlinked instead (safety 15).
+- only if nothing of it was ever lent, or may have been in another life of the process: what is still on its
+  way to a reader lies in the file's own pages (lending.py). Such a file is unlinked too.
 - a spare gets its new header, end marker and tail record, synced, before it gets its new name: under a
   segment's name nothing but that segment's beginning is ever found.
 - what recovery finds behind the end is cleared as a torn write is, so a file's earlier life ends with the
@@ -40,6 +42,7 @@ class Spares:
         self._directory = files.directory
         self._open_files = files.open_files
         self._budget = files.shared.spare_budget
+        self._lending = files.shared.lending
         self._spares: deque[_Spare] = deque()
         self.recycled = 0  # since the log was opened
 
@@ -77,6 +80,8 @@ class Spares:
         """Make a trimmed segment's file a spare; durable when this returns. False: it is not worth keeping,
         or somebody reads it."""
         size = segment.allocated
+        if segment.was_lent:
+            return False
         if len(self._spares) >= min(MAX_SPARES, segments_in_use) or not _fits(segment, size):
             return False
         if self._open_files.is_pinned(segment.path):
@@ -85,6 +90,7 @@ class Spares:
         if not await self._keep(path, size):
             return False
         segment.count_unused(0)  # as a spare it counts whole
+        self._lending.forget(segment.path)
         await self._open_files.forget(segment.path)
         if await self._disk.exists(segment.index_path):
             await self._disk.unlink(segment.index_path)  # first: a segment without an index is only slow

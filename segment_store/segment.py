@@ -76,6 +76,7 @@ class Segment:
         self.unused_bytes = 0  # of what is allocated, as counted when the file grew
         self.prewritten_end = 0
         self.is_over_zeros = True  # behind written_end the file holds nothing but a trailer and zeros
+        self.was_lent = False  # bytes of the file may still be on their way: it is not written over
         self.recycled_bytes = 0  # of the file, if it had an earlier life and this one is not full
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
         self.index_bytes = 0  # good bytes of the index file
@@ -225,6 +226,7 @@ class Segment:
         segment is an orphan, a segment without an index is only slow."""
         disk = self.files.disk
         self.count_unused(0)
+        self.files.shared.lending.forget(self.path)
         await self.files.open_files.forget(self.path)
         for path in (self.index_path, self.path):
             if await disk.exists(path):

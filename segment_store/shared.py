@@ -3,6 +3,7 @@
 import resource
 
 from shoal.segment_store.disk import Disk
+from shoal.segment_store.lending import Lending
 from shoal.segment_store.open_files import OpenFiles
 
 MAX_OPEN_FILES = 1024
@@ -83,6 +84,7 @@ class SharedFiles:
         self.open_files = OpenFiles(disk, max_open_files or open_files_limit())
         self.spare_budget = SpareBudget(max_spare_bytes)
         self.reserved = ReservedSpace(max_reserved_bytes)
+        self.lending = Lending()
 
     async def disk_bytes(self, directory: str) -> int:
         """The size of the disk, asked once: growing a file should not wait for it each time."""

@@ -610,6 +610,7 @@ class Writer:
             self._spares.close()
             if self._active is not None:
                 self._spares.settle(self._active)
+            self._files.shared.lending.close(self._files.directory)
             await self._files.open_files.close(self._files.directory)
 
 

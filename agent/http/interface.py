@@ -77,6 +77,17 @@ class Answer(Protocol):
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
+class Lent(Protocol):
+    """Stored bytes that need no copy here; its length is what has not been written yet."""
+
+    def __len__(self) -> int: ...
+
+    def write_to(self, descriptor: int) -> int:
+        """Write what it takes at once: how many bytes. BlockingIOError and other OSErrors."""
+
+    def close(self) -> None: ...
+
+
 class Pieces(Protocol):
     """Stored batches that are read while they are sent; `held_bytes` of memory meanwhile."""
 
@@ -84,6 +95,9 @@ class Pieces(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def held_bytes(self) -> int: ...
+
+    def lend(self) -> Lent | None:
+        """What comes next, if it is known to be good without being read; None where it has to be."""
 
     def at_once(self) -> bytes | memoryview | None:
         """As `next`, if that takes no waiting and nothing is wrong; None where `next` has to be awaited."""

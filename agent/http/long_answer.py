@@ -1,9 +1,9 @@
 """A long answer that is read while it is sent: headers first, then piece by piece what the log gives.
 
 Law of this file: a piece goes from its buffer straight to the socket, before the next is read into the same
-buffer. What the kernel does not take at once stays there until it does. What goes wrong after the headers
-have left ends the connection: never a byte of what did not verify, and never fewer bytes than promised that
-look like all. Where they come from is the log's matter.
+buffer; what the log lends goes there uncopied. What the kernel does not take at once stays where it is until
+it does. What goes wrong after the headers have left ends the connection: never a byte of what did not verify,
+and never fewer bytes than promised that look like all. Where they come from is the log's matter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from shoal.agent.http.context import Call
-from shoal.agent.http.interface import Pieces
+from shoal.agent.http.interface import Lent, Pieces
 from shoal.agent.http.respond import Patience, cut_off
 
 # So long a slow reader may hold on to a file of the log; then it may be trimmed, and the answer ends.
 PIN_SECONDS = 5.0
+# Lent in one turn of the loop: a quarter of a millisecond, as a piece that is read and checked.
+LENT_TURN_BYTES = 2 * 2**20
 
 
 async def send_pieces(
@@ -56,7 +58,17 @@ async def send_pieces(
 async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience) -> None:
     """What is behind the pieces goes with the last of them, not as a packet of its own."""
     left = pieces.size_bytes
+    lent_bytes = 0
     while left:
+        lent = pieces.lend() if out.takes_lent else None
+        if lent is not None:
+            left -= len(lent)
+            lent_bytes += len(lent)
+            await _pass_on(lent, out, b"" if left else after, patience)
+            if lent_bytes >= LENT_TURN_BYTES:
+                lent_bytes = 0
+                await asyncio.sleep(0)
+            continue
         piece = pieces.at_once()
         if piece is None:
             piece = await pieces.next()
@@ -67,6 +79,17 @@ async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience
         if rest is not None:
             await out.finish(rest)
             patience.renew()
+
+
+async def _pass_on(lent: Lent, out: _Outgoing, behind: bytes, patience: Patience) -> None:
+    with contextlib.closing(lent):
+        while not out.offer_lent(lent):
+            await out.room()
+            patience.renew()
+    rest = out.offer(memoryview(b""), behind) if behind else None
+    if rest is not None:
+        await out.finish(rest)
+        patience.renew()
 
 
 async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
@@ -87,7 +110,15 @@ class _Rest(NamedTuple):
 
 
 class _Outgoing(Protocol):
-    """The way of one answer's bytes to its reader. Both raise ConnectionResetError."""
+    """The way of one answer's bytes to its reader. All of it raises ConnectionResetError."""
+
+    takes_lent: bool
+
+    def offer_lent(self, lent: Lent) -> bool:
+        """Send what goes at once of what is lent; whether all of it has gone. Only if it `takes_lent`."""
+
+    async def room(self) -> None:
+        """Returns once more may go."""
 
     def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
         """Send what goes at once; None: all of it has gone."""
@@ -108,6 +139,8 @@ def _outgoing(transport: asyncio.Transport, writer: AbstractStreamWriter, pieces
 class _ThroughTransport:
     """Where there is no socket, or something between it and us."""
 
+    takes_lent = False
+
     def __init__(self, transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
         self._transport = transport
         self._writer = writer
@@ -121,6 +154,12 @@ class _ThroughTransport:
         self._transport.write(bytes(rest.piece) + rest.behind)
         await self._writer.drain()
 
+    def offer_lent(self, lent: Lent) -> bool:
+        raise AssertionError(f"{len(lent)} bytes lent to a transport")
+
+    async def room(self) -> None:
+        await self._writer.drain()
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -129,6 +168,8 @@ class _Straight:
     """Into the socket, past the transport, which has nothing to write meanwhile. A descriptor of our own: it
     can be waited for, and it names this socket until we close it."""
 
+    takes_lent = True
+
     def __init__(self, transport: asyncio.Transport, own_socket: socket.socket, pieces: Pieces) -> None:
         self._transport = transport
         self._socket = own_socket
@@ -136,9 +177,24 @@ class _Straight:
         self._loop = asyncio.get_running_loop()
         self._pinned_at = self._loop.time()
 
-    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
+    def offer_lent(self, lent: Lent) -> bool:
+        descriptor = self._socket.fileno()
+        try:
+            while len(lent):
+                self._check()
+                lent.write_to(descriptor)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionResetError(f"the client has gone: {error}") from None
+        return True
+
+    def _check(self) -> None:
         if self._transport.is_closing():
             raise ConnectionResetError("the client has gone")
+
+    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
+        self._check()
         try:
             sent = self._socket.sendmsg((piece, behind)) if behind else self._socket.send(piece)
         except BlockingIOError:
@@ -153,10 +209,10 @@ class _Straight:
     async def finish(self, rest: _Rest) -> None:
         left: _Rest | None = rest
         while left is not None:
-            await self._wait()
+            await self.room()
             left = self.offer(*left)
 
-    async def _wait(self) -> None:
+    async def room(self) -> None:
         """Until the socket takes more, or never will."""
         now = self._loop.time()
         if now > self._pinned_at + PIN_SECONDS:

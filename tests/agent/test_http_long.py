@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import time
@@ -25,10 +26,36 @@ LIMITS = HttpLimits(send_stall_ms=1_000)
 BEFORE = schema_message(DEFAULT_SCHEMA)
 
 
-class Told:
-    """Pieces that a test has made, in one buffer as the log's; `error` comes in place of one."""
+class ToldLent:
+    """A piece that is lent: written straight into a descriptor."""
 
-    def __init__(self, sizes: list[int], error: tuple[int, ShoalError] | None = None, waits: int = 3) -> None:
+    def __init__(self, piece: bytes) -> None:
+        self._left = memoryview(piece)
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def write_to(self, descriptor: int) -> int:
+        count = os.write(descriptor, self._left)
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Told:
+    """Pieces that a test has made, in one buffer as the log's; `error` comes in place of one. Of `lends` of
+    them the last is read, the others are lent."""
+
+    def __init__(
+        self,
+        sizes: list[int],
+        error: tuple[int, ShoalError] | None = None,
+        waits: int = 3,
+        lends: int = 1,
+    ) -> None:
         rng = random.Random(len(sizes))
         self.pieces = [rng.randbytes(size) for size in sizes]
         self.size_bytes = sum(sizes)
@@ -38,6 +65,17 @@ class Told:
         self._buffer = bytearray(self.held_bytes)
         self._error = error
         self._waits = waits
+        self._lends = lends
+        self.lent: list[ToldLent] = []
+
+    def lend(self) -> ToldLent | None:
+        is_read = self._error is not None and self._error[0] == self.given
+        if is_read or (self.given + 1) % self._lends == 0:
+            return None
+        self.pinned = True
+        self.lent.append(ToldLent(self.pieces[self.given]))
+        self.given += 1
+        return self.lent[-1]
 
     def at_once(self) -> memoryview | None:
         if self.given % self._waits == 0 or (self._error is not None and self._error[0] == self.given):
@@ -112,17 +150,19 @@ async def everything(plain: socket.socket, wanted: int = 2**40) -> bytes:
 
 
 async def until_gone(agent: Agent, told: Told) -> None:
-    """The answer has ended: no file is pinned, nothing is held."""
+    """The answer has ended: no file is pinned, nothing is held or lent."""
     async with asyncio.timeout(30):
         while told.pinned or agent.runner.context.gate.requests:
             await asyncio.sleep(0.01)
     assert agent.runner.context.gate.bytes_in_flight == 0
+    assert all(lent.closed for lent in told.lent)
 
 
 async def test_all_pieces_come_in_order(agent: Agent) -> None:
     """Schema, pieces, end of stream, under a length that says so; the connection goes on afterwards. HEAD
     says the same and sends none."""
-    told = [Told([300_000, MIB, 1, 700_000, 5_000_000, 40] * n, waits=1 + n) for n in (1, 2, 3)]
+    told = [Told([300_000, MIB, 1, 700_000, 5_000_000, 40] * n, waits=1 + n, lends=n) for n in (1, 2, 3)]
+    told.append(Told([300_000, MIB, 5_000_000], lends=100))  # all of them, up to the last byte
     tell(agent, *told)
     for pieces in told:
         answer = await agent.get(PATH, Accept=ARROW)
@@ -154,7 +194,7 @@ async def test_a_connection_that_ends_brings_everything_first(agent: Agent, vers
 async def test_requests_behind_one_another(agent: Agent) -> None:
     """Three at once over one connection: the answers come one after the other, none in the middle of another,
     though the first is taken slowly."""
-    told = [Told([700_000 + n] * 9) for n in range(3)]
+    told = [Told([700_000 + n] * 9, lends=n + 1) for n in range(3)]
     tell(agent, *told)
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent) * 3)
@@ -175,7 +215,7 @@ async def test_requests_behind_one_another(agent: Agent) -> None:
 @pytest.mark.parametrize("damaged", [1, 4, 9])
 async def test_damage_ends_the_connection(agent: Agent, damaged: int) -> None:
     """What came before it is whole, none of it comes, and nobody can take the answer for a whole one."""
-    told = Told([400_000] * 10, (damaged, ShoalError("damaged", "entry 7 does not verify")))
+    told = Told([400_000] * 10, (damaged, ShoalError("damaged", "entry 7 does not verify")), lends=3)
     tell(agent, told)
     with connected(agent) as plain:
         plain.sendall(request(agent))
@@ -205,9 +245,10 @@ async def test_a_reader_that_takes_nothing_is_cut_off(agent: Agent) -> None:
     assert len(received) < told.size_bytes
 
 
-async def test_a_slow_reader_gets_everything(agent: Agent) -> None:
+@pytest.mark.parametrize("lends", [1, 3])
+async def test_a_slow_reader_gets_everything(agent: Agent, lends: int) -> None:
     """It takes longer than a stalled one is given, but never stands still so long."""
-    told = Told([MIB] * 12)
+    told = Told([MIB] * 12, lends=lends)
     tell(agent, told)
     with connected(agent, 128 * 1024) as plain:
         plain.sendall(request(agent))
@@ -226,10 +267,11 @@ async def test_a_slow_reader_gets_everything(agent: Agent) -> None:
     assert received.partition(b"\r\n\r\n")[2] == BEFORE + b"".join(told.pieces) + END_OF_STREAM
 
 
-async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lends", [1, 100])
+async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.MonkeyPatch, lends: int) -> None:
     """Once it has taken its time, the log's file is let go of while the socket is full."""
     monkeypatch.setattr("shoal.agent.http.long_answer.PIN_SECONDS", 0.0)
-    told = Told([MIB] * 64)
+    told = Told([MIB] * 64, lends=lends)
     tell(agent, told)
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent))
@@ -243,8 +285,8 @@ async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.Monk
 
 async def test_a_client_that_goes_away_ends_it(agent: Agent) -> None:
     """In the middle of an answer, whether the agent is writing or waiting for room."""
-    for wait_seconds in (0.0, 0.1):
-        told = Told([MIB] * 64)
+    for wait_seconds, lends in ((0.0, 1), (0.1, 1), (0.1, 100)):
+        told = Told([MIB] * 64, lends=lends)
         tell(agent, told)
         with connected(agent, 64 * 1024) as plain:
             plain.sendall(request(agent))
@@ -258,7 +300,7 @@ async def test_a_client_that_goes_away_ends_it(agent: Agent) -> None:
 
 async def test_others_are_answered_meanwhile(agent: Agent) -> None:
     """Small requests while several long answers are sent as fast as they are taken."""
-    tell(agent, Told([MIB] * 40), Told([MIB] * 40), Told([MIB] * 40), Told([1]))
+    tell(agent, *(Told([MIB] * 40, lends=lends) for lends in (1, 3, 100)), Told([1]))
     long = [asyncio.create_task(agent.get(PATH, Accept=ARROW)) for _ in range(3)]
     await asyncio.sleep(0.05)
     answered = 0
@@ -272,7 +314,7 @@ async def test_others_are_answered_meanwhile(agent: Agent) -> None:
 
 async def test_an_agent_that_stops_ends_it(agent: Agent) -> None:
     """A stopping server does not wait for a slow reader for longer than it waits for anybody."""
-    told = Told([MIB] * 64)
+    told = Told([MIB] * 64, lends=100)
     tell(agent, told)
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent))

@@ -114,6 +114,7 @@ async def test_pieces_are_what_a_read_gives(disk: Disk, tmp_path: Path, seed: in
         longest = max((len(frame) for frame in wanted), default=0)
         assert pieces.held_bytes <= max(PIECE_BYTES, longest) + config.tail_cache_bytes + longest
         assert await given(pieces, lets_go=rng.random() < 0.3) == b"".join(wanted)
+        assert not any(handle.pins for handle in log._files.open_files._handles.values())
     await log.close()
 
 
