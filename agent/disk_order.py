@@ -127,7 +127,7 @@ class DiskOrder:
 
     def _written(self, item: _Item, error: StoreError | None) -> None:
         self._writes -= 1
-        if not self._writes and self._writes_over is not None:
+        if self._writes_over is not None and not self._writes:
             self._writes_over.set_result(None)
             self._writes_over = None
         if error is not None:

@@ -551,7 +551,7 @@ class Host:
     # Peers
 
     def _on_group_messages(self, agent_id: str, payload: bytes) -> None:
-        self.turns.note_input()
+        self.turns.inputs += 1
         for group, data in decode_group_messages(payload):
             entry = self._groups.get(group)
             if entry is None:
@@ -564,7 +564,7 @@ class Host:
             self._step(entry.replica, agent_id, message)
 
     def _on_append_frame(self, agent_id: str, payload: bytes) -> None:
-        self.turns.note_input()
+        self.turns.inputs += 1
         group, data, position = decode_append(payload)
         entry = self._groups.get(group)
         if entry is None:

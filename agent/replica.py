@@ -515,7 +515,7 @@ class Replica:
         self.core.advance(ready)
         for message in ready.messages_after_sync:
             self._send(message)
-        if self.waiting.awaits_sync and ready.append:
+        if ready.append and self.waiting.awaits_sync:
             run = ready.append[-1]
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)

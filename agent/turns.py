@@ -56,7 +56,8 @@ class Turns:
         self._wake_up = asyncio.Event()
         self._ready: Sized | None = None
         """What the event loop is about to run, once it was asked for."""
-        self._inputs = 0
+        self.inputs = 0
+        """Counted up by whoever hands input out: deadlines wait until no more arrives."""
         self._stopping = False
         self.count = 0
         self.lag_ms = 0
@@ -113,10 +114,6 @@ class Turns:
             self._turn()
         elif scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
-
-    def note_input(self) -> None:
-        """Something arrived: deadlines wait until no more does."""
-        self._inputs += 1
 
     def forget(self, replica: Replica) -> None:
         """The replica is closed."""
@@ -202,11 +199,11 @@ class Turns:
         """Give sockets their turn before time is looked at: after a stall, heartbeats wait in their
         buffers."""
         for _ in range(INPUT_ROUNDS_MAX):
-            seen = self._inputs
+            seen = self.inputs
             # Twice: the first round of the event loop polls the sockets, the second runs what they delivered.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            if seen == self._inputs:
+            if seen == self.inputs:
                 return
 
     def _serve_deadlines(self) -> None:

@@ -69,7 +69,6 @@ class Outbox:
     __slots__ = (
         "_after_sync",
         "_commit_index",
-        "_hard_state_changed",
         "_in_flight",
         "_messages",
         "_noop_index",
@@ -78,13 +77,15 @@ class Outbox:
         "_truncate_from",
         "handed_out",
         "synced",
+        "wants_hard_state",
     )
 
     def __init__(self, synced: HardState, last_index: LogIndex) -> None:
         self.synced = synced
         self.handed_out = last_index
         self._in_flight: deque[_InFlight] = deque()
-        self._hard_state_changed = False
+        self.wants_hard_state = False
+        """Whether the next ready carries it."""
         self._truncate_from: LogIndex | None = None
         self._noop_index: LogIndex | None = None
         self._messages: list[Message] = []
@@ -112,7 +113,7 @@ class Outbox:
 
     def hard_state_changed(self) -> None:
         """Term or vote moved."""
-        self._hard_state_changed = True
+        self.wants_hard_state = True
 
     def truncated(self, from_index: LogIndex) -> None:
         """The log lost its entries from from_index on."""
@@ -150,7 +151,7 @@ class Outbox:
         return bool(
             self._messages
             or self._after_sync
-            or self._hard_state_changed
+            or self.wants_hard_state
             or self.handed_out < log.last_index
             or self._truncate_from is not None
             or self._commit_index is not None
@@ -158,14 +159,9 @@ class Outbox:
             or self._read_states
         )
 
-    @property
-    def wants_hard_state(self) -> bool:
-        """Whether the next ready carries it."""
-        return self._hard_state_changed
-
     def take(self, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
         """Hand everything out, and begin anew."""
-        assert (hard_state is not None) == self._hard_state_changed
+        assert (hard_state is not None) == self.wants_hard_state
         fields = (
             hard_state,
             self._truncate_from,
@@ -180,7 +176,7 @@ class Outbox:
         ready = tuple.__new__(Ready, fields)  # its own constructor is five times as slow
         self._in_flight.append(_InFlight(ready, log.last_index, now_ms))
         self.handed_out = log.last_index
-        self._hard_state_changed = self._role_changed = False
+        self.wants_hard_state = self._role_changed = False
         self._truncate_from = self._noop_index = self._commit_index = None
         self._messages, self._after_sync, self._read_states = [], [], []
         return ready

@@ -28,14 +28,11 @@ class _Request:
         try:
             self._file.file.begin_write_and_sync(self._offset, self._data, self._ended)
         except BaseException:
-            self._file.disk.ended(self.size)
-            self._file.ended()
+            self._file.ended(self.size)
             raise
 
     def _ended(self, error: BaseException | None) -> None:
-        file = self._file
-        file.disk.ended(self.size)
-        file.ended()
+        self._file.ended(self.size)
         self._done(error)
 
 
@@ -69,14 +66,10 @@ class FairDisk:
     def offer(self, key: str, request: _Request) -> None:
         """Have the request begin when it is the key's turn."""
         self.schedule.offer(key, request.size, request)
-        self._start()
+        self.start()
 
-    def ended(self, size: int) -> None:
-        """A request of `size` bytes is over: it makes room."""
-        if self.schedule.ended(size):
-            self._start()
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Have as many begin as there is room for."""
         while (request := self.schedule.start()) is not None:
             request.begin()
 
@@ -177,8 +170,10 @@ class FairFile:
         else:
             self.disk.offer(self._key, request)
 
-    def ended(self) -> None:
-        """One request of this file is over."""
+    def ended(self, size: int) -> None:
+        """One request of this file, of `size` bytes, is over: it makes room."""
+        if self.disk.schedule.ended(size):
+            self.disk.start()
         self._requests -= 1
         if not self._requests and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)

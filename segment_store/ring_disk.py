@@ -332,7 +332,10 @@ class RingDisk(ThreadDisk):
             uring.io_uring_prep_writev(entry, descriptor, vector, operation.offset, 0)
         uring.io_uring_sqe_set_data64(entry, number * 2)
         uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
-        self._prepare_sync(operation, number)
+        entry = uring.io_uring_get_sqe(ring)
+        assert entry is not None
+        uring.io_uring_prep_fsync(entry, descriptor, uring.IORING_FSYNC_DATASYNC)
+        uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
 
     def _prepare_sync(self, operation: _Operation, number: int) -> None:
         entry = self._entry(number * 2 + 1)

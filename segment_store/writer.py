@@ -132,8 +132,10 @@ class Writer:
         """The common case: the active segment's file is open, clean, and has blocks for the frames. False:
         nothing was begun."""
         first = self._queue[0]
-        segment = first.segment if type(first) is Append else None
-        if segment is None or segment is not self._active or self.failure is not None:
+        if type(first) is not Append:
+            return False
+        segment = first.segment
+        if segment is not self._active or self.failure is not None:
             return False
         if segment.soiled_end or not (self._is_held or self._hold()):
             return False

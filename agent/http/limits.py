@@ -84,10 +84,14 @@ class Gate:
 
     def take(self, size_bytes: int) -> bool:
         """`enter` and `hold` in one; False where either would refuse, and nothing has happened."""
-        if not self.has_room(size_bytes):
+        bytes_in_flight = self.bytes_in_flight + size_bytes
+        if size_bytes > LARGE_PROMISE_BYTES:
+            if not self.has_room(size_bytes):
+                return False
+        elif self.requests >= self._limits.requests or bytes_in_flight > self._limits.bytes_in_flight:
             return False
         self.requests += 1
-        self.bytes_in_flight += size_bytes
+        self.bytes_in_flight = bytes_in_flight
         return True
 
     def enter(self) -> None:
