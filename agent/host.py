@@ -638,9 +638,10 @@ class Host:
             logger.exception("the change of %s could not be taken", group)
 
     async def save_hard_state(self, replica: Replica, state: HardState) -> None:
-        """Its commit index is one that this disk has synced: a shorter log found later is a lost one."""
-        kept = replace(state, commit_index=min(state.commit_index, replica.log.synced_index))
-        await self._stores.hard_states.save(replica.group, replica.replica_id, kept)
+        """Its commit index is of what this disk holds: neither less, nor what is yet to be truncated."""
+        durable = min(state.commit_index, replica.log.synced_index, replica.core.stable_index)
+        state = replace(state, commit_index=durable)
+        await self._stores.hard_states.save(replica.group, replica.replica_id, state)
 
     async def save_floor(self, replica: Replica, floor: LogIndex) -> None:
         """A log found shorter is a lost one."""
@@ -652,10 +653,9 @@ class Host:
 
     async def _save_hint(self, replica: Replica) -> None:
         """Term and vote are the newest known, so that this never undoes a save under way."""
-        statistics = replica.core.statistics()
-        state = HardState(statistics.term, statistics.vote, statistics.commit_index)
+        known = replica.core.statistics()
         try:
-            await self.save_hard_state(replica, state)
+            await self.save_hard_state(replica, HardState(known.term, known.vote, known.commit_index))
         except DoubledError as error:
             replica.fail("damaged", f"hard states cannot be stored any more: {error}")
 

@@ -27,7 +27,7 @@ def majority(voter_count: int) -> int:
 
 def majority_value(values: Sequence[int]) -> int:
     """The greatest value that a majority has reached, one value per voter (section 5.3: the commit index)."""
-    return sorted(values)[(len(values) - 1) // 2]
+    return sorted(values)[len(values) - majority(len(values))]
 
 
 def vote_result(voters: Collection[Voter], votes: Mapping[Voter, bool]) -> VoteResult:

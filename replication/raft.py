@@ -159,6 +159,11 @@ class RaftCore:
         return self._state.commit_index
 
     @property
+    def stable_index(self) -> LogIndex:
+        """The last entry that is durable here as this log has it, and not as it was before a truncation."""
+        return self._state.log.stable_index
+
+    @property
     def first_index(self) -> LogIndex:
         """The first entry that retention has left."""
         return self._state.log.first_index

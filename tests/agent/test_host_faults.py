@@ -4,6 +4,7 @@ stays."""
 import asyncio
 import errno
 import random
+from collections.abc import Coroutine
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from shoal.batch import LogIndex, Offset, Term
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import HardState
 from shoal.segment_store.config import LogConfig
+from shoal.segment_store.log import PartitionLog
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values, until
 
@@ -219,12 +221,13 @@ def unhear(node: Node) -> None:
 
 def mute(node: Node) -> None:
     """Its own frames are lost too."""
-    node.links._send = lambda *_: False  # type: ignore[method-assign,assignment]
+    node.links.send_control = lambda *_: False  # type: ignore[method-assign,assignment]
+    node.links.send_bulk = lambda *_: False  # type: ignore[method-assign,assignment]
 
 
 def heal(node: Node) -> None:
     """Both directions work again."""
-    del node.links._send  # type: ignore[method-assign]
+    del node.links.send_control, node.links.send_bulk  # type: ignore[method-assign]
     node.links._handlers = {4: node.host._on_group_messages, 5: node.host._on_append_frame}
 
 
@@ -374,6 +377,53 @@ async def forget_commits(disk: MemoryDisk, node: Node) -> None:
     assert stored is not None
     await kept.save(GROUP, stored[0], replace(stored[1], commit_index=LogIndex(0)))
     await kept.close()
+
+
+async def test_what_is_to_be_truncated_is_never_noted_as_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deposed leader's log has other entries where a majority has committed. It hears of those and of their
+    commit at once: as long as the old ones lie on its disk no note may say that so much is committed, for a
+    process that is killed then would find them committed when it starts again (section 5.3)."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        deposed = await cluster.leader()
+        others = [node for node in cluster.nodes if node is not deposed]
+        for node in others:
+            await cluster.stop(node)
+        with pytest.raises(ShoalError):
+            await deposed.host.append(GROUP, [message("never committed")], timeout_ms=200)
+        await until(lambda: log_end(deposed) == deposed.host.replica(GROUP).core.last_index)
+        end = log_end(deposed)
+        await cluster.stop(deposed)
+        for node in others:
+            await cluster.start(node)
+        await cluster.append("b", "c")
+        go_on = asyncio.Event()
+        truncate = PartitionLog.truncate_suffix
+
+        def hold(log: PartitionLog, from_index: LogIndex) -> Coroutine[None, None, None]:
+            async def held() -> None:
+                await go_on.wait()
+                await truncate(log, from_index)
+
+            return held()
+
+        monkeypatch.setattr(PartitionLog, "truncate_suffix", hold)
+        await cluster.start(deposed)
+        replica = deposed.host.replica(GROUP)
+        await until(lambda: replica.core.commit_index >= end)
+        assert (replica.log.synced_index, replica.core.stable_index < end) == (end, True)
+        state = HardState(replica.core.term, None, replica.core.commit_index)
+        await deposed.host.save_hard_state(replica, state)
+        kept = await HardStateFile.open(disks[deposed.agent_id], deposed.directory)
+        stored = kept.get(GROUP)
+        await kept.close()
+        stable_index = replica.core.stable_index
+        go_on.set()
+        assert stored is not None
+        assert stored[1].commit_index <= stable_index
+        await until(lambda: replica.log.synced_index == replica.core.last_index)
+        assert await read_values(deposed, local=True) == ["a", "b", "c"]
 
 
 async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:

@@ -258,6 +258,14 @@ FAULTS: tuple[Fault, ...] = (
         (S + "test_newest_write.py",),
     ),
     Fault(
+        3,
+        "a commit index is noted while the disk still holds other entries there",
+        "agent/host.py",
+        "        durable = min(state.commit_index, replica.log.synced_index, replica.core.stable_index)\n",
+        "        durable = min(state.commit_index, replica.log.synced_index)\n",
+        (A + "test_host_faults.py::test_what_is_to_be_truncated_is_never_noted_as_committed",),
+    ),
+    Fault(
         10,
         "leadership is handed to a damaged log",
         "replication/follower.py",
