@@ -22,7 +22,7 @@ Whoever writes into a segment's file, and why that is so:
   process lent it nobody knows;
 - whoever else writes into it changes its time of modification, which is compared.
 
-The scrubber reads from the disk, so a segment is let go of (`look_away`) before it is looked at: mapped pages
+The scrubber reads from the disk, so pages are let go of (`look_away`) before they are looked at: mapped ones
 would stay. Knows files and pages, not sockets: whoever takes a Lent says where its bytes go.
 """
 
@@ -32,6 +32,7 @@ import contextlib
 import fcntl
 import os
 import posixpath
+import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import NamedTuple, Protocol
@@ -249,7 +250,7 @@ class Lending:
         size = 0
         try:
             # Asked before, so that nothing is waited for; asked afterwards, because only that proves it.
-            if self._are_as_verified(file, covering, start, stop):
+            if self._all_present(covering, start, stop):
                 size = os.splice(
                     file.descriptor(), pipe.writer, stop - start, start, flags=os.SPLICE_F_NONBLOCK
                 )
@@ -340,11 +341,11 @@ class Lending:
             while self._idle_pipes:
                 self.take_back(self._idle_pipes.pop(), is_empty=True)
 
-    def look_away(self, path: str) -> None:
-        """Trust nothing that was verified of this file so far."""
+    def look_away(self, path: str, start: int = 0, stop: int = sys.maxsize) -> None:
+        """Trust nothing that was verified so far of what lies in these pages of the file."""
         stretches = self._files.get(path)
         if stretches is not None:
-            for stretch in list(stretches.stretches):
+            for stretch in stretches.overlapping(Stretch.first_page(start), stop + -stop % PAGE_BYTES):
                 self._lose(stretch)
 
     def forget(self, path: str) -> None:

@@ -205,7 +205,8 @@ async def _read(segment: Segment, position: int, length: int) -> tuple[memoryvie
     buffer = memoryview(pa.allocate_buffer(length)).cast("B")
     try:
         async with segment.files.open_files.pin(segment.path) as file:
-            segment.files.shared.lending.look_away(segment.path)  # what is mapped would stay
+            lending = segment.files.shared.lending
+            lending.look_away(segment.path, position, position + length)  # what is mapped would stay
             file.forget_cached(position, length)
             filled = await file.read_into(position, buffer)
     except OSError as error:

@@ -265,12 +265,17 @@ async def test_a_file_that_was_written_into_is_checked_again(disk: Disk, tmp_pat
 
 
 async def test_the_scrubber_asks_the_disk(disk: Disk, tmp_path: Path) -> None:
-    """What it looks at is mapped no longer, so that the page cache can let go of it."""
+    """What it looks at is mapped no longer, not even in part, so that the page cache can let go of it."""
     log, _ = await well_read(disk, tmp_path)
     path, start = log._segments[0].path, len(log._segments[0].header)
+    last = log.entry(log._segments[0].last_index).position
     assert lending_of(log).knows(path, start)
-    await look(log, LogIndex(1), 100_000)
+    looked = await look(log, LogIndex(2), 100_000)
+    assert looked.last_index == 2
     assert not lending_of(log).knows(path, start)
+    assert lending_of(log).knows(path, last)
+    await look(log, LogIndex(3), EVERYTHING)
+    assert not lending_of(log).knows(path, last)
     assert lending_of(log).knows(log._segments[1].path, start)
     await log.close()
 
