@@ -144,6 +144,11 @@ class DoubledFile:
     def __len__(self) -> int:
         return len(self._records)
 
+    def check(self) -> None:
+        """Raises DoubledError once a write or sync has failed: what is known here may be nowhere else."""
+        if self._failure is not None:
+            raise self._failure
+
     def get(self, key: bytes) -> bytes | None:
         """The last payload saved, synced or being synced."""
         return self._records.get(key)
@@ -183,8 +188,7 @@ class DoubledFile:
         return self._slot_count - 1
 
     async def _commit(self, number: int, data: bytes) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         self._pending[number] = data
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)

@@ -215,10 +215,11 @@ class ReplicaRegistry:
         return iter(list(self._by_group.values()))
 
     async def put(self, record: ReplicaRecord) -> None:
-        """Durable on return; before the replica's first message."""
-        self._by_group[record.group] = record
+        """Durable on return, before the replica's first message; and not known here any earlier, so that who
+        asks again does not find what could not be saved. Raises DoubledError."""
         payload = _REGISTRY.pack(*record.replica_id, record.state)
         await self._records.save(record.group.to_bytes(), payload)
+        self._by_group[record.group] = record
 
     async def remove(self, group: GroupId) -> None:
         """Only on a committed configuration without the replica, or a committed topic deletion (safety 4)."""
@@ -254,6 +255,10 @@ class HardStateFile:
         """Damaged slots are no error here: a registered replica without a hard state is lost, the others
         serve."""
         return cls(await DoubledFile.open(disk, directory, "hard-state"))
+
+    def check(self) -> None:
+        """Raises DoubledError when what is said here may not be what the disk would say after a restart."""
+        self._records.check()
 
     @property
     def damaged_slots(self) -> int:

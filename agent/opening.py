@@ -152,6 +152,7 @@ class Plan:
 async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
     """Raises ReplicaLost, UnknownReplica, DamagedReplica (its log stays open), StoreError (the log cannot be
     opened) or DoubledError (cannot be kept)."""
+    stores.hard_states.check()
     record = stores.registry.get(plan.group)
     if record is not None and record.state is ReplicaState.REMOVED:
         if plan.replica_id is None or plan.replica_id <= record.replica_id:

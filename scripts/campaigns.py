@@ -84,7 +84,8 @@ def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         done = (time.monotonic() - started) / max(1e-9, deadline - started)
         text = f"{outcome.next_seed - outcome.first_seed} seeds, {len(outcome.findings)} findings"
         bar.update(min(1.0, done), text)
-    process.wait()
+    if process.wait() != 0 and not outcome.findings:
+        outcome.findings.append(f"the simulation itself ended with exit code {process.returncode}")
 
 
 def nemesis(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str) -> None:

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from shoal.agent.applying import StateMachine
+from shoal.agent.doubled import DoubledError
 from shoal.agent.host import MIN_FREE_BYTES
-from shoal.agent.identity import HardStateFile, ReplicaState
+from shoal.agent.identity import GroupId, HardStateFile, ReplicaState
 from shoal.agent.waiting import Appended
 from shoal.batch import LogIndex, Offset, Term
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import HardState
+from shoal.replication.interfaces import Configuration, HardState
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log import PartitionLog
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
@@ -424,6 +425,28 @@ async def test_what_is_to_be_truncated_is_never_noted_as_committed(monkeypatch: 
         assert stored[1].commit_index <= stable_index
         await until(lambda: replica.log.synced_index == replica.core.last_index)
         assert await read_values(deposed, local=True) == ["a", "b", "c"]
+
+
+async def test_a_birth_that_could_not_be_noted_is_refused_until_the_agent_starts_again() -> None:
+    """The last note of a birth fails. Whoever opens the replica again in this life must not find it born: it
+    would vote, be born anew after a restart, and vote again in the same term (safety 2, 3)."""
+    cluster, disks = memory_cluster(1)
+    (node,) = cluster.nodes
+    async with cluster:
+        other = GroupId(b"o" * 16, 0)
+        birth = Configuration.birth((node.agent_id,))
+        both_copies_of_the_first_note = 2
+        fault = Fault("write", errno.EIO, "replicas", skip=both_copies_of_the_first_note)
+        disks[node.agent_id].faults.append(fault)
+        for _ in range(3):
+            with pytest.raises(DoubledError):
+                await node.open(birth, other)
+            assert not node.host.has(other)
+        await cluster.stop(node)
+        await cluster.start(node)
+        await node.open(birth, other)
+        await until(lambda: node.host.replica(other).is_leader)
+        assert await node.host.append(other, [message("a")], timeout_ms=5_000) == Appended(Offset(0), 1)
 
 
 async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:

@@ -238,3 +238,23 @@ async def test_registry_and_hard_states_return() -> None:
     assert hard_states.get(other.group) is None
     await registry.remove(GROUP)
     assert set(await ReplicaRegistry.open(disk, "data")) == {other}
+
+
+async def test_what_could_not_be_saved_is_not_known_either() -> None:
+    """A record whose save failed would be acted on by whoever asks again, and be gone after a restart; and a
+    file that failed says so to whoever is about to rely on it."""
+    disk = await new_disk()
+    registry = await ReplicaRegistry.open(disk, "data")
+    hard_states = await HardStateFile.open(disk, "data")
+    created = ReplicaRecord(GROUP, ReplicaId(4, 17), ReplicaState.CREATING)
+    await registry.put(created)
+    hard_states.check()
+    disk.faults.append(Fault("write", errno.EIO, "data/", times=2))
+    with pytest.raises(DoubledError):
+        await registry.put(created._replace(state=ReplicaState.ACTIVE))
+    assert registry.get(GROUP) == created
+    with pytest.raises(DoubledError):
+        await hard_states.save(GROUP, created.replica_id, HardState(Term(1), created.replica_id, LogIndex(0)))
+    with pytest.raises(DoubledError, match="the disk failed"):
+        hard_states.check()
+    assert set(await ReplicaRegistry.open(disk, "data")) == {created}

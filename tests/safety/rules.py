@@ -83,6 +83,21 @@ FAULTS: tuple[Fault, ...] = (
         (A + "test_twin.py::test_the_younger_of_two_ends",),
     ),
     Fault(
+        2,
+        "a birth whose last note failed is found complete when it is asked for again",
+        "agent/identity.py",
+        """        await self._records.save(record.group.to_bytes(), payload)
+        self._by_group[record.group] = record
+""",
+        """        self._by_group[record.group] = record
+        await self._records.save(record.group.to_bytes(), payload)
+""",
+        (
+            A
+            + "test_host_faults.py::test_a_birth_that_could_not_be_noted_is_refused_until_the_agent_starts_again",
+        ),
+    ),
+    Fault(
         3,
         "a log that lost its newest segment is taken for a shorter one",
         "agent/opening.py",
