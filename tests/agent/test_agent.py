@@ -87,7 +87,8 @@ async def test_three_agents_elect_serve_and_survive_the_loss_of_one(agents: Agen
     nothing.
     """
     cluster = await agents.cluster(3)
-    status, _ = await cluster[1].call("PUT", "/v1/topics/t", {"partitions": 6, "replication_factor": 3})
+    topic = {"partitions": 6, "replication_factor": 3}
+    status, _ = await cluster[1].call("PUT", "/v1/topics/t", topic, timeout="60s")
     assert status == 201
     ids = [running.agent.agent_id for running in cluster]
     for running in cluster:
@@ -150,10 +151,13 @@ async def test_a_later_member_follows_the_catalog_and_holds_replicas(agents: Age
     assert (await late.call("POST", "/v1/topics/old/records", b"via the late one"))[0] == 200
     assert await values(late, "old") == ["via the late one"]
 
-    status, document = await late.call("PUT", "/v1/topics/new", {"partitions": 4, "replication_factor": 4})
+    topic = {"partitions": 4, "replication_factor": 4}
+    status, document = await late.call("PUT", "/v1/topics/new", topic, timeout="60s")
     assert status == 201, document
     assert late.agent.agent_id in {replica["id"] for replica in document["partitions"][0]["replicas"]}
-    assert late.agent.agent_id in await leaders(cluster[0], "new")
+    async with asyncio.timeout(60):
+        while late.agent.agent_id not in await leaders(cluster[0], "new"):
+            await asyncio.sleep(0.1)
     assert (await late.call("POST", "/v1/topics/new/records", b"x"))[0] == 200
 
 

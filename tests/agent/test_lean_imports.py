@@ -8,7 +8,7 @@ import sys
 STARTED = """
 import asyncio, sys
 from shoal.agent.cli import agent_commands
-asyncio.run = lambda main: main.close()
+asyncio.Runner.run = lambda runner, main: main.close()
 agent_commands._run(None)
 import pyarrow as pa
 assert pa.array([b"x"]).to_pylist() == [b"x"] and pa.scalar(1).as_py() == 1
