@@ -20,7 +20,7 @@ from shoal.agent.config import AgentConfig
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
 CALL_TIMEOUT_S = 60.0
-EVENTUALLY_S = 40.0
+EVENTUALLY_S = 60.0
 LOOK_INTERVAL_S = 0.02
 
 

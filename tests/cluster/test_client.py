@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,6 +81,11 @@ def test_single_records_survive_a_killed_leader_exactly_once(start_cluster: Call
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
+def knows(client: Client, urls: set[str]) -> bool:
+    """Whether a notebook that shows the client shows all agents."""
+    return all(url in repr(client) for url in urls)
+
+
 def test_agents_are_found_by_seeds_and_by_mdns(
     start_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +98,7 @@ def test_agents_are_found_by_seeds_and_by_mdns(
     for way in ({"seeds": ["127.0.0.1:1", f"127.0.0.1:{port}"]}, {"mdns": name}):
         with Client(**way) as client:
             assert {member["url"] for member in client.members()["members"]} == urls
-            assert all(url in repr(client) for url in urls)
+            wait_until(partial(knows, client, urls), "the client shows every agent")
     monkeypatch.setattr("shoal.discovery.LISTEN_SECONDS", 0.3)
     for wrong, words in (
         ({"seeds": ["127.0.0.1:1"]}, "no seed led to an agent: 127.0.0.1:1"),
