@@ -269,6 +269,7 @@ class Reader:
         self._connections = Connections()
         self._offset = 0
         self._high_watermark = 0
+        self._told_start = 0
 
     async def run(self) -> None:
         """Until the work stops."""
@@ -297,7 +298,8 @@ class Reader:
         except NoAnswer:
             return
         if answer.status == GONE:
-            self._offset = max(self._offset, int(answer.body["log_start_offset"]))
+            self._told_start = int(answer.body["log_start_offset"])
+            self._offset = max(self._offset, self._told_start)
         if answer.status != 200:
             return
         self._note(answer.body, offset, invoked_at)
@@ -315,6 +317,7 @@ class Reader:
             int(body["log_start_offset"]),
             self._high_watermark if self._local else 0,
             int(body["high_watermark"]),
+            self._told_start,
         )
         self._work.history.polls.append(poll)
         self._high_watermark = max(self._high_watermark, int(body["high_watermark"]))

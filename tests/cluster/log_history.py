@@ -38,7 +38,8 @@ class Append:
 @dataclass(frozen=True, slots=True)
 class Poll:
     """One answered read at `offset` (-1: the last record). `linearizable`: not from a local replica. `seen`:
-    the end that the reader said it had seen; `end`: the one that it was told."""
+    the end that the reader said it had seen; `end`: the one that it was told. `told_start`: where the log was
+    said to begin when an earlier offset was refused, by another replica perhaps."""
 
     reader: str
     partition: Partition
@@ -50,6 +51,7 @@ class Poll:
     log_start_offset: int = 0
     seen: int = 0
     end: int | None = None
+    told_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,7 @@ class Checker:
             before = position.get(key)
             if before is not None and poll.offset != before:
                 name = "poll-skip" if poll.offset > before else "nonmonotonic-poll"
-                if poll.offset > poll.log_start_offset:
+                if poll.offset > max(poll.log_start_offset, poll.told_start):
                     self._note(name, f"{poll.reader} went on at {poll.offset} after {before}")
             if poll.next_offset < poll.offset:
                 self._note("nonmonotonic-poll", f"{poll.reader} was sent back to {poll.next_offset}")

@@ -154,6 +154,18 @@ def test_what_retention_removed_is_not_lost() -> None:
     assert names(history) == {"lost-write"} | {"aborted-read"}
 
 
+def test_a_replica_may_say_that_a_log_begins_later_than_the_next_one_says() -> None:
+    """Who was refused an offset that retention has taken there goes on where that log begins, though another
+    replica has more. Nobody goes on any further."""
+    history = good()
+    skip_between_reads(history)
+    assert "poll-skip" in names(history)
+    history.polls[1] = replace(history.polls[1], told_start=4)
+    assert "poll-skip" not in names(history)
+    history.polls[1] = replace(history.polls[1], told_start=3)
+    assert "poll-skip" in names(history)
+
+
 def test_a_local_read_may_be_behind_but_never_wrong() -> None:
     """An old end is no anomaly there; a value that is not in the log is."""
     history = good()
