@@ -26,7 +26,7 @@ async def urls_of_seeds(
     seeds: Sequence[str], *, cluster: str | None = None, gossip_key: str | None = None, gossip_label: str = ""
 ) -> list[str]:
     """The URLs of all agents that the first answering seed ("host" or "host:port", a gossip address) knows;
-    with `cluster` only that one's. Raises ClientError."""
+    with `cluster` only that one's. Raises ClientError, also for agents of several clusters."""
     from shoal.membership.guest import NobodyAnswered, ask_pool
     from shoal.membership.wire.keyring import KeyringError
 
@@ -40,13 +40,19 @@ async def urls_of_seeds(
             continue
         except KeyringError as error:
             raise ClientError(str(error)) from error
-        urls = sorted(
-            member.tags[TAG_URL]
+        agents = [
+            member
             for member in members
             if TAG_URL in member.tags and cluster in (None, member.tags.get(TAG_CLUSTER))
-        )
-        if urls:
-            return urls
+        ]
+        clusters = sorted({member.tags.get(TAG_CLUSTER, "") for member in agents})
+        if len(clusters) > 1:  # pools grow together when an agent takes the address of a dead one
+            raise ClientError(
+                f"{seed} is in one pool with the clusters {', '.join(clusters)}: "
+                f"name a URL, or mdns={clusters[0]!r}"
+            )
+        if agents:
+            return sorted(member.tags[TAG_URL] for member in agents)
         reasons.append(f"{seed} knows no agent{'' if cluster is None else f' of cluster {cluster!r}'}")
     hint = "a seed is a gossip address like 10.0.0.1:7946; a sealed pool needs gossip_key"
     raise ClientError(f"no seed led to an agent: {'; '.join(reasons) or 'none was given'} ({hint})")
