@@ -97,12 +97,24 @@ async def _promised(log: PartitionLog, count: int = 5) -> list[bytes]:
     return await contents(log)
 
 
+CHANGES = {"write", "sync", "allocate", "create"}
+
+
+async def _settled(fuse: FuseDisk) -> None:
+    """Until the index, which follows the appends, is on the disk: nothing has reached that for a while."""
+    quiet_looks = 0
+    async with asyncio.timeout(60):
+        while quiet_looks < 4:
+            await asyncio.sleep(0.05)
+            quiet_looks = 0 if CHANGES & set(fuse.ask("counts")) else quiet_looks + 1
+
+
 async def _fatal(fuse: FuseDisk, kind: str, fault: dict[str, object]) -> None:
     """The error is met once: nothing is acknowledged or asked of the disk after it, reads go on, and the
     next opening has what was promised."""
     async with opened(f"{fuse.root}/log", kind) as log:
         promised = await _promised(log)
-        await asyncio.sleep(0.02)  # the index follows within a millisecond
+        await _settled(fuse)
         _logged.clear()
         fuse.ask("fault", **fault)
         with pytest.raises(DiskFailed):
@@ -113,7 +125,7 @@ async def _fatal(fuse: FuseDisk, kind: str, fault: dict[str, object]) -> None:
                 await log.append([next_frame(log)])
         assert await contents(log) == promised
         counts = fuse.ask("counts")
-        assert not {"write", "sync", "allocate", "create"} & set(counts), counts
+        assert not CHANGES & set(counts), counts
     assert fuse.ask("heal") == 1
     assert len(_logged) == 1, _logged
     fuse.ask("crash", seed=1)
