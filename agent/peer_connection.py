@@ -84,8 +84,6 @@ class PeerConnection(asyncio.Protocol):
         self.peer_id = ""
         self.boot_nonce = b""
         self.is_open = False
-        self._is_congested = False
-        """The transport keeps more than its high-water mark, which is far below OUTBOX_BYTES."""
         self.closing = False
         """This side ended it: not the peer's silence."""
 
@@ -173,21 +171,14 @@ class PeerConnection(asyncio.Protocol):
         if not self.is_open or transport is None:
             return False
         size = sum(map(len, pieces))
-        if self._is_congested and transport.get_write_buffer_size() + size > OUTBOX_BYTES[self.kind]:
+        waiting = transport.get_write_buffer_size()
+        if waiting and waiting + size > OUTBOX_BYTES[self.kind]:
             return False
         if size <= JOINED_BYTES:
             transport.write(b"".join((FRAME_HEAD.pack(size, frame_type), *pieces)))
         else:
             self._write(frame_type, pieces, size)
         return True
-
-    def pause_writing(self) -> None:
-        """The peer takes less than comes."""
-        self._is_congested = True
-
-    def resume_writing(self) -> None:
-        """It has caught up."""
-        self._is_congested = False
 
     def _write(self, frame_type: int, pieces: Sequence[Piece], size: int) -> None:
         assert self._transport is not None
