@@ -399,10 +399,7 @@ class Broker:
 
     def topic(self, name: str) -> Topic:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
-        joined = self._joined
-        if joined is None or self.stopping:
-            joined = self._parts()
-        entry = joined.catalog.catalog.topics.get(name)
+        entry = self._parts().catalog.catalog.topics.get(name)
         if entry is None:
             if name != documents.CATALOG_TOPIC:
                 check_topic_name(name)
@@ -487,13 +484,11 @@ class Broker:
 
     def _led_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
         """The host, when it holds the partition. ShoalError not-leader with the leader's URL otherwise."""
-        joined = self._joined
-        if joined is None or self.stopping:
-            joined = self._parts()
+        host = self._parts().host
         group = self._group(topic, partition)
-        if not joined.host.has(group):
+        if not host.has(group):
             raise self._elsewhere(topic, partition)
-        return joined.host, group
+        return host, group
 
     def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
         leader = self._leader_of(GroupKey(topic.id, partition))

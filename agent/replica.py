@@ -242,8 +242,7 @@ class Replica:
 
     def _make_room(self, size: int) -> Proposal:
         state = self.state
-        if self.failure is not None or self.core.role is not Role.LEADER:
-            self.require_leader()
+        self.require_leader()
         if self.core.last_index != state.tail.last_index:
             self._catch_up_with_core()
         if state.tail.log_bytes - state.committed.log_bytes > MAX_UNCOMMITTED_BYTES:
