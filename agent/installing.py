@@ -102,7 +102,9 @@ class Installer:
         core = replica.core
         if offer.receiver != replica.replica_id or offer.term < core.term:
             raise ShoalError("bad-request", "the offer is for another replica, or of an older term")
-        if core.term_at(offer.first_index) == offer.first_term:
+        if offer.first_index < core.first_index or core.term_at(offer.first_index) == offer.first_term:
+            # What lies before this log was committed, and so is in the leader's: one that was trimmed further
+            # than the leader's own (each replica of the catalog trims its log by itself) lacks nothing.
             return encode_held(core.last_index)
         plan = self._host.plan(group)
         if plan.folds is not None:

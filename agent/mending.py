@@ -119,6 +119,8 @@ class Mender:
         # Whoever says that it lacks an entry must never take it from a leader who may count what the asker
         # has acknowledged; and must not be another in the place of one that had it.
         is_whole = replica.failure is None and not replica.disk.log_is_behind and not replica.damaged_ranges
+        if is_whole and _is_overruled(replica, wanted.entry):
+            return encode_entry(Held.OVERRULED)
         is_whole = is_whole and replica.replica_id == wanted.asked
         if is_whole and self._host.stored_term(group) <= wanted.newest_term:
             is_whole = False
@@ -226,11 +228,15 @@ class Mender:
         missing = list(damaged.damage)
         quarantined: set[LogIndex] = set()
         while missing:
+            before = len(missing)
             async with self._slots:
                 missing = [
                     item for item in missing if not await self._mend_stretch(damaged, item, quarantined)
                 ]
-            if missing:
+            if missing and len(missing) < before:
+                damaged.damage = tuple(missing)
+                await damaged.find_configurations()
+            elif missing:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
         del self._waiting[group]
@@ -412,8 +418,11 @@ async def _nothing() -> None:
 def _rule_out(
     stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, Held], unread: LogIndex | None = None
 ) -> bool:
-    """Whether those voters whose logs are intact without an entry rule out that it was committed. unread: the
-    first entry that may be a change of the members, and does not verify."""
+    """Whether those voters whose logs are intact without an entry rule out that it was committed, or anybody
+    has another one that was. unread: the first entry that may be a change of the members, and does not
+    verify."""
+    if Held.OVERRULED in answers.values():
+        return True
     if unread is not None and unread < missing.index:
         return False
     return was_never_committed(
@@ -424,6 +433,13 @@ def _rule_out(
         lacking=[replica_id for replica_id, held in answers.items() if held is Held.LACKS],
         is_certain=unread is None,
     )
+
+
+def _is_overruled(replica: Replica, entry: EntryId) -> bool:
+    """Whether another entry is committed under its number: then it never was, and never will be, whoever the
+    voters were (State Machine Safety, section 5.4.3). Of an intact log."""
+    term = replica.log.term_at(entry.index)
+    return term not in (None, entry.term) and entry.index <= replica.core.commit_index
 
 
 async def _lend(

@@ -76,7 +76,10 @@ class DamagedReplica(Exception):
         """The first damaged entry that may be another one."""
 
     async def find_configurations(self) -> None:
-        """Look at everything from the last checkpoint before the damage on."""
+        """Look at everything from the last checkpoint before the damage on; again when some of it is mended,
+        which may be what was unread."""
+        self.configurations = [self.plan.birth]
+        self.unread = None
         log = self.log
         index = log.first_index_of_segment(LogIndex(max(log.first_index, self.damage[0].first_index)))
         while index <= log.last_index:

@@ -67,13 +67,14 @@ class EntryWanted(NamedTuple):
 class Held(IntEnum):
     """What a replica says of an entry: here it is; my log is intact and has another there, or ends before,
     and I take nothing any more from the leaders of the terms named; damaged here too; trimmed here, so it was
-    committed once; I cannot say now."""
+    committed once; I cannot say now; another entry is committed in its place."""
 
     HERE = 0
     LACKS = 1
     DAMAGED = 2
     TRIMMED = 3
     UNKNOWN = 4
+    OVERRULED = 5
 
 
 def encode_offer(group: GroupId, offer: Offer) -> bytes:
@@ -153,7 +154,7 @@ def encode_entry(held: Held, frame: bytes | memoryview = b"") -> bytes:
 
 def decode_entry(payload: bytes) -> tuple[Held, bytes]:
     """The frame is empty unless it is HERE. Raises PeerMessageError."""
-    if not payload or payload[0] > Held.UNKNOWN or (payload[0] == Held.HERE) != (len(payload) > 1):
+    if not payload or payload[0] > max(Held) or (payload[0] == Held.HERE) != (len(payload) > 1):
         raise PeerMessageError(f"an answer of {len(payload)} bytes to a wanted entry")
     return Held(payload[0]), payload[1:]
 

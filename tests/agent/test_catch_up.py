@@ -17,7 +17,7 @@ from shoal.agent.opening import Plan, Stores, finish_install, open_replica
 from shoal.agent.partition import PartitionState
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.retention import Retention
-from shoal.agent.segment_wire import Offer, encode_offer
+from shoal.agent.segment_wire import Offer, decode_held, encode_offer
 from shoal.batch import DEFAULT_SCHEMA, Flag, Kind, LogIndex, Offset, Term, control_frame
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
@@ -196,6 +196,28 @@ async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: st
             await successor.links._request_handlers[PeerMessage.SEGMENTS_OFFER](
                 "2" * 32, encode_offer(GROUP, offer)
             )
+
+
+async def test_a_log_that_begins_behind_the_leaders_lacks_nothing() -> None:
+    """Safety 27: what lies before it was committed. Copied again it would be trimmed again, for ever."""
+    cluster = memory_cluster(6)
+    async with cluster:
+        for node in cluster.nodes:
+            node.host.set_retention(GROUP, KEEP)
+        await fill(cluster, 0, 60)
+        leader = await trimmed(cluster, 20)
+        follower = next(node for node in cluster.nodes if node is not leader)
+        await until(lambda: log_of(follower).first_index > 20)
+        core = follower.host.replica(GROUP).core
+        before = LogIndex(core.first_index - 5)
+        leader_id = leader.host.replica(GROUP).replica_id
+        offer = Offer(core.replica_id, leader_id, core.term, before, core.term)
+        answer = await follower.links._request_handlers[PeerMessage.SEGMENTS_OFFER](
+            leader.agent_id, encode_offer(GROUP, offer)
+        )
+        assert decode_held(answer) == core.last_index
+        assert follower.host.status(GROUP).state == "active"
+        assert not follower.host._installer._jobs
 
 
 class Promised:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
 
 from shoal.agent.identity import HardStateFile
+from shoal.agent.mending import _is_overruled
 from shoal.agent.peer_messages import PeerMessage
+from shoal.agent.replica import Replica
 from shoal.agent.segment_wire import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
 from shoal.agent.waiting import Appended
 from shoal.batch import Kind, LogIndex, Offset, ProducerStamp, Term
@@ -240,44 +244,52 @@ async def test_what_every_voter_has_lost_is_quarantined(count: int, caplog: pyte
             await whole(cluster)
 
 
+async def with_an_entry_of_its_own(
+    cluster: Cluster, disks: dict[str, MemoryDisk], propose: Callable[[Replica], object] | None = None
+) -> tuple[Node, Place, Place]:
+    """Everything stands still; one that led has an entry that nobody else has. Where that lies, and the head
+    of its segment."""
+    leader = await filled(cluster)
+    # All in one instant: it leads still, however long its next turn takes to come, and nobody else ever does.
+    for node in cluster.nodes:
+        node.cut_off()
+    replica = leader.host.replica(GROUP)
+    end = replica.state.tail.last_index
+    if propose is None:
+        with pytest.raises(ShoalError):
+            await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
+    else:
+        propose(replica)
+    last = replica.state.tail.last_index
+    assert last > end
+    await until(lambda: log_of(leader).synced_index == last)
+    place = Place(disks[leader.agent_id], leader, last)
+    head = Place(disks[leader.agent_id], leader, log_of(leader).first_index_of_segment(last))
+    for node in cluster.nodes:
+        await cluster.stop(node)
+    return leader, place, head
+
+
+async def rid_of_it(cluster: Cluster, leader: Node) -> None:
+    """Started alone it waits; with the others, what was never committed goes."""
+    await cluster.start(leader)
+    assert leader.host.status(GROUP).state == "failed"
+    for node in cluster.nodes:
+        if node is not leader:
+            await cluster.start(node)
+    assert (await store(cluster, "committed")).base_offset == COUNT
+    await whole(cluster)
+    assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
+
+
 async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
     """A deposed leader's own entry, damaged before it could be compared: a majority is intact without it, in
     a newer term, so it goes, and the log continues as the others'."""
     cluster, disks = memory_cluster(3)
     async with cluster:
-        leader = await filled(cluster)
-        others = [node for node in cluster.nodes if node is not leader]
-        for node in others:
-            await cluster.stop(node)
-        with pytest.raises(ShoalError):
-            await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
-        last = log_of(leader).last_index
-        place = Place(disks[leader.agent_id], leader, last)
-        await until(lambda: log_of(leader).synced_index == last)
-        await cluster.stop(leader)
+        leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
         place.hit()
-        await cluster.start(leader)
-        assert leader.host.status(GROUP).state == "failed"
-        for node in others:
-            await cluster.start(node)
-        assert (await store(cluster, "committed")).base_offset == COUNT
-        await whole(cluster)
-        assert (await read_values(leader, local=True))[COUNT:] == ["committed"]
-
-
-async def with_an_entry_of_its_own(cluster: Cluster, disks: dict[str, MemoryDisk]) -> tuple[Node, Place]:
-    """Everything stands still; one that led has an entry that nobody else has, and that does not verify."""
-    leader = await filled(cluster)
-    others = [node for node in cluster.nodes if node is not leader]
-    for node in others:
-        await cluster.stop(node)
-    with pytest.raises(ShoalError):
-        await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
-    last = log_of(leader).last_index
-    place = Place(disks[leader.agent_id], leader, last)
-    await until(lambda: log_of(leader).synced_index == last)
-    await cluster.stop(leader)
-    return leader, place
+        await rid_of_it(cluster, leader)
 
 
 @pytest.mark.parametrize("rolls", [False, True])
@@ -286,25 +298,30 @@ async def test_an_entry_without_records_that_was_never_committed_is_dropped_too(
     head of a segment is such an entry, too."""
     cluster, disks = memory_cluster(3)
     async with cluster:
-        leader = await filled(cluster)
-        for node in cluster.nodes:
-            if node is not leader:
-                await cluster.stop(node)
-        replica = leader.host.replica(GROUP)
-        if rolls:
-            replica.roll()
-        else:
-            replica.propose_control(Kind.NOOP, b"")
-        last = replica.state.tail.last_index
-        await until(lambda: log_of(leader).synced_index == last)
-        place = Place(disks[leader.agent_id], leader, last)
+        propose = Replica.roll if rolls else lambda replica: replica.propose_control(Kind.NOOP, b"")
+        _, place, _ = await with_an_entry_of_its_own(cluster, disks, propose)
         assert place.entry.record_count == 0
-        await cluster.stop(leader)
         place.hit(at=200)
         for node in cluster.nodes:
             await cluster.start(node)
         await whole(cluster)
         assert (await store(cluster, "committed")).base_offset == COUNT
+
+
+async def test_what_may_have_been_a_change_of_the_members_is_read_once_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head of a segment and, behind it, an entry that was never committed, both damaged: while the first
+    cannot be read nobody knows who might have committed the second. Afterwards it is dropped, by the word of
+    those who lack it alone: none of them has another one committed there yet."""
+    monkeypatch.setattr("shoal.agent.mending._is_overruled", lambda *_: False)
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader, place, head = await with_an_entry_of_its_own(cluster, disks)
+        assert (head.entry.record_count, place.entry.record_count) == (0, 1)
+        head.hit(at=200)
+        place.hit()
+        await rid_of_it(cluster, leader)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -313,7 +330,7 @@ async def test_a_leader_that_cannot_send_what_was_never_committed_is_rid_of_it(c
     sent: the others say that they lack it, it goes, and appends are stored in its place. Two voters, too."""
     cluster, disks = memory_cluster(count)
     async with cluster:
-        leader, place = await with_an_entry_of_its_own(cluster, disks)
+        leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
         await cluster.start(leader)
         assert leader.host.status(GROUP).state == "active"
         place.hit()
@@ -330,7 +347,7 @@ async def test_of_two_voters_the_intact_one_forswears_the_term_of_what_it_lacks(
     none in the term in which the entry was made: so that one enters the next (safety 10)."""
     cluster, disks = memory_cluster(2)
     async with cluster:
-        _, place = await with_an_entry_of_its_own(cluster, disks)
+        _, place, _ = await with_an_entry_of_its_own(cluster, disks)
         place.hit()
         for node in cluster.nodes:
             await cluster.start(node)
@@ -376,6 +393,38 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
         await whole(cluster)
         for node in cluster.nodes:
             assert (await read_values(node, local=True))[COUNT:] == ["acknowledged", "after"]
+
+
+async def test_one_voter_is_enough_that_has_another_entry_committed_there() -> None:
+    """Of three voters one is damaged and one has gone for good: the third lacks the entry, which alone proves
+    nothing, but knows that another one was committed under its number, which does (section 5.4.3)."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
+        others = [node for node in cluster.nodes if node is not leader]
+        for node in others:
+            await cluster.start(node)
+        assert (await store(cluster, "committed")).base_offset == COUNT
+        await until(lambda: same_ends(cluster))
+        place.hit()
+        await cluster.stop(others[0])
+        await cluster.start(leader)
+        await until(lambda: leader.host.status(GROUP).state == "active")
+        await store(cluster, "after")
+        await whole(cluster)
+        assert (await read_values(leader, local=True))[COUNT:] == ["committed", "after"]
+
+
+@pytest.mark.parametrize(
+    ("index", "term", "overruled"),
+    [(2, 1, True), (2, 3, True), (2, 2, False), (3, 1, False), (3, 2, False), (4, 1, False)],
+)
+def test_only_a_committed_entry_overrules_another(index: int, term: int, overruled: bool) -> None:
+    """Of a log of entries 1 (term 1), 2 and 3 (term 2), committed up to 2: either of two that are not may
+    still be, by whoever has it, and nothing lies behind the end."""
+    log = SimpleNamespace(term_at={1: 1, 2: 2, 3: 2}.get)
+    replica: Any = SimpleNamespace(log=log, core=SimpleNamespace(commit_index=2))
+    assert _is_overruled(replica, EntryId(LogIndex(index), Term(term))) == overruled
 
 
 async def test_what_one_alone_committed_is_not_dropped_by_the_word_of_a_voter_that_joined_later(
@@ -436,7 +485,8 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
     """An entry of the present term may still come from its leader, who may count the asker's copy: not known.
     One of an older term can only come with a newer one's: lacked, unless the asker may have acknowledged in
     this one, to a leader that has the entry; or this is not the replica that the asker knows. What is held is
-    given, what is trimmed or damaged is named so."""
+    given, what is trimmed or damaged is named so, and so is what another entry was committed in the place
+    of, by any replica that knows it."""
     cluster, disks = memory_cluster(3)
     async with cluster:
         leader = await filled(cluster)
@@ -457,7 +507,8 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
         await leader.host.transfer_all(2_000)
         await until(lambda: node.host.stored_term(GROUP) > term and same_ends(cluster))
         assert await ask(log_of(node).last_index + 1, term) is Held.LACKS
-        assert await ask(last, term + 5) is Held.UNKNOWN
+        assert await ask(last, term + 5) is Held.OVERRULED
+        assert await ask(last, term + 5, asked=ReplicaId(0, 7)) is Held.OVERRULED
         stored = node.host.stored_term(GROUP)
         assert await ask(last + 9, term, stored - 1) is Held.LACKS
         assert await ask(last + 9, term, stored) is Held.UNKNOWN

@@ -361,6 +361,14 @@ FAULTS: tuple[Fault, ...] = (
         (R + "test_doubt.py",),
     ),
     Fault(
+        10,
+        "an entry that is not committed overrules another one",
+        "agent/mending.py",
+        " and entry.index <= replica.core.commit_index",
+        "",
+        (A + "test_mending.py::test_only_a_committed_entry_overrules_another",),
+    ),
+    Fault(
         11,
         "a restart believes what only the page cache may hold",
         "segment_store/opening.py",
@@ -567,8 +575,8 @@ FAULTS: tuple[Fault, ...] = (
         24,
         "a heartbeat waits behind bulk frames",
         "agent/links.py",
-        "        return self._send(agent_id, LinkKind.CONTROL, frame_type, (payload,))\n",
-        "        return self._send(agent_id, LinkKind.BULK, frame_type, (payload,))\n",
+        "get(LinkKind.CONTROL)\n        if connection is not None and connection.send(frame_type, (payload,)):\n",
+        "get(LinkKind.BULK)\n        if connection is not None and connection.send(frame_type, (payload,)):\n",
         (A + "test_links.py::test_a_heartbeat_does_not_wait_behind_batches",),
     ),
     Fault(
@@ -643,6 +651,14 @@ FAULTS: tuple[Fault, ...] = (
         "copy.start_offset > plan.machine.saved_offset()",
         "False",
         (A + "test_machine_logs.py::test_a_copy_waits_for_the_state_that_it_lacks",),
+    ),
+    Fault(
+        27,
+        "a log trimmed further than the leader's is copied again and again",
+        "agent/installing.py",
+        "offer.first_index < core.first_index or ",
+        "",
+        (A + "test_catch_up.py::test_a_log_that_begins_behind_the_leaders_lacks_nothing",),
     ),
     Fault(
         28,

@@ -21,8 +21,8 @@ def test_every_rule_has_a_fault_that_a_test_notices() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule}-{fault.what}")
 def test_what_a_fault_names_is_there(fault: Fault) -> None:
-    """The file to break, and each test by its name."""
-    assert (ROOT / fault.path).is_file()
+    """The place to break, once, and each test by its name."""
+    assert (ROOT / fault.path).read_text().count(fault.old) == 1
     assert fault.old != fault.new
     for test in fault.tests:
         path, _, name = test.partition("::")
