@@ -162,7 +162,7 @@ class Agent:
         asked = asyncio.create_task(stop.graceful.wait(), name="stop")
         try:
             await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
+            if not life.done() and not stop.at_once.is_set():
                 await self._until(stop.at_once, self._leave())
         finally:
             asked.cancel()

@@ -2,14 +2,16 @@
 
 Law of this file: it decides when a transfer may begin, and begins it; to whom is the goal's to say
 (goals.py). For the sake of balance nothing moves but leaderships that have been here for a while, to an
-agent that has been there for a while and holds everything; an agent that gave one back is left alone. The
-core gives up by itself when the other does not take over.
+agent that has been there for a while and holds everything; an agent that gave one back is left alone, and one
+that did not take it is asked less and less often. The core gives up by itself when the other does not take
+over.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId
@@ -25,9 +27,30 @@ MAX_DRAINED_PER_LOOK = 16
 AGAIN_MS = 5_000
 """How long an offer that came to nothing is not repeated, whatever it is for: appends waited for it."""
 RETURNED_MS = 300_000
-"""How long whoever did not take a leadership, or gave it back, is not offered it for balance."""
+"""How long whoever gave a leadership back is not offered it for balance."""
+UNTAKEN_MS = 10_000
+"""How long whoever did not take one is not: on a busy machine that may be chance. Twice as long each time, up
+to RETURNED_MS, since appends waited for it."""
 
 logger = logging.getLogger("shoal.agent")
+
+
+class _Offer(NamedTuple):
+    """Of a leadership. The term says afterwards whether it was taken: nobody takes one without a newer."""
+
+    agent_id: str
+    at_ms: int
+    term: int
+    number: int
+    """How often in a row, to this agent."""
+
+    def stands(self, agent_id: str, seen_ms: int, term: int, now_ms: int) -> bool:
+        """Whether this agent is not offered the leadership again yet. Whoever was away since begins anew."""
+        if agent_id != self.agent_id or self.at_ms < seen_ms:
+            return False
+        was_taken = term > self.term
+        wait_ms = RETURNED_MS if was_taken else min(RETURNED_MS, UNTAKEN_MS << min(self.number, 16))
+        return now_ms - self.at_ms < wait_ms
 
 
 class Leading:
@@ -39,8 +62,7 @@ class Leading:
         self._settle_ms = settle_ms
         self._since_ms: dict[GroupId, int] = {}
         self._seen_ms: Mapping[str, int] = {}
-        self._offered: dict[GroupId, tuple[str, int]] = {}
-        """To whom, and when."""
+        self._offered: dict[GroupId, _Offer] = {}
         self._begun = 0
 
     def look(self, led: Collection[GroupId], seen_ms: Mapping[str, int]) -> None:
@@ -49,19 +71,24 @@ class Leading:
         self._since_ms = {group: self._since_ms.get(group, now_ms) for group in led}
         self._seen_ms = seen_ms
         self._offered = {
-            group: offer for group, offer in self._offered.items() if now_ms - offer[1] < RETURNED_MS
+            group: offer for group, offer in self._offered.items() if now_ms - offer.at_ms < 2 * RETURNED_MS
         }
         self._begun = 0
 
     def may_hand_over(self, replica: Replica, to: str | None) -> bool:
         """For the sake of balance."""
         now_ms = self._now_ms()
+        mine = replica.core.configuration.find(replica.replica_id)
+        if mine is not None and mine.agent_id == to:
+            # Given back because it belongs here now, and not for any fault of the other's.
+            self._offered.pop(replica.group, None)
+            return False
         if to is None or self._begun >= MAX_TRANSFERS_PER_LOOK:
             return False
         seen_ms = self._seen_ms.get(to, now_ms)
         latest_ms = max(self._since_ms.get(replica.group, now_ms), seen_ms)
         offered = self._offered.get(replica.group)
-        if offered is not None and offered[0] == to and offered[1] >= seen_ms:
+        if offered is not None and offered.stands(to, seen_ms, replica.core.term, now_ms):
             return False
         return now_ms - latest_ms >= self._settle_ms
 
@@ -73,8 +100,10 @@ class Leading:
         leaves = mine is None or mine.agent_id in drained
         if self._begun >= (MAX_DRAINED_PER_LOOK if leaves else MAX_TRANSFERS_PER_LOOK):
             return
-        offered_ms = self._offered.get(replica.group, ("", now_ms - AGAIN_MS))[1]
-        if core.is_transferring or now_ms - offered_ms < AGAIN_MS or not _holds_everything(replica, to):
+        before = self._offered.get(replica.group)
+        if before is not None and now_ms - before.at_ms < AGAIN_MS:
+            return
+        if core.is_transferring or not _holds_everything(replica, to):
             return
         target = core.configuration.find(to)
         assert target is not None
@@ -84,7 +113,10 @@ class Leading:
             logger.debug("the leadership of %s stays for now: %s", replica.group, error)
             return
         self._begun += 1
-        self._offered[replica.group] = (target.agent_id, now_ms)
+        number = 0
+        if before is not None and (before.agent_id, before.term) == (target.agent_id, core.term):
+            number = before.number + 1
+        self._offered[replica.group] = _Offer(target.agent_id, now_ms, core.term, number)
         logger.info("%s: %s shall lead", replica.group, target.agent_id[:8])
 
 

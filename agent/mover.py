@@ -247,10 +247,11 @@ class Mover:
         return step
 
     def _permits(self, replica: Replica, goal: Goal, observed: Observed, moving: set[GroupId]) -> Permits:
+        leads = self._leading.may_hand_over(replica, goal.leader)  # asked in any case: it remembers
         return Permits(
             add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
             move=observed.steady and len(moving) < MAX_BALANCING_MOVES,
-            lead=observed.steady and self._leading.may_hand_over(replica, goal.leader),
+            lead=observed.steady and leads,
         )
 
     def _remember_settled(

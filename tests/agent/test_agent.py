@@ -244,6 +244,20 @@ async def test_open_long_polls_do_not_delay_the_end(agents: Agents) -> None:
     await asyncio.gather(*polls, return_exceptions=True)
 
 
+async def test_asked_to_stop_at_once_an_agent_does_not_say_goodbye(agents: Agents) -> None:
+    """Neither to its pool, which would take it for an agent that left instead of one that failed, nor to its
+    groups."""
+    running = await agents.alone("hurried")
+    said: list[str] = []
+
+    async def goodbye() -> None:
+        said.append("leaving")
+
+    running.agent._goodbyes.append(goodbye)
+    await running.crash()
+    assert said == []
+
+
 async def test_an_agent_that_waits_says_so_and_can_be_stopped(agents: Agents) -> None:
     """--expect 2 with nobody else: alive, not ready, 503 with the reason; SIGTERM works while starting."""
     waiting = agents.start("a", expect=2)

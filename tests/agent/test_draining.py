@@ -82,13 +82,20 @@ async def test_a_drained_agent_ends_with_nothing_and_takes_its_share_back(agents
     undone = await run("drain", "--undo", "--output", "json", agent=third.agent.url)
     assert '"draining": false' in undone.stdout
 
+    shares: list[tuple[int, int]] = []
+
     async def balanced() -> bool:
-        shares = [
+        shares[:] = [
             await held(second, "t", running.agent.agent_id) for running in (first, second, third, spare)
         ]
         return shares == [(3, 1)] * 4
 
-    await eventually(balanced, 90.0)
+    try:
+        await eventually(balanced, 90.0)
+    except TimeoutError:
+        topic = (await second.call("GET", "/v1/topics/t"))[1]
+        members = (await second.call("GET", "/v1/members"))[1]
+        pytest.fail(f"replicas and leaderships are {shares}: {topic}, {members}")
 
     async def readable() -> bool:
         path = "/v1/topics/all/partitions/0/records"

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import pytest
 from shoal.agent.catalog import Catalog, CreateTopic, PartitionBirth, TopicEntry
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId
-from shoal.agent.leading import MAX_TRANSFERS_PER_LOOK, RETURNED_MS
+from shoal.agent.leading import MAX_TRANSFERS_PER_LOOK, RETURNED_MS, UNTAKEN_MS, Leading
 from shoal.agent.links import PeerRequestFailed
 from shoal.agent.losses import Losses
 from shoal.agent.mover import (
@@ -55,6 +56,7 @@ class FakeReplica:
     """How often its core was told to end the quiet, and had a turn."""
     left_behind: tuple[ReplicaId, ...] = ()
     """By a group that went quiet."""
+    term: int = 1
 
     is_transferring = False
 
@@ -384,11 +386,51 @@ async def test_a_leadership_that_came_back_is_not_offered_again_for_a_while() ->
     await fixture.pass_time(2 * STEADY_MS)
     offered = len(fixture.handed_over)
     assert offered == PARTITIONS * 2 // 3
+    for replica in all_of_them:
+        replica.term += 2 * (replica not in fixture.led)
     fixture.led = all_of_them
     await fixture.pass_time(RETURNED_MS - 2 * STEADY_MS, 1_000)
     assert len(fixture.handed_over) == offered
     await fixture.pass_time(2 * STEADY_MS)
     assert len(fixture.handed_over) == 2 * offered
+
+
+def test_a_leadership_that_came_back_because_it_belonged_here_is_offered_like_any_other() -> None:
+    """Members come and go, and it goes to and fro with them: nobody gave it back for a fault."""
+    fixture = Fixture((SELF, OTHER, THIRD))
+    fixture.catch_up()
+    (replica,) = fixture.led
+    given: Any = replica
+    leading = Leading(cast("Host", SimpleNamespace(transfer=fixture.transfer)), lambda: 1_000, settle_ms=0)
+    other = next(item.id for item in replica.configuration.replicas if item.agent_id == OTHER)
+    leading.look([replica.group], {})
+    assert leading.may_hand_over(given, OTHER)
+    leading.hand_over(given, other, frozenset())
+    assert fixture.handed_over == [(0, OTHER)]
+    replica.term += 2
+    leading.look([replica.group], {})
+    assert not leading.may_hand_over(given, OTHER)
+    assert not leading.may_hand_over(given, SELF)
+    assert leading.may_hand_over(given, OTHER)
+
+
+async def test_a_leadership_that_was_not_taken_is_offered_again_less_and_less_often() -> None:
+    """By the term: whoever takes one leads in a newer. Appends wait while it is offered."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    fixture.catch_up()
+    everything = list(fixture.led)
+    await fixture.pass_time(2 * STEADY_MS)
+    replica = next(item for item in everything if item not in fixture.led)
+    fixture.led = [replica]
+    replica.term += 2  # what was offered until now it has taken
+    offers: list[int] = []
+    while len(offers) < 8 and fixture.now_ms < 5 * RETURNED_MS:
+        await fixture.pass_time(250)
+        if not fixture.led:
+            offers.append(fixture.now_ms)
+            fixture.led = [replica]
+    gaps = [round((after - before) / UNTAKEN_MS) for before, after in pairwise(offers)]
+    assert gaps == [1, 2, 4, 8, 16, 30, 30]
 
 
 async def test_a_drained_agent_gives_everything_away_and_leads_nothing() -> None:
