@@ -6,6 +6,8 @@ are pickled from the driver to the executors: they are made cheaply and hold no 
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,7 +68,7 @@ from shoal.spark_options import (
 )
 from shoal.spark_plan import Narrowing, OffsetRange, plan
 from shoal.spark_send import ChunkSender, Sink
-from shoal.spark_setup import check_session, prepare
+from shoal.spark_setup import check_session, prepare, settled_settings
 from shoal.spark_stream import StreamPlanner
 from shoal.spark_topics import Directory
 from shoal.spark_write import TaskWriter, Written
@@ -163,6 +165,8 @@ def _tasks(
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """One task's records. Spark passes a partition of its own when there is nothing to read."""
+    if TaskContext.get() is not None:
+        settle_worker()
     if isinstance(partition, ShoalPartition):
         yield from RangeReader(partition.scan).batches()
 
@@ -287,6 +291,7 @@ class ShoalWriter(DataSourceArrowWriter):
         """One task."""
         task = TaskContext.get()
         assert task is not None, "Spark writes within tasks"
+        settle_worker()
         return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
 
 
@@ -301,6 +306,7 @@ class ShoalStreamWriter(DataSourceStreamArrowWriter):
         the attempt has not."""
         task = TaskContext.get()
         assert task is not None, "Spark writes within tasks"
+        settle_worker()
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
@@ -308,10 +314,22 @@ class ShoalStreamWriter(DataSourceStreamArrowWriter):
         return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
 
 
+@functools.cache
+def settle_worker() -> None:
+    """In a Python worker, with its first task: what it has imported is no garbage.
+
+    PySpark collects garbage after every task of a worker, and looking through the modules of pyarrow, numpy
+    and PySpark takes 10 to 30 ms each time. (Not in a user's own process: tasks have workers.)
+    """
+    gc.freeze()
+
+
 def register(spark: SparkSession) -> None:
-    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile).
+    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile), and
+    anywhere before several streaming queries start at once (`settled_settings` says why).
 
     Raises SourceError, one line, when the session's workers could not run it.
     """
     check_session(spark)
-    spark.dataSource.register(ShoalDataSource)
+    with settled_settings(spark):
+        spark.dataSource.register(ShoalDataSource)

@@ -5,13 +5,14 @@ PySpark is not imported here: what is missing has to be told in one line before 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +102,33 @@ def check_session(spark: Any) -> None:
             )
     if context.master.startswith("local["):
         check_worker_python(context.pythonExec)
+
+
+@contextlib.contextmanager
+def settled_settings(spark: Any) -> Iterator[None]:
+    """What is registered meanwhile has all of Spark's settings for its workers from the start.
+
+    Spark 4 adds them on the driver to a source's one map, for each streaming query and without a lock. Two
+    queries that start at once may damage it while they add: "Task not serializable", "Illegal size 5 of
+    collection, expected 6". What is there already is only overwritten. The values are those that PySpark's
+    workers take where there are none.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if context is None:  # Spark Connect: the server's own affair
+        yield
+        return
+    before = context.environment
+    context.environment = {
+        "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
+        "SPARK_BUFFER_SIZE": os.environ.get("SPARK_BUFFER_SIZE", "65536"),
+        "SPARK_AUTH_SOCKET_TIMEOUT": os.environ.get("SPARK_AUTH_SOCKET_TIMEOUT", "15"),
+        "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+        **before,
+    }
+    try:
+        yield
+    finally:
+        context.environment = before
 
 
 def package(target: Path) -> int:

@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,25 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
     }
 
 
+def worker_settings(spark: SparkSession) -> list[str]:
+    """What Spark keeps for the source's workers, by name: the JVM's own object, PySpark has no way to it."""
+    session: Any = spark
+    source = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource("shoal")
+    return sorted(source.dataSourceCls().envVars())
+
+
+def copied(spark: SparkSession, agent: str) -> int:
+    """Records that a stream copied from one topic into another one."""
+    source = spark.readStream.format("shoal").options(
+        agent=agent, subscribe="flights", startingOffsets="earliest"
+    )
+    with tempfile.TemporaryDirectory() as checkpoint:
+        sink = source.load().select("value").writeStream.format("shoal").options(agent=agent, topic="again")
+        query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return sum(progress.numInputRows for progress in query.recentProgress)
+
+
 def main() -> None:
     """Every kind of query once."""
     spark = session()
@@ -178,6 +198,7 @@ def main() -> None:
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     register(spark)
     results["registered"] = load().count()
+    results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(example, names)  # as the page has them, one after the other; the agent is SHOAL_AGENT's

@@ -39,6 +39,7 @@ def check_written(cluster: Cluster, said: dict[str, str]) -> None:
 def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """Counts, ranges, headers, splitting, an empty range, and the errors' first words, in one session."""
     cluster.fill("written", (), ())
+    cluster.fill("again", (), ())
     cluster.fill("copied", ())
     cluster.fill("people", ())
     environment = {
@@ -75,6 +76,11 @@ def test_spark_reads_topics(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     assert "unknown topic 'fligths'" in results["unknown_topic"]
     assert "leave out .schema(...)" in results["own_schema"]
     assert results["registered"] == 40
+    before, (copied, *after) = results["settings"]
+    assert (copied, set(before)) == (40, set(after)), (
+        "Spark adds settings: two queries at once may damage them"
+    )
+    assert "SPARK_PYTHON_RUNTIME" in before
     assert "no agent answers" in results["no_agent"]
     assert "option startingOffsets must be earliest or latest or JSON like" in results["malformed"]
     assert list(results["view"].values()) == [40, 29]
