@@ -43,6 +43,10 @@ from shoal.segment_store.mapped_pages import PAGE_BYTES, MappedPages
 MAX_MAPPED_BYTES = 2**30
 """Mapped at once, over all logs of an agent. They count as memory of the process, though the page cache has
 them anyway; half a million of the kernel's page table entries are 2 MiB."""
+STALE_AFTER = 4
+"""Times as many bytes read as may be mapped, before a stretch that nobody asked for makes room. Whoever reads
+more than fits from beginning to end, again and again, would otherwise push every stretch out just before its
+turn, and pay for mapping all of it each time."""
 MIN_STRETCH_BYTES = 64 * 2**10
 """A shorter one costs more to map and to ask about than to copy and to check. With it the mappings stay
 below 33,000 areas, of which the kernel lets a process have 65,530."""
@@ -76,7 +80,7 @@ class Written(NamedTuple):
 class Stretch:
     """Bytes [start, stop) of a file, and the mapping of the pages that they lie in."""
 
-    __slots__ = ("address", "length", "path", "start", "stop", "written")
+    __slots__ = ("address", "length", "path", "start", "stop", "used_at", "written")
 
     def __init__(self, path: str, start: int, stop: int, written: Written) -> None:
         self.path = path
@@ -84,6 +88,7 @@ class Stretch:
         self.stop = stop
         self.written = written
         self.address = 0  # 0: unmapped
+        self.used_at = 0  # bytes that had been read when it was read last
         self.length = stop + -stop % PAGE_BYTES - self.first_page(start)
 
     @staticmethod
@@ -171,6 +176,7 @@ class Lending:
         self._kept: OrderedDict[Stretch, None] = OrderedDict()  # the least recently used first
         self._idle_pipes: list[_Pipe] = []
         self._pipes = 0
+        self._read_bytes = 0  # since the start, checked or lent
         self.mapped_bytes = 0
         self.lent_bytes = 0  # since the start
 
@@ -188,7 +194,7 @@ class Lending:
             return None
         if self._works is None:
             self._works = self._pages.work()
-        if not self._works or stretch.length > self._max_mapped_bytes:
+        if not self._works or not self._has_room(stretch.length):
             return None
         stretch.address = self._pages.map(descriptor, stretch.first_page(start), stretch.length)
         if not stretch.address:
@@ -199,8 +205,20 @@ class Lending:
             return None
         return stretch
 
+    def _has_room(self, length: int) -> bool:
+        """Within the bound, or in the place of what nobody has asked for in a long time."""
+        if self.mapped_bytes + length <= self._max_mapped_bytes:
+            return True
+        oldest = next(iter(self._kept), None)
+        return (
+            oldest is not None
+            and length <= self._max_mapped_bytes
+            and self._read_bytes - oldest.used_at > STALE_AFTER * self._max_mapped_bytes
+        )
+
     def note(self, path: str, size: int) -> None:
         """So many bytes of the file have been read and verified, and nobody watched."""
+        self._read_bytes += size
         self._noted[path] = self._noted.get(path, 0) + size
         self._noted.move_to_end(path)
         if len(self._noted) > MAX_NOTED_FILES:
@@ -214,6 +232,8 @@ class Lending:
         self._files[stretch.path] = stretches
         stretches.put(stretch)
         self._kept[stretch] = None
+        self._read_bytes += stretch.stop - stretch.start
+        stretch.used_at = self._read_bytes
         while self.mapped_bytes > self._max_mapped_bytes and len(self._kept) > 1:
             self._lose(next(iter(self._kept)))
 
@@ -262,8 +282,10 @@ class Lending:
             if size:
                 lent = Lent(self, pipe, size)
                 pipe = None
+                self._read_bytes += size
                 for stretch in covering:
                     self._kept.move_to_end(stretch)
+                    stretch.used_at = self._read_bytes
                 self.lent_bytes += size
                 return lent
         finally:

@@ -12,6 +12,9 @@ class TailCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._frames: dict[LogIndex, Frame] = {}
+        # Of the oldest frame, if there is one. Not next(iter(...)): a dict whose oldest keys go one by one
+        # looks past all of them, each time, until it grows.
+        self._first_index = LogIndex(1)
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -20,25 +23,31 @@ class TailCache:
     @property
     def first_index(self) -> LogIndex | None:
         """The oldest frame held; everything newer is held too. None: nothing is."""
-        return next(iter(self._frames), None)
+        return self._first_index if self._frames else None
 
     def get(self, index: LogIndex) -> Frame | None:
         return self._frames.get(index)
 
     def put(self, frame: Frame) -> None:
-        assert frame.stamp.index not in self._frames
+        if not self._frames:
+            self._first_index = frame.stamp.index
+        assert frame.stamp.index == self._first_index + len(self._frames)
         self._frames[frame.stamp.index] = frame
         self.size_bytes += len(frame.data)
 
     def shrink(self, written_index: LogIndex) -> None:
         """Drop the oldest written frames until the bound holds."""
         while self.size_bytes > self._limit_bytes and self._frames:
-            oldest = next(iter(self._frames))
+            oldest = self._first_index
             if oldest > written_index:
                 return
             self.size_bytes -= len(self._frames.pop(oldest).data)
+            self._first_index = LogIndex(oldest + 1)
 
     def cut(self, from_index: LogIndex) -> None:
         """Forget `from_index` and everything after it."""
-        while self._frames and (newest := next(reversed(self._frames))) >= from_index:
+        while self._frames:
+            newest = LogIndex(self._first_index + len(self._frames) - 1)
+            if newest < from_index:
+                return
             self.size_bytes -= len(self._frames.pop(newest).data)

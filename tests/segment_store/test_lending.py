@@ -18,7 +18,7 @@ from test_pieces import EVERYTHING, KIB, filled, flip
 from shoal.batch import LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.layout import SPARE_SUFFIX
-from shoal.segment_store.lending import MAX_PIPES, MIN_STRETCH_BYTES, PIPE_BYTES, Lending, Lent
+from shoal.segment_store.lending import MAX_PIPES, MIN_STRETCH_BYTES, PIPE_BYTES, STALE_AFTER, Lending, Lent
 from shoal.segment_store.mapped_pages import PAGE_BYTES, MappedPages
 from shoal.segment_store.memory_disk import MemoryDisk
 from shoal.segment_store.pieces import StoredPieces
@@ -341,11 +341,19 @@ async def test_only_so_much_is_mapped(disk: Disk, tmp_path: Path) -> None:
     for _ in range(3):
         assert await read(log) == whole
     assert bound // 2 < lending.mapped_bytes <= bound
-    path = log._segments[0].path
+    lent_bytes = lending.lent_bytes
+    assert await read(log) == whole
+    assert lending.lent_bytes - lent_bytes > bound // 2, "who reads more than fits pushes nothing out in time"
+    oldest, newest = log._segments[0], log._segments[-2]
+    assert not lending.knows(newest.path, len(newest.header))
+    passed_bytes = 0
+    while not lending.knows(newest.path, len(newest.header)):
+        passed_bytes += len(await read(log, newest.first_index))
+        assert passed_bytes < 2 * STALE_AFTER * bound
+        assert lending.mapped_bytes <= bound
+    assert passed_bytes > (STALE_AFTER - 2) * bound, "what others read for long made room"
     with open("/proc/self/maps") as maps:
-        assert path not in maps.read(), "it was read first"
-    newest = log._segments[-2]
-    assert lending.knows(newest.path, len(newest.header))
+        assert oldest.path not in maps.read()
     await log.trim(log.last_index)
     assert lending.mapped_bytes == 0
     with open("/proc/self/maps") as maps:
