@@ -3,7 +3,8 @@
 One ring per disk, one disk per event loop. Operations asked for in one turn of the loop are prepared
 together and submitted by one system call (call_soon); the loop watches the ring's own file descriptor, which
 is readable as long as there are completions. Nothing here waits inside the ring: io_uring_wait_cqe would hold
-the interpreter's lock. Invariants:
+the interpreter's lock. A small write with its sync goes past the ring while the disk is quick and idle
+(quick_sync.py). Invariants:
 
 - operations in flight never exceed the submission queue, and the completion queue is twice as long, so
   neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
@@ -11,7 +12,7 @@ the interpreter's lock. Invariants:
 - a buffer handed to the kernel stays referenced by its operation until the completion has been read.
 - a write with sync is a linked pair, a large one a longer chain (_prepare_chain). A short write breaks the
   link (the sync completes with ECANCELED): the rest is submitted again with its sync. A sync that fails is
-  never tried again.
+  never tried again. One that is made in the call is judged by the same rules.
 
 Directory operations have no gain from a ring and run on the threads of ThreadDisk.
 """
@@ -22,6 +23,7 @@ import errno
 import logging
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -51,11 +53,13 @@ from shoal.segment_store.disk import (
     forget_cached,
     length_of,
     pieces_of,
+    sync_fully,
     unfinished,
     wait_for,
     whole_pages,
     write_resident,
 )
+from shoal.segment_store.quick_sync import QuickSyncs
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +120,7 @@ class _Operation:
     completions are in, whatever became of the caller."""
 
     __slots__ = (
+        "began_us",
         "buffers",
         "done",
         "entries",
@@ -152,6 +157,7 @@ class _Operation:
         self.vectors: list[uring.Iovec] = []
         self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
         self.done = done
+        self.began_us = 0  # of a write with sync that began with nothing beside it
         self.error: OSError | None = None
         self.result = 0
         self.sync_result = 0
@@ -187,6 +193,8 @@ class RingDisk(ThreadDisk):
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: asyncio.Future[None] | None = None
         self._in_flight: dict[int, _Operation] = {}
+        self._quick_syncs = QuickSyncs()
+        self._made_in_call: list[_Operation] = []  # until their callers are told
         self._entries_in_flight = 0
         self._unsubmitted = 0
         self._next_number = 0
@@ -230,6 +238,14 @@ class RingDisk(ThreadDisk):
         """Submit an operation in this very call, while `takes_more`; with many logs at work that costs a
         system call each, with few it spares a turn of the loop."""
         operation.file.active += 1
+        if not self._entries_in_flight and not self._waiting:
+            now_us = time.monotonic_ns() // 1_000
+            if self._quick_syncs.begin(operation.length, now_us):
+                self._write_in_call(operation, now_us)
+                return
+            operation.began_us = now_us
+        else:
+            self._quick_syncs.crowd()
         if (
             self._waiting
             or self._flush_planned
@@ -247,6 +263,25 @@ class RingDisk(ThreadDisk):
             return
         if self._unsubmitted:
             self._submit()
+
+    def _write_in_call(self, operation: _Operation, began_us: int) -> None:
+        """With the results that a pair's completions would bring."""
+        try:
+            operation.result = os.pwritev(operation.fd, operation.buffers, operation.offset)
+            if operation.result == operation.length:
+                sync_fully(operation.fd)
+        except SyncFailed as error:
+            operation.sync_result = -(error.errno or errno.EIO)
+        except OSError as error:
+            operation.result = -(error.errno or errno.EIO)
+        self._quick_syncs.ended(began_us, time.monotonic_ns() // 1_000, in_call=True)
+        if not self._made_in_call:
+            self._loop.call_soon(self._tell_of_calls)  # the answer never comes within the question
+        self._made_in_call.append(operation)
+
+    def _tell_of_calls(self) -> None:
+        made, self._made_in_call = self._made_in_call, []
+        self._tell([operation for operation in made if self._is_over(operation)])
 
     def cut(self, operation: _Operation) -> None:
         """A large write with sync goes in pieces."""
@@ -410,6 +445,10 @@ class RingDisk(ThreadDisk):
             self._entries_in_flight -= operation.entries
             if number & 1:  # the sync of a pair: its write is whole, or this would not have run
                 if result == 0:
+                    if operation.began_us:
+                        self._quick_syncs.ended(
+                            operation.began_us, time.monotonic_ns() // 1_000, in_call=False
+                        )
                     operation.length = operation.result = 0
                     ended.append(operation)
                     continue
@@ -423,15 +462,22 @@ class RingDisk(ThreadDisk):
                 operation.result = result
             if self._is_over(operation):
                 ended.append(operation)
+        self._tell(ended)
+
+    def _tell(self, ended: list[_Operation]) -> None:
         if self._waiting or self._room:
             self._plan_flush()
         self.before_completions()
         for operation in ended:
             self._finish(operation)
-        if self._idle is not None and not self._in_flight and not self._waiting:
+        if self._idle is not None and not self._is_busy:
             self._idle.set_result(None)
             self._idle = None
         self.after_completions()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._in_flight or self._waiting or self._made_in_call)
 
     def _is_over(self, operation: _Operation) -> bool:
         """All completions of the operation are in: done, failed, or the rest goes in again (False)."""
@@ -465,7 +511,7 @@ class RingDisk(ThreadDisk):
 
     async def close(self) -> None:
         """Wait for what is in flight, then give the ring back."""
-        while self._in_flight or self._waiting:
+        while self._is_busy:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.wait([self._idle])
         if not self._closed:

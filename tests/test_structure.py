@@ -68,6 +68,7 @@ PURE = (
     "segment_store/tail.py",
     "segment_store/examination.py",
     "segment_store/fairness.py",
+    "segment_store/quick_sync.py",
     "segment_store/damage.py",
     "segment_store/recovery.py",
     "segment_store/bit_flip.py",

@@ -7,6 +7,8 @@ import os
 import random
 import threading
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -289,6 +291,25 @@ class DiskSuite:
             assert [entry[:2] for entry in found] == [(5, b"56789\0\0\0")]
             assert found[0][2] != threading.get_ident()
         await file.close()
+
+
+class FileDiskSuite(DiskSuite):
+    """Over the machine's own files. Subclasses say which disk; it gives back every descriptor."""
+
+    def made(self) -> Disk:
+        raise AssertionError("a subclass makes the disk")
+
+    @pytest.fixture
+    async def disk(self) -> AsyncIterator[Disk]:
+        before = open_descriptors()
+        disk = self.made()
+        yield disk
+        await disk.close()
+        assert open_descriptors() <= before
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path)
 
 
 def open_descriptors() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import liburing
 import pytest
-from disk_suite import DiskSuite, open_descriptors
+from disk_suite import DiskSuite, FileDiskSuite, open_descriptors
 
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk, ring_disk
 from shoal.segment_store import disk as disk_module
@@ -24,20 +24,11 @@ from shoal.segment_store.memory_disk import SECTOR_BYTES, Fault, MemoryDisk
 from shoal.segment_store.ring_disk import RingDisk
 
 
-class TestThreadDisk(DiskSuite):
+class TestThreadDisk(FileDiskSuite):
     """Blocking calls on threads."""
 
-    @pytest.fixture
-    async def disk(self) -> AsyncIterator[ThreadDisk]:
-        before = open_descriptors()
-        disk = ThreadDisk()
-        yield disk
-        await disk.close()
-        assert open_descriptors() <= before
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> str:
-        return str(tmp_path)
+    def made(self) -> ThreadDisk:
+        return ThreadDisk()
 
 
 def _nothing_resident(fd: int, offset: int, buffer: memoryview) -> int:
@@ -55,20 +46,11 @@ class TestThreadDiskUncached(TestThreadDisk):
     """Blocking calls on threads, with nothing in the page cache."""
 
 
-class TestRingDisk(DiskSuite):
+class TestRingDisk(FileDiskSuite):
     """io_uring."""
 
-    @pytest.fixture
-    async def disk(self) -> AsyncIterator[RingDisk]:
-        before = open_descriptors()
-        disk = RingDisk(entries=32)
-        yield disk
-        await disk.close()
-        assert open_descriptors() <= before
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> str:
-        return str(tmp_path)
+    def made(self) -> RingDisk:
+        return RingDisk(entries=32)
 
     async def test_operations_of_one_turn_are_submitted_by_one_call(
         self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
