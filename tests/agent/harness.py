@@ -1,5 +1,7 @@
 """Hosts over real links and disks on loopback, for the tests of this folder."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import Callable
@@ -31,6 +33,8 @@ RAFT = RaftConfig(
     sync_stall_ms=3_000,
 )
 LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=250, silence_after_loss_ms=60, redial_min_ms=10)
+TURNS_TO_ACCEPT = 10
+"""Of the loop, from a connection in a listener's queue until its protocol is known: three or four."""
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
@@ -66,6 +70,7 @@ class Node:
     port: int = 0
     life: int = 0
     changes: list[GroupId] = field(default_factory=list)
+    cluster: Cluster | None = None
 
     async def start(self) -> None:
         """A new life on the same directory."""
@@ -104,6 +109,8 @@ class Node:
         app.router.add_get("/v1/peer", self._accept)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
+        assert self.runner.server is not None
+        self.server = self.runner.server
         self.site = web.TCPSite(self.runner, "127.0.0.1", self.port)
         await self.site.start()
         self.port = self.runner.addresses[0][1]
@@ -133,6 +140,12 @@ class Node:
         await self.hard_states.close()
         await self.disk.close()
 
+    def cut_off(self) -> None:
+        """From this instant until it is stopped nobody hears it, and it hears nobody."""
+        self.links.send_control = lambda *_: True  # type: ignore[method-assign]
+        self.links.send_bulk = lambda *_: True  # type: ignore[method-assign]
+        self.links.frame = lambda *_: None  # type: ignore[method-assign]
+
     @property
     def leads(self) -> bool:
         """Whether it leads the group and has committed in its term."""
@@ -148,6 +161,8 @@ class Cluster:
     def __init__(self, directory: str, count: int, **options: Any) -> None:
         ids = [str(number + 1) * 32 for number in range(count)]
         self.nodes = [Node(agent_id, f"{directory}/{agent_id[0]}", **options) for agent_id in ids]
+        for node in self.nodes:
+            node.cluster = self
         self.birth = Configuration.birth(tuple(ids))
         self.alive: list[Node] = []
 
@@ -159,8 +174,11 @@ class Cluster:
     async def __aexit__(self, *exc_info: object) -> None:
         for node in list(self.alive):
             await self.stop(node)
-        # A connection accepted while its HTTP server closed ends when its dialler's end is read.
-        await asyncio.sleep(0.05)
+        # A connection accepted while its HTTP server closed ends when its dialler's end is read: after some
+        # turns of the loop, however long they take.
+        for _ in range(TURNS_TO_ACCEPT):
+            await asyncio.sleep(0.005)
+        await until(lambda: not any(node.server.connections for node in self.nodes if node.life))
 
     async def start(self, node: Node, **options: Any) -> None:
         """A new life of this node, known to the others."""
@@ -200,7 +218,20 @@ class Cluster:
 
 
 async def read_values(node: Node, group: GroupId = GROUP, *, local: bool = False) -> list[str]:
-    """Every committed value, from offset 0 to the high watermark."""
+    """Every committed value, from offset 0 to the high watermark. Where the node leads no longer, from that
+    which does, as a client would."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await _read_values(node, group, local=local)
+            except ShoalError as error:
+                if local or group != GROUP or node.cluster is None or not error.retriable:
+                    raise
+            await asyncio.sleep(0.02)
+            node = await node.cluster.leader()
+
+
+async def _read_values(node: Node, group: GroupId, *, local: bool) -> list[str]:
     values: list[str] = []
     offset = node.host.status(group).log_start_offset
     while True:
