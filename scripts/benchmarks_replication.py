@@ -32,6 +32,7 @@ from row import Row
 
 PRODUCE_BATCHES = 1250
 LATENCY_REQUESTS = 1500
+WARM_UP_REQUESTS = 3000  # until what the interpreters specialize is specialized
 BEST_PEER_RECORDS_PER_SECOND = (
     163_000  # without a sync; the best that was measured of others on such a machine
 )
@@ -98,6 +99,8 @@ def latency(bench: Bench) -> list[Row]:
         target = f"{url}/v1/topics/bench/records"
         request = load.request_bytes("POST", target, body, Content_Type="text/plain")
         nothing = load.request_bytes("POST", empty, body, Content_Type="text/plain")
+        for asked, of in ((request, url), (nothing, empty)):
+            bench_topics.post(asked, of, connections=1, requests=WARM_UP_REQUESTS)
 
         ours, floor = bench.alternate(
             lambda: bench_topics.p50_us(request, url, LATENCY_REQUESTS),
