@@ -7,6 +7,7 @@ Temporary files lie inside `.environment/` too: a small /tmp must not break a la
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
 import hashlib
@@ -17,13 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import IO
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIRECTORY = ROOT / ".environment"
 POLL_SECONDS = 0.5
 # An install that has made no progress for this long is hung, not slow.
 INSTALL_TIMEOUT_SECONDS = 1800
-# What has to be free before a stage starts: its installed size and its temporary space together.
+# What each needs, beside what setup.cfg says of the extra of its name, and what has to be free before it
+# starts: its installed size and its temporary space together.
 STAGES = {
     "core": {"install": ["-e", "{root}"], "installed_mb": 300, "free_mb": 900},
     "flights": {
@@ -32,12 +35,15 @@ STAGES = {
         "installed_mb": 12,
         "free_mb": 60,
     },
-    "spark": {"install": ["-e", "{root}[spark]"], "installed_mb": 700, "free_mb": 3000},
-    "test": {"install": ["-e", "{root}[test]"], "installed_mb": 330, "free_mb": 900},
+    "spark": {"install": [], "installed_mb": 700, "free_mb": 3000},
+    "test": {"install": [], "installed_mb": 330, "free_mb": 900},
 }
+# It has no package in common with the others, is as large as all of them and keeps one core busy: so it is
+# installed beside them.
+APART = "spark"
 
 
-_installer: subprocess.Popen[bytes] | None = None
+_installing: list[_Installation] = []
 
 
 class EnvironmentProblem(Exception):
@@ -68,21 +74,27 @@ def ensure(stages: list[str], progress: Progress | None = None) -> None:
 
     Only one process installs at a time; a second one waits for the first and then finds its work done.
     """
-    missing = [stage for stage in stages if not is_ready(stage)]
-    if not missing:
+    if all(is_ready(stage) for stage in stages):
         return
     DIRECTORY.mkdir(exist_ok=True)
     with _lock():
         _make_virtual_environment()
-        for stage in missing:
-            if not is_ready(stage):
-                _install(stage, progress)
+        missing = [stage for stage in stages if not is_ready(stage)]
+        rows = [
+            [stage for stage in missing if stage != APART],
+            [stage for stage in missing if stage == APART],
+        ]
+        try:
+            _install([row for row in rows if row], progress)
+        finally:
+            for installation in tuple(_installing):
+                installation.end()
 
 
 def cancel() -> None:
     """Ends an installation that another thread has under way: its stage stays unstamped and is made anew."""
-    if _installer is not None and _installer.poll() is None:
-        _installer.kill()
+    for installation in tuple(_installing):
+        installation.kill()
 
 
 def clean_environment() -> dict[str, str]:
@@ -166,50 +178,94 @@ def _pip_wheels() -> list[pathlib.Path]:
     return found
 
 
-def _install(stage: str, progress: Progress | None) -> None:
-    plan = STAGES[stage]
-    _require_space(stage, int(str(plan["free_mb"])))
-    temporary = DIRECTORY / "tmp"
-    temporary.mkdir(exist_ok=True)
-    variables = {**clean_environment(), "TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    requirement = [str(word).format(root=ROOT) for word in plan["install"]]  # type: ignore[attr-defined]
-    log_path = DIRECTORY / f"{stage}.log"
-    global _installer
-    with open(log_path, "w") as log:
-        _installer = installer = subprocess.Popen(
-            [str(python()), "-m", "pip", "install", "--no-cache-dir", "--progress-bar", "off", *requirement],
+class _Installation:
+    """pip at work on one stage."""
+
+    def __init__(self, stage: str) -> None:
+        _require_space(stage, int(str(STAGES[stage]["free_mb"])))
+        self.stage = stage
+        self._deadline = time.monotonic() + INSTALL_TIMEOUT_SECONDS
+        self._log_path = DIRECTORY / f"{stage}.log"
+        self._temporary = DIRECTORY / f"{stage}.tmp"
+        self._temporary.mkdir(exist_ok=True)
+        with open(self._log_path, "w") as log:
+            self._pip = self._begin(log)
+        _installing.append(self)
+
+    def _begin(self, log: IO[str]) -> subprocess.Popen[bytes]:
+        variables = {
+            **clean_environment(),
+            "TMPDIR": str(self._temporary),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        quiet = ["--no-cache-dir", "--progress-bar", "off"]
+        return subprocess.Popen(
+            [str(python()), "-m", "pip", "install", *quiet, *_requirements(self.stage)],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=variables,
             cwd=DIRECTORY,
         )
-        try:
-            _watch(installer, stage, int(str(plan["installed_mb"])), progress)
-        finally:
-            if installer.poll() is None:
-                installer.kill()
-            installer.wait()
-            shutil.rmtree(temporary, ignore_errors=True)
-    if installer.returncode != 0:
-        raise EnvironmentProblem(
-            f"installing stage '{stage}' failed: {_pip_error(log_path.read_text())} (all of it in {log_path})"
-        )
-    (DIRECTORY / f"{stage}.stamp").write_text(_fingerprint(stage))
+
+    def is_over(self) -> bool:
+        """Installed and stamped. Raises EnvironmentProblem when it failed."""
+        if self._pip.poll() is None:
+            if time.monotonic() > self._deadline:
+                raise EnvironmentProblem(
+                    f"installing stage '{self.stage}' took over {INSTALL_TIMEOUT_SECONDS} s"
+                )
+            return False
+        self.end()
+        if self._pip.returncode != 0:
+            problem = _pip_error(self._log_path.read_text())
+            raise EnvironmentProblem(
+                f"installing stage '{self.stage}' failed: {problem} (all of it in {self._log_path})"
+            )
+        (DIRECTORY / f"{self.stage}.stamp").write_text(_fingerprint(self.stage))
+        return True
+
+    def kill(self) -> None:
+        if self._pip.poll() is None:
+            self._pip.kill()
+
+    def end(self) -> None:
+        self.kill()
+        self._pip.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self in _installing:
+            _installing.remove(self)
 
 
-def _watch(
-    installer: subprocess.Popen[bytes], stage: str, installed_mb: int, progress: Progress | None
-) -> None:
-    started = time.monotonic()
+def _requirements(stage: str) -> list[str]:
+    """pip's arguments. An extra is named by what it lists: to install the project again for it would take it
+    away, for a moment, from those that run."""
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    listed = settings["options.extras_require"].get(stage, "").split("\n")
+    plan: list[str] = STAGES[stage]["install"]  # type: ignore[assignment]
+    return [word.format(root=ROOT) for word in plan] + [line for line in listed if line]
+
+
+def _install(rows: list[list[str]], progress: Progress | None) -> None:
+    """All rows at once, the stages of a row one after the other."""
     before_mb = _size_mb(DIRECTORY)
-    while installer.poll() is None:
-        if time.monotonic() - started > INSTALL_TIMEOUT_SECONDS:
-            raise EnvironmentProblem(f"installing stage '{stage}' took over {INSTALL_TIMEOUT_SECONDS} s")
-        if progress is not None:
-            progress(min(0.99, (_size_mb(DIRECTORY) - before_mb) / installed_mb), stage)
-        time.sleep(POLL_SECONDS)
-    if progress is not None and installer.returncode == 0:
-        progress(1.0, stage)
+    expected_mb = sum(int(str(STAGES[stage]["installed_mb"])) for row in rows for stage in row)
+    waiting = [list(row) for row in rows]
+    running = [_Installation(row.pop(0)) for row in waiting]
+    while running:
+        for number, installation in reversed(list(enumerate(running))):
+            if installation.is_over():
+                if waiting[number]:
+                    running[number] = _Installation(waiting[number].pop(0))
+                else:
+                    del running[number], waiting[number]
+        if progress is not None and running:
+            names = " and ".join(installation.stage for installation in running)
+            progress(min(0.99, (_size_mb(DIRECTORY) - before_mb) / expected_mb), names)
+        if running:
+            time.sleep(POLL_SECONDS)
+    if progress is not None:
+        progress(1.0, "")
 
 
 def _require_space(stage: str, needed_mb: int) -> None:

@@ -78,7 +78,7 @@ class Agent:
             sent["Content-Type"] = media
         return await self.request("POST", path, body, headers=sent)
 
-    async def raw(self, data: bytes, *, seconds: float = 5.0) -> bytes:
+    async def raw(self, data: bytes, *, seconds: float = 15.0) -> bytes:
         """Send bytes, return everything until the server closes or nothing more comes for a moment."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:

@@ -101,6 +101,14 @@ class Told:
 
 
 @pytest.fixture
+async def patient_agent() -> AsyncIterator[Agent]:
+    """One that gives a reader more time than a test has."""
+    async with one_agent(HttpLimits(send_stall_ms=120_000)) as running_agent:
+        running_agent.broker.cluster.create("t")
+        yield running_agent
+
+
+@pytest.fixture
 async def agent() -> AsyncIterator[Agent]:
     """An agent whose reads a test tells."""
     async with one_agent(LIMITS) as running_agent:
@@ -275,7 +283,7 @@ async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.Monk
     tell(agent, told)
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not told.given or told.pinned:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -283,8 +291,9 @@ async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.Monk
         assert not told.pinned
 
 
-async def test_a_client_that_goes_away_ends_it(agent: Agent) -> None:
-    """In the middle of an answer, whether the agent is writing or waiting for room."""
+async def test_a_client_that_goes_away_ends_it(patient_agent: Agent) -> None:
+    """In the middle of an answer, whether the agent is writing or waiting for room: long before its time."""
+    agent = patient_agent
     for wait_seconds, lends in ((0.0, 1), (0.1, 1), (0.1, 100)):
         told = Told([MIB] * 64, lends=lends)
         tell(agent, told)
@@ -292,9 +301,7 @@ async def test_a_client_that_goes_away_ends_it(agent: Agent) -> None:
             plain.sendall(request(agent))
             await everything(plain, 300_000)
             await asyncio.sleep(wait_seconds)
-        began = time.monotonic()
         await until_gone(agent, told)
-        assert time.monotonic() - began < LIMITS.send_stall_ms / 1000
         assert told.given < 64
 
 

@@ -150,7 +150,7 @@ async def test_waiting_for_news(pair: Pair) -> None:
         assert empty["records"] == []
         for partition in range(PARTITIONS):
             waiting = asyncio.create_task(agent.get(f"{PATH}?offset=latest&wait=30s"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 while agent.runner.context.gate.waits == 0:
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0.05)

@@ -47,7 +47,7 @@ async def until_nobody_waits(*agents: Agent) -> None:
 async def waiting_request(agent: Agent, query: str) -> asyncio.Task[Answer]:
     """A request that has begun to wait."""
     task = asyncio.create_task(agent.get(f"/v1/topics/t/offsets?{query}"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while agent.runner.context.gate.waits == 0:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
@@ -59,7 +59,7 @@ async def test_what_has_passed_is_answered_at_once(pair: Pair) -> None:
     """With the offsets of all partitions, at whichever agent."""
     for agent in pair:
         for query in ("after=0:0&wait=30s", "after=0:1,1:0&wait=30s", "after=3:0&wait=30s", "after=0:9"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 answer = await agent.get(f"/v1/topics/t/offsets?{query}")
             assert watermarks(answer) == {0: 1, 1: 1, 2: 1, 3: 1}
     await until_nobody_waits(*pair)
@@ -72,7 +72,7 @@ async def test_news_of_any_named_partition_end_the_wait(pair: Pair, partition: i
         after = ",".join(f"{name}:{number - 1 if name == partition else 10}" for name in range(4))
         task = await waiting_request(agent, f"after={after}&wait=30s")
         await produce(agent, partition)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert watermarks(await task)[partition] == number
     await until_nobody_waits(*pair)
 
@@ -86,7 +86,7 @@ async def test_news_of_others_do_not(pair: Pair) -> None:
         await produce(agent, 2)
         await produce(agent, 3)
         assert watermarks(await task)[0] == 1
-        assert 0.28 <= time.monotonic() - started < 5
+        assert 0.28 <= time.monotonic() - started < 15
     await until_nobody_waits(*pair)
 
 
@@ -104,7 +104,7 @@ async def test_a_wait_follows_the_leader(pair: Pair) -> None:
             await asyncio.sleep(0.1)
             assert not task.done()
         await produce(asked, 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert watermarks(await task)[0] == end + 1
     await until_nobody_waits(*pair)
 
@@ -114,7 +114,7 @@ async def test_the_end_of_a_topic_ends_the_wait(pair: Pair) -> None:
     tasks = [await waiting_request(agent, "after=0:1,1:1&wait=30s") for agent in pair]
     assert (await pair[0].request("DELETE", "/v1/topics/t")).status == 204
     for task in tasks:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             (await task).problem("unknown-topic")
     await until_nobody_waits(*pair)
 
@@ -123,7 +123,7 @@ async def test_a_client_that_forbids_forwarding_is_told_who_leads(pair: Pair) ->
     """421 at once, not after the wait."""
     first, second = pair
     first.broker.move("t", 1, second.broker.agent_id)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         answer = await first.get("/v1/topics/t/offsets?after=1:1&wait=30s&forward=false")
     assert answer.problem("not-leader")["leader_url"] == second.broker.url
 
@@ -144,7 +144,7 @@ async def test_a_client_that_forbids_forwarding_is_told_who_leads(pair: Pair) ->
 async def test_malformed_places_are_refused(pair: Pair, query: str, code: str, says: str) -> None:
     """By name, before anything waits."""
     for agent in pair:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             answer = await agent.get(f"/v1/topics/t/offsets?{query}")
         assert says in answer.problem(code)["detail"]
 
@@ -155,7 +155,7 @@ async def test_a_client_that_goes_away_frees_everything(pair: Pair) -> None:
     for agent in pair:
         reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
         writer.write(b"GET /v1/topics/t/offsets?after=0:1,1:1&wait=60s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not all(other.runner.context.gate.waits for other in pair):
                 await asyncio.sleep(0.001)
         writer.close()
@@ -187,12 +187,12 @@ async def test_a_replica_wakes_who_waits_past_a_place(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await cluster.append("c")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert await waiting is True
         deposed = asyncio.create_task(leader.host.wait_past(GROUP, Offset(3), 10_000))
         await asyncio.sleep(0)
         assert await leader.host.transfer_all(5_000) == 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert await deposed is False
         with pytest.raises(ShoalError) as refused:
             await leader.host.wait_past(GROUP, Offset(0), 10_000)

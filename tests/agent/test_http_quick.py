@@ -170,7 +170,7 @@ async def test_flood_is_held_back() -> None:
         held = agent.broker.held = []
         flood = request() * 4000  # half a megabyte beyond every buffer that is ours
         wire.writer.write(flood)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not held:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ async def test_client_leaves() -> None:
         for data in (request(), request()[:-3]):
             _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
             writer.write(data)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 while gate.requests == 0:
                     await asyncio.sleep(0.001)
                 writer.close()
@@ -237,7 +237,7 @@ async def test_shutdown_lets_an_append_end() -> None:
     async with wired() as (agent, wire):
         held = agent.broker.held = []
         wire.writer.write(request())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not held:
                 await asyncio.sleep(0.001)
             stopping = asyncio.create_task(agent.runner.cleanup())

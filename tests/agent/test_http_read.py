@@ -240,7 +240,7 @@ async def test_waiting_for_records(agent: Agent) -> None:
     while agent.runner.context.gate.waits == 0:
         await asyncio.sleep(0.001)
     await agent.post(PATH, b"news")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         document = (await waiting).json
     assert [(record["offset"], record["value"]) for record in document["records"]] == [(10, "news")]
     assert agent.runner.context.gate.waits == 0

@@ -166,7 +166,7 @@ async def test_waiting_for_a_version(agent: Agent) -> None:
     while agent.runner.context.gate.waits == 0:
         await asyncio.sleep(0.001)
     agent.broker.cluster.create("t", 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         answer = await waiting
     assert answer.json["version"] != version
     assert answer.headers["Shoal-Version"] == answer.json["version"]

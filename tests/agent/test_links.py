@@ -296,7 +296,7 @@ async def test_a_lost_link_fails_its_requests() -> None:
     await asked.wait()
     await b.stop()
     with pytest.raises(PeerUnavailable):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 15)
     await a.stop()
 
 
@@ -330,7 +330,7 @@ class RawPeer:
         writer.write(
             f"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
         )
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 15)
         assert answer.startswith(b"HTTP/1.1 101 ")
         return cls(reader, writer)
 
@@ -343,13 +343,13 @@ class RawPeer:
 
     async def next_frame(self) -> RawFrame:
         """One frame."""
-        head = await asyncio.wait_for(self.reader.readexactly(5), 5)
+        head = await asyncio.wait_for(self.reader.readexactly(5), 15)
         length, frame_type = struct.unpack("<IB", head)
         return RawFrame(frame_type, await self.reader.readexactly(length))
 
     async def closed(self) -> bytes:
         """Everything until the other side closes."""
-        return await asyncio.wait_for(self.reader.read(), 5)
+        return await asyncio.wait_for(self.reader.read(), 15)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ async def test_plain_http_gets_an_http_answer() -> None:
     async with nodes(a):
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         writer.write(b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 15)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"Upgrade: shoal-peer/1 is wanted" in answer
         writer.close()
@@ -429,7 +429,7 @@ async def test_an_agent_without_a_cluster_says_that_it_takes_no_peers_yet() -> N
         writer.write(
             b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nUpgrade: shoal-peer/1\r\nConnection: close\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 15)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"not-ready" in answer
         writer.close()
@@ -463,7 +463,7 @@ async def test_a_server_that_does_not_upgrade_hears_nothing_more() -> None:
     try:
         port = server.sockets[0].getsockname()[1]
         a.links.set_addresses({agent_id("b"): f"http://127.0.0.1:{port}"})
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 15)
     finally:
         await a.stop()
         server.close()

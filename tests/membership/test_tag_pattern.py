@@ -3,13 +3,13 @@
 import contextlib
 import random
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.membership.tag_pattern import MAX_EXPRESSION_CHARACTERS, PatternError, matches
+from tests.membership.work import lines_at_most
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,15 @@ def test_gos_syntax(expression: str, text: str, found: bool) -> None:
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(expression: str) -> None:
     """With the one error, and soon."""
-    start_s = time.perf_counter()
-    with pytest.raises(PatternError):
+    with lines_at_most(50_000), pytest.raises(PatternError):
         matches(expression, "a" * 400)
-    assert time.perf_counter() - start_s < 0.5
 
 
 @pytest.mark.parametrize("expression", ["(a+)+$", "(a|a)*b", "(a|aa)+$", "(.*)*x", "a?" * 100 + "a" * 100])
 def test_what_hangs_other_engines_takes_no_time(expression: str) -> None:
-    """Either an answer or a refusal, in bounded time."""
-    start_s = time.perf_counter()
-    with contextlib.suppress(PatternError):
+    """Either an answer or a refusal, with bounded work: a few milliseconds."""
+    with lines_at_most(500_000), contextlib.suppress(PatternError):
         matches(expression, "a" * 500 + "!")
-    assert time.perf_counter() - start_s < 0.5
 
 
 ATOMS = [

@@ -275,7 +275,7 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
         with pytest.raises(OSError, match="too large") as caught:
-            await asyncio.wait_for(file.write_and_sync(0, b"x" * 9000), 5)
+            await asyncio.wait_for(file.write_and_sync(0, b"x" * 9000), 15)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
@@ -290,7 +290,7 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     os.close(descriptor)
     for attempt in (directory.read(0, 10), directory.write(0, b"x"), directory.write_and_sync(0, b"x")):
         with pytest.raises(OSError, match=r"directory|descriptor"):
-            await asyncio.wait_for(attempt, 5)
+            await asyncio.wait_for(attempt, 15)
     await directory.close()
     await disk.close()
 

@@ -95,7 +95,7 @@ async def test_user_events_both_ways(tmp_path: Path) -> None:
     async with mixed_pool(tmp_path) as (agent, member, user_events):
         await agent.shows(NAME, "alive")
         await agent.ask("event", "deploy", "payload-1")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             while not user_events:
                 await asyncio.sleep(0.05)
         assert (user_events[0].name, user_events[0].payload) == ("deploy", b"payload-1")

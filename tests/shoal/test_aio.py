@@ -142,7 +142,7 @@ async def test_a_leader_that_falls_silent_is_left_for_the_one_that_routes_name(c
     cluster.faults.append(never)
     slow = ClientConfig(attempt_timeout_ms=30_000)
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(15),
         AsyncClient(cluster.urls, slow) as client,
         client.producer("t") as producer,
     ):
@@ -160,7 +160,7 @@ async def test_a_stopped_process_is_worked_around_even_if_it_was_the_one_watched
     cluster.create("t", 1)
     slow = ClientConfig(attempt_timeout_ms=30_000)
     async with (
-        asyncio.timeout(8),
+        asyncio.timeout(15),
         AsyncClient(cluster.urls[:1], slow) as client,
         client.producer("t") as producer,
     ):
@@ -359,7 +359,7 @@ async def test_follow_leaves_a_leader_that_falls_silent(cluster: FakeCluster) ->
     await fill(cluster, "t", 1, 10)
     slow = ClientConfig(attempt_timeout_ms=30_000)
     values: list[bytes] = []
-    async with asyncio.timeout(8), AsyncClient(cluster.urls[:1], slow) as client:
+    async with asyncio.timeout(15), AsyncClient(cluster.urls[:1], slow) as client:
         async for found in client.consume("t", follow=True, limit=11):
             values += found.batch.column("value").to_pylist()
             if len(values) == 10:
@@ -438,7 +438,7 @@ async def test_a_bug_on_the_way_is_raised_and_not_waited_for(
 
     monkeypatch.setattr("shoal.aio_producer.encode_stream", broken)
     cluster.create("t", 1)
-    async with asyncio.timeout(5), AsyncClient(cluster.urls, QUICK) as client:
+    async with asyncio.timeout(15), AsyncClient(cluster.urls, QUICK) as client:
         with pytest.raises(RuntimeError, match="a bug"):
             async with client.producer("t") as producer:
                 await producer.send(b"a")

@@ -157,7 +157,7 @@ def test_the_wait_is_bounded(cluster: Cluster) -> None:
     stream = planner(cluster, idleWaitMs=200)
     started = time.monotonic()
     assert stream.latest_offset(stream.initial_offset(), None) == ALL
-    assert 0.19 < time.monotonic() - started < 5
+    assert 0.19 < time.monotonic() - started < 15
 
 
 def test_new_partitions_begin_at_their_first_record(cluster: Cluster) -> None:
