@@ -16,9 +16,9 @@ from nemesis import FAULTS, Faults
 from nemesis_hosts import can_isolate
 
 NEMESIS = pathlib.Path(__file__).with_name("nemesis.py")
-SECONDS = 16
-LIMIT_S = 110
-CHOSEN = ("kill-leader", "pause", "partition-one-way", "kill-all")
+SECONDS = 60
+"""Some ten faults fit in, drawn from all."""
+LIMIT_S = 200
 
 
 def test_every_fault_has_its_method() -> None:
@@ -28,6 +28,7 @@ def test_every_fault_has_its_method() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
     """Three agents in three network namespaces under mixed faults: nothing acknowledged is lost, reordered,
     doubled or read wrongly, and every partition is served again when the faults end. Where no namespaces can
@@ -36,7 +37,7 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
     assert can_isolate(), "this needs root, `unshare` and `ip`: network namespaces cannot be made here"
     command = [sys.executable, str(NEMESIS), "--directory", str(tmp_path), "--seconds", str(SECONDS)]
     done = subprocess.run(
-        [*command, "--seed", "1", "--fault", *CHOSEN],
+        [*command, "--seed", "1", "--fault", *FAULTS],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
