@@ -17,7 +17,9 @@ from nemesis_hosts import can_isolate
 
 NEMESIS = pathlib.Path(__file__).with_name("nemesis.py")
 SECONDS = 60
-"""Some ten faults fit in, drawn from all."""
+"""Some fifteen faults fit in, drawn from all."""
+PAUSE_MS = 60
+"""Between two requests of a producer: other tests run beside this one."""
 LIMIT_S = 200
 
 
@@ -37,7 +39,7 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
     assert can_isolate(), "this needs root, `unshare` and `ip`: network namespaces cannot be made here"
     command = [sys.executable, str(NEMESIS), "--directory", str(tmp_path), "--seconds", str(SECONDS)]
     done = subprocess.run(
-        [*command, "--seed", "1", "--fault", *FAULTS],
+        [*command, "--seed", "1", "--pause-ms", str(PAUSE_MS), "--fault", *FAULTS],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
