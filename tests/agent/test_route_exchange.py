@@ -139,8 +139,11 @@ async def test_three_real_agents_serve_a_new_leader_within_300_ms(tmp_path: Path
                 host = running.agent.host
                 assert host is not None
                 before = len(told)
-                moved = await host.transfer_all(5_000)
-                assert moved
+
+                async def gave_some(host: Any = host) -> bool:
+                    return await host.transfer_all(20_000) > 0
+
+                await eventually(gave_some, 60.0)  # on a busy machine it may lead nothing yet
                 await eventually(lambda before=before: _all_told(told, before + 1, len(cluster)))
         finally:
             for task in listeners:
