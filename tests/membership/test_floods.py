@@ -81,7 +81,7 @@ DEAR = dict.fromkeys(("bombs", "bombs in bombs", "oversized", "nested maps"), 60
 }
 """How many packets of those that cost the sender or the receiver much; of the others 400."""
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Time that a busy machine gets; nothing here waits so long by itself."""
 
 
