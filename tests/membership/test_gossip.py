@@ -286,7 +286,7 @@ async def test_a_silent_stream_is_closed_after_its_time() -> None:
 
 async def test_streams_are_bounded() -> None:
     """The 65th idle connection is refused at once, and the pool goes on working."""
-    async with pool("a") as started:
+    async with pool("a", stream_timeout_ms=60_000) as started:  # one that waits for it is not refused at once
         port = started.members[0].port
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(64)]
         await eventually(lambda: len(started.members[0]._streams) == 64)

@@ -58,10 +58,10 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
     rows = spark.sql("select partition, offset from limited").collect()
     again = start("", "one", True)
     again.awaitTermination(60)
-    waiting = start("", "two", False)
+    waiting = start("", "two", False, idleWaitMs=30_000)
     while not waiting.recentProgress:
         time.sleep(0.1)
-    time.sleep(0.5)  # it is within its wait at an agent
+    time.sleep(0.5)  # it is within its wait at an agent, of half a minute
     began = time.monotonic()
     waiting.stop()
     stopped_seconds = time.monotonic() - began
