@@ -40,9 +40,9 @@ from shoal.agent.waiting import Answer, Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.errors import ShoalError
+from shoal.hash_ranges import HashRange
 from shoal.membership.interface import JoinError, Member
 from shoal.records import RecordColumns, format_time
-from shoal.routing import HashRange
 
 _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
 MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from shoal.agent.topic_settings import TopicSettings, settings_from_body, with_changes
 from shoal.errors import ShoalError
-from shoal.routing import HashRange
+from shoal.hash_ranges import HashRange
 
 COMMAND_VERSION = 1
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room

@@ -28,8 +28,8 @@ from shoal.agent.topic_settings import (
 )
 from shoal.agent.watch import Watch
 from shoal.errors import ShoalError
+from shoal.hash_ranges import hash_ranges
 from shoal.replication.placement import birth_voters
-from shoal.routing import hash_ranges
 
 NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips

@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
-import pyarrow as pa
-
 HEAD_BYTES_MAX: Final = 64 << 10
 IDLE_PER_AGENT_MAX: Final = 8
 """Connections kept for the next request: as many fetches as a consumer has ahead, twice."""
@@ -202,6 +200,8 @@ class _Connection(asyncio.BufferedProtocol):
         come = self._filled - end - 4
         if come > size:
             raise BrokenAnswer("more came than the answer's length")
+        import pyarrow as pa  # who never reads records starts without it
+
         self._body = memoryview(pa.allocate_buffer(size)).cast("B")
         self._body[:come] = self._head[end + 4 : self._filled]
         self._filled = come

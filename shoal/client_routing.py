@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shoal.routing import HashRange
+from shoal.hash_ranges import HashRange
 
 # Codes that a client gives to failures which no agent described. They stand beside the table of
 # shoal.errors, and never travel.

@@ -1,68 +1,22 @@
-"""The routing rule, once: which partition holds a key. Agents, clients and Spark use this file.
+"""The routing rule for whole batches: which partition holds which rows. Agents, clients and Spark use this
+file.
 
-A partition owns a range of 32-bit key hashes. Leaders and addresses are unknown here.
+A partition owns a range of 32-bit key hashes (hash_ranges.py). Leaders and addresses are unknown here.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.arrow_stream import KEY_COLUMN
+from shoal.hash_ranges import HashRange, partition_for, partitions_of
 
 if TYPE_CHECKING:  # Spark's executors import this file, and have neither that nor what it needs
     from shoal.records import RecordColumns
-
-try:
-    from xxhash import xxh3_64_intdigest
-except ImportError:  # on Spark's executors; the same digests, more slowly
-    from shoal.xxh3 import xxh3_64_intdigest  # type: ignore[assignment]
-
-HASH_SPACE: Final = 2**32
-
-
-class HashRange(NamedTuple):
-    """Hashes from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-
-def key_hash(key: bytes) -> int:
-    """The upper 32 bits of xxh3-64 of the key."""
-    digest: int = xxh3_64_intdigest(key)
-    return digest >> 32
-
-
-def hash_ranges(partitions: int) -> tuple[HashRange, ...]:
-    """The birth ranges of a topic: equal but for rounding, ascending, covering every hash once."""
-    assert 1 <= partitions <= HASH_SPACE
-    edges = [number * HASH_SPACE // partitions for number in range(partitions + 1)]
-    return tuple(HashRange(low, high - 1) for low, high in pairwise(edges))
-
-
-@lru_cache(maxsize=1024)  # topics in use; an entry is some hundred bytes for each partition
-def _ascending(ranges: tuple[HashRange, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranges' low ends in ascending order, and whose they are. They must cover all hashes once."""
-    order = sorted(range(len(ranges)), key=lambda partition: ranges[partition].low)
-    expected = 0
-    for partition in order:
-        assert ranges[partition].low == expected, f"hash ranges overlap or leave a gap at {expected}"
-        expected = ranges[partition].high + 1
-    assert expected == HASH_SPACE, f"hash ranges end at {expected}"
-    return tuple(ranges[partition].low for partition in order), tuple(order)
-
-
-def partition_for(hash_: int, ranges: Sequence[HashRange]) -> int:
-    """The partition whose range holds the hash; `ranges[p]` is partition p's; together they cover all."""
-    lows, order = _ascending(tuple(ranges))
-    return order[bisect_right(lows, hash_) - 1]
 
 
 def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -> pa.Array:
@@ -75,10 +29,7 @@ def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -
     if keys.null_count == len(keys):
         return pa.repeat(pa.scalar(null_owner, pa.int32()), len(keys))
     encoded = keys.dictionary_encode()
-    lows, order = _ascending(tuple(ranges))
-    owners = [
-        order[bisect_right(lows, xxh3_64_intdigest(key) >> 32) - 1] for key in encoded.dictionary.to_pylist()
-    ]
+    owners = partitions_of(encoded.dictionary.to_pylist(), ranges, null_key_hash)
     found = pc.take(pa.array(owners, pa.int32()), encoded.indices, boundscheck=False)
     return pc.fill_null(found, null_owner) if keys.null_count else found
 
@@ -122,9 +73,7 @@ def partition_columns(
         return {}
     if len(ranges) == 1:
         return {0: list(range(len(columns)))}
-    lows, order = _ascending(tuple(ranges))
     parts: dict[int, list[int]] = {}
-    for row, key in enumerate(columns.keys):
-        hashed = null_key_hash if key is None else xxh3_64_intdigest(key) >> 32
-        parts.setdefault(order[bisect_right(lows, hashed) - 1], []).append(row)
+    for row, partition in enumerate(partitions_of(columns.keys, ranges, null_key_hash)):
+        parts.setdefault(partition, []).append(row)
     return parts

@@ -24,6 +24,7 @@ WORKER_MODULES: Final = (
     "arrow_metadata",
     "arrow_stream",
     "client_routing",
+    "hash_ranges",
     "java",
     "routing",
     "spark",

@@ -35,7 +35,8 @@ from shoal.arrow_stream import (
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
 )
-from shoal.routing import HASH_SPACE, key_hash, partition_batch, partition_for
+from shoal.hash_ranges import HASH_SPACE, key_hash, partition_for
+from shoal.routing import partition_batch
 from shoal.spark_options import SourceError
 from shoal.spark_send import Chunk, ChunkSender, Place, Sink
 

@@ -92,6 +92,7 @@ PURE = (
     "shoal/client_routing.py",
     "shoal/consumed.py",
     "shoal/errors.py",
+    "shoal/hash_ranges.py",
     "shoal/records.py",
     "shoal/routing.py",
     "shoal/row_encoding.py",

@@ -26,10 +26,10 @@ from shoal.agent.cli.output import (
     show_json,
     show_table,
 )
-from shoal.agent.cli.running import with_client
+from shoal.agent.cli.running import with_admin
 
 if TYPE_CHECKING:
-    from shoal.aio import AsyncClient
+    from shoal.aio_admin import AdminClient
 
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
 LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
@@ -54,7 +54,7 @@ def members(
 ) -> None:
     """The members: who is alive, where, for how long, and how many partitions each holds and leads."""
 
-    async def work(client: AsyncClient) -> dict[str, Any]:
+    async def work(client: AdminClient) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while True:
             document = await _members_if_up(client, patient=wait > 0 and time.monotonic() < deadline)
@@ -67,7 +67,7 @@ def members(
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    document = with_client(agent, work)
+    document = with_admin(agent, work)
     if output is Output.JSON:
         show_json(document)
         return
@@ -100,9 +100,9 @@ def _name(member: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> st
     return str(member["id"] if name is None or is_shared else name)
 
 
-async def _members_if_up(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
+async def _members_if_up(client: AdminClient, *, patient: bool) -> dict[str, Any]:
     """The member list; while `patient`, an agent that is still starting counts as one without members."""
-    from shoal.aio import Unreachable
+    from shoal.aio_cluster import Unreachable
     from shoal.errors import ShoalError
 
     try:
@@ -191,7 +191,7 @@ def status(
     The exit code is 0 only if there are none.
     """
 
-    async def work(client: AsyncClient) -> dict[str, Any]:
+    async def work(client: AdminClient) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while True:
             report = await _report(client, patient=wait and time.monotonic() < deadline)
@@ -199,7 +199,7 @@ def status(
                 return report
             await asyncio.sleep(POLL_SECONDS)
 
-    report = with_client(agent, work)
+    report = with_admin(agent, work)
     if output is Output.JSON:
         show_json(report)
     else:
@@ -208,8 +208,8 @@ def status(
         raise typer.Exit(1)
 
 
-async def _report(client: AsyncClient, *, patient: bool) -> dict[str, Any]:
-    from shoal.aio import Unreachable
+async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
+    from shoal.aio_cluster import Unreachable
     from shoal.errors import ShoalError
 
     try:
@@ -259,7 +259,7 @@ def join(
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
     """Have the agent contact members of the cluster it should belong to."""
-    document = with_client(agent, lambda client: client.join(addresses))
+    document = with_admin(agent, lambda client: client.join(addresses))
     reached = document.get("joined", 0)
     say(f"{reached} of {plural(len(addresses), 'address')} answered")
     if not reached:
@@ -268,7 +268,7 @@ def join(
 
 def leave(agent: AgentOption = DEFAULT_AGENT) -> None:
     """Have the agent hand its leadership over, leave the cluster and stop."""
-    with_client(agent, lambda client: client.leave())
+    with_admin(agent, lambda client: client.leave())
     say("the agent is leaving")
 
 
@@ -277,5 +277,5 @@ def force_leave(
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
     """Count a failed member as left, so that it is no longer waited for."""
-    with_client(agent, lambda client: client.force_leave(member))
+    with_admin(agent, lambda client: client.force_leave(member))
     say(f"{member} counts as left")

@@ -26,10 +26,10 @@ from shoal.agent.cli.output import (
     show_json,
 )
 from shoal.agent.cli.progress import Bar
-from shoal.agent.cli.running import with_client
+from shoal.agent.cli.running import with_admin
 
 if TYPE_CHECKING:
-    from shoal.aio import AsyncClient
+    from shoal.aio_admin import AdminClient
 
 POLL_SECONDS = 0.25
 STUCK_SECONDS = 10.0
@@ -63,15 +63,15 @@ def drain(
     It lasts until --undo, over restarts too. Interrupted, it goes on; run again, it is watched again. The
     exit code is 0 once nothing is left on the agent and it is safe to stop.
     """
-    url = agent if member is None else with_client(agent, lambda client: _url_of(client, member))
+    url = agent if member is None else with_admin(agent, lambda client: _url_of(client, member))
     if undo:
-        document = with_client(url, lambda client: client.drain(undo=True))
+        document = with_admin(url, lambda client: client.drain(undo=True))
         _show(document, output, f"{document['name']} takes replicas again")
         return
-    document = with_client(url, lambda client: client.drain())
+    document = with_admin(url, lambda client: client.drain())
     if wait:
         try:
-            document = with_client(url, lambda client: _watch(client, document, timeout))
+            document = with_admin(url, lambda client: _watch(client, document, timeout))
         except KeyboardInterrupt:
             say(f"{document['name']} goes on being drained; run this again to watch, --undo takes it back")
             raise
@@ -81,7 +81,7 @@ def drain(
         raise CliError(message, advice)
 
 
-async def _url_of(client: AsyncClient, member: str) -> str:
+async def _url_of(client: AdminClient, member: str) -> str:
     found = [
         item
         for item in (await client.members())["members"]
@@ -98,7 +98,7 @@ async def _url_of(client: AsyncClient, member: str) -> str:
     return str(found[0]["url"])
 
 
-async def _watch(client: AsyncClient, document: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+async def _watch(client: AdminClient, document: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """The last document: empty, stuck, or out of time."""
     started = moved = time.monotonic()
     bar = Bar(sys.stderr)

@@ -26,7 +26,7 @@ from shoal.agent.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shoal.aio import AsyncClient
+    from shoal.aio_admin import AdminClient
 
 ANSWER_TIMEOUT_MS = 60_000
 """Three queries to a pool of which some members do not answer take so long at most."""
@@ -108,11 +108,11 @@ def _change(change: str, key: str, agent: str, output: Output, *, force: bool) -
     _show(document, output)
 
 
-def _with_agent(agent: str, work: Callable[[AsyncClient], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    from shoal.agent.cli.running import with_client
-    from shoal.aio import ClientConfig
+def _with_agent(agent: str, work: Callable[[AdminClient], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    from shoal.agent.cli.running import with_admin
+    from shoal.aio_cluster import ClientConfig
 
-    return with_client(agent, work, ClientConfig(attempt_timeout_ms=ANSWER_TIMEOUT_MS))
+    return with_admin(agent, work, ClientConfig(attempt_timeout_ms=ANSWER_TIMEOUT_MS))
 
 
 def _key_text(key: str) -> str:

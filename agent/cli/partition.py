@@ -20,7 +20,7 @@ from shoal.agent.cli.output import (
     say,
     show_json,
 )
-from shoal.agent.cli.running import with_client
+from shoal.agent.cli.running import with_admin
 
 UNSAFE_ADVICE = (
     "a partition heals by itself once a majority of its agents is back; if those are gone for good, add "
@@ -64,7 +64,7 @@ def recover(
         raise CliError(
             f"recovering {where} by force may lose acknowledged records", UNSAFE_ADVICE, exit_code=2
         )
-    preview = with_client(agent, lambda client: client.recovery_preview(topic, partition))
+    preview = with_admin(agent, lambda client: client.recovery_preview(topic, partition))
     if preview["refusal"] is not None:
         raise CliError(f"{where} is not recovered: {preview['refusal']}", "")
     for line in warning(preview):
@@ -76,7 +76,7 @@ def recover(
             )
         if typer.prompt(f"Type {where} to go on", err=True) != where:
             raise CliError(f"{where} is not recovered: that was not its name", "", exit_code=2)
-    document = with_client(agent, lambda client: client.recover_partition(topic, partition))
+    document = with_admin(agent, lambda client: client.recover_partition(topic, partition))
     if output is Output.JSON:
         show_json(document)
     say(f"{where} goes on with this agent alone; new replicas come as agents are there to hold them")

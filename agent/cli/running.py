@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from shoal.agent.cli.output import DEFAULT_AGENT, CliError, agent_urls
 
 if TYPE_CHECKING:
-    from shoal.aio import AsyncClient, ClientConfig
+    from shoal.aio import AsyncClient
+    from shoal.aio_admin import AdminClient
+    from shoal.aio_cluster import ClientConfig
 
 T = TypeVar("T")
+C = TypeVar("C", bound="AdminClient")
 
 ADVICE = {
     "unknown-topic": "`shoal topic list` shows the topics, `shoal topic create NAME` makes one",
@@ -39,18 +42,39 @@ def with_client(
     """Run `work` with a client of the agents named. Raises CliError for every failure that has an
     explanation.
     """
+    urls = _urls(agent)
+    from shoal.aio import AsyncClient
+
+    return _explained(AsyncClient(urls, config), work)
+
+
+def with_admin(
+    agent: str, work: Callable[[AdminClient], Awaitable[T]], config: ClientConfig | None = None
+) -> T:
+    """As with_client, for what needs no records: it starts without what those take."""
+    urls = _urls(agent)
+    from shoal.aio_admin import AdminClient
+
+    return _explained(AdminClient(urls, config), work)
+
+
+def _urls(agent: str) -> list[str]:
     urls = agent_urls(agent)
-    from shoal.aio import AsyncClient, Unreachable
     from shoal.client_routing import bootstrap_urls
-    from shoal.errors import ShoalError
 
     try:
         bootstrap_urls(urls)
     except ValueError as error:
         raise CliError(f"--agent: {error}", f"give one like {DEFAULT_AGENT}", exit_code=2) from error
+    return urls
+
+
+def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
+    from shoal.aio_cluster import Unreachable
+    from shoal.errors import ShoalError
 
     async def body() -> T:
-        async with AsyncClient(urls, config) as client:
+        async with client:
             return await work(client)
 
     try:

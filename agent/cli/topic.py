@@ -25,10 +25,10 @@ from shoal.agent.cli.output import (
     show_table,
     size_text,
 )
-from shoal.agent.cli.running import with_client
+from shoal.agent.cli.running import with_admin
 
 if TYPE_CHECKING:
-    from shoal.aio import AsyncClient
+    from shoal.aio_admin import AdminClient
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 
@@ -77,7 +77,7 @@ def create(
         settings["partitions"] = partitions
     if replication_factor is not None:
         settings["replication_factor"] = _factor(replication_factor)
-    created, document = with_client(agent, lambda client: client.create_topic(name, settings))
+    created, document = with_admin(agent, lambda client: client.create_topic(name, settings))
     if output is Output.JSON:
         show_json({"created": created, **document})
         return
@@ -105,7 +105,7 @@ def _summary(document: dict[str, Any]) -> str:
 
 def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE) -> None:
     """The topics, with their size and health."""
-    topics = with_client(agent, lambda client: client.topics())
+    topics = with_admin(agent, lambda client: client.topics())
     if output is Output.JSON:
         show_json({"topics": topics})
         return
@@ -138,11 +138,11 @@ def describe(
     yet. LAG: records that a follower lacks of the leader's log, the most of any first.
     """
 
-    async def work(client: AsyncClient) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def work(client: AdminClient) -> tuple[dict[str, Any], dict[str, Any]]:
         document, members = await asyncio.gather(client.topic(name), client.members())
         return document, members
 
-    document, members = with_client(agent, work)
+    document, members = with_admin(agent, work)
     if output is Output.JSON:
         show_json(document)
         return
@@ -197,5 +197,5 @@ def delete(
         if not sys.stdin.isatty():
             raise CliError(f"deleting {name} needs a yes", "add --yes", exit_code=2)
         typer.confirm(f"Delete topic {name} and all its records?", abort=True, err=True)
-    with_client(agent, lambda client: client.delete_topic(name))
+    with_admin(agent, lambda client: client.delete_topic(name))
     say(f"topic {name} is deleted")

@@ -16,9 +16,9 @@ from aiohttp import web
 
 from shoal.agent.event_feed import EventFeed
 from shoal.batch import Message, ProducerStamp
+from shoal.hash_ranges import HashRange
 from shoal.membership.interface import KeyChange
 from shoal.records import RecordColumns
-from shoal.routing import HashRange
 
 Json = dict[str, Any]
 

@@ -54,7 +54,8 @@ from shoal.batch import (
     to_record_batch,
 )
 from shoal.errors import JSON, ShoalError
-from shoal.routing import key_hash, partition_batch, partition_columns
+from shoal.hash_ranges import key_hash
+from shoal.routing import partition_batch, partition_columns
 
 ACKS = ("all", "leader", "none")
 PRODUCER_ID_CHARACTERS_MAX = 128

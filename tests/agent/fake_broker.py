@@ -37,8 +37,8 @@ from shoal.batch import (
     to_record_batch,
 )
 from shoal.errors import ShoalError
+from shoal.hash_ranges import HashRange, hash_ranges
 from shoal.records import RecordColumns, columns_to_batch
-from shoal.routing import HashRange, hash_ranges
 
 CLUSTER_ID = b"fake cluster id."
 

@@ -11,7 +11,7 @@ from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.roster import Roster
 from shoal.agent.topic_settings import TopicSettings
 from shoal.errors import ShoalError
-from shoal.routing import HashRange
+from shoal.hash_ranges import HashRange
 
 HERE, GONE, AWAY = "a" * 32, "b" * 32, "c" * 32
 REPLACE_AFTER_MS = 10_000

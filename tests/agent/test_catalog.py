@@ -29,7 +29,7 @@ from shoal.agent.topic_settings import (
     settings_from_body,
 )
 from shoal.errors import ShoalError
-from shoal.routing import hash_ranges
+from shoal.hash_ranges import hash_ranges
 
 AGENTS = ("a" * 32, "b" * 32, "c" * 32)
 

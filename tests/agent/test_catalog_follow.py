@@ -43,9 +43,9 @@ from shoal.batch import (
     stamp_message,
 )
 from shoal.errors import ShoalError
+from shoal.hash_ranges import hash_ranges
 from shoal.records import RecordColumns, columns_to_batch
 from shoal.replication.interfaces import ReplicaId
-from shoal.routing import hash_ranges
 
 SELF, OTHER = "a" * 32, "b" * 32
 

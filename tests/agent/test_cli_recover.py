@@ -95,7 +95,7 @@ def test_on_a_terminal_the_partition_is_typed(
 ) -> None:
     """Its name, not a y: only then is it carried out."""
     asked: list[object] = []
-    monkeypatch.setattr(module, "with_client", lambda _agent, work: asked.append(work) or PREVIEW)
+    monkeypatch.setattr(module, "with_admin", lambda _agent, work: asked.append(work) or PREVIEW)
     monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
     monkeypatch.setattr(typer, "prompt", lambda *_args, **_options: typed)
     code = main(["partition", "recover", "orders", "3", "--unsafe"])

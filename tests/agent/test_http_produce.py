@@ -15,7 +15,7 @@ from http_fixtures import Agent, one_agent, running
 from shoal.agent.http.limits import HttpLimits
 from shoal.batch import DEFAULT_SCHEMA
 from shoal.errors import ShoalError
-from shoal.routing import hash_ranges, key_hash, partition_for
+from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"

@@ -14,10 +14,10 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.mover import SETTLE_MS
 from shoal.agent.roster import TAG_DOMAIN, TAG_WEIGHT, candidate_of
 from shoal.agent.topic_settings import TopicSettings
+from shoal.hash_ranges import hash_ranges
 from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.replication.placement import Candidate
 from shoal.replication.steps import Members
-from shoal.routing import hash_ranges
 from tests.agent.test_mover_steps import REPLACE_AFTER_MS, SELF, TOPIC, FakeReplica, Fixture
 
 EVERYWHERE = b"e" * 16

@@ -33,8 +33,8 @@ from shoal.agent.shipments import Shipments
 from shoal.agent.stragglers import PAUSE_MS_MAX, PAUSE_MS_MIN
 from shoal.agent.topic_settings import TopicSettings
 from shoal.batch import LogIndex
+from shoal.hash_ranges import hash_ranges
 from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId
-from shoal.routing import hash_ranges
 
 SELF, OTHER, THIRD, FOURTH = "a" * 32, "b" * 32, "c" * 32, "d" * 32
 TOPIC = b"t" * 16

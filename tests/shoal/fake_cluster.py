@@ -20,7 +20,7 @@ from aiohttp import web
 
 from shoal.batch import decode_stream
 from shoal.errors import ShoalError
-from shoal.routing import hash_ranges
+from shoal.hash_ranges import hash_ranges
 
 ARROW = "application/vnd.apache.arrow.stream"
 REMEMBERED_SEQUENCES = 5

@@ -25,7 +25,7 @@ from shoal.aio import (
     batch_of,
 )
 from shoal.errors import ERRORS, BufferFull, ShoalError
-from shoal.routing import hash_ranges, key_hash, partition_for
+from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=5_000), attempt_timeout_ms=1_000)
 

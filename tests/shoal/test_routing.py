@@ -10,16 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shoal.hash_ranges import HASH_SPACE, HashRange, hash_ranges, key_hash, partition_for
 from shoal.records import RecordColumns, columns_to_batch
-from shoal.routing import (
-    HASH_SPACE,
-    HashRange,
-    hash_ranges,
-    key_hash,
-    partition_batch,
-    partition_columns,
-    partition_for,
-)
+from shoal.routing import partition_batch, partition_columns
 
 keys = st.none() | st.binary(max_size=8)
 

@@ -33,7 +33,7 @@ from shoal.batch import (
     stamp_message,
 )
 from shoal.errors import ShoalError
-from shoal.routing import hash_ranges
+from shoal.hash_ranges import hash_ranges
 
 # Each test has a Spark of its own that lives for seconds: what its compiler and collector would gain later
 # never comes, and took a quarter of its time.

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from shoal import java, spark_setup
 from shoal.agent.cli.main import main
-from shoal.routing import key_hash
+from shoal.hash_ranges import key_hash
 from shoal.spark import ShoalDataSource, ShoalStreamReader
 from shoal.spark_options import SourceError
 from shoal.spark_plan import Narrowing
@@ -36,11 +36,11 @@ import json, sys
 for name in ("aiohttp", "liburing", "crc32c", "xxhash", "msgpack", "zeroconf", "typer"):
     sys.modules[name] = None  # as where they are not installed
 import pyspark_shoal
-import shoal.routing
+import shoal.hash_ranges
 import shoal.spark_write
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "shoal")
-hashed = shoal.routing.key_hash(b"key")
-print(json.dumps([ours, shoal.routing.__file__, hashed, pyspark_shoal.DefaultSource.name()]))
+hashed = shoal.hash_ranges.key_hash(b"key")
+print(json.dumps([ours, shoal.hash_ranges.__file__, hashed, pyspark_shoal.DefaultSource.name()]))
 """
 
 

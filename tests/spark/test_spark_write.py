@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shoal import spark_send
 from shoal.batch import DEFAULT_SCHEMA, decode_stream, schema_message
 from shoal.errors import ShoalError
-from shoal.routing import hash_ranges, key_hash, partition_for
+from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 from shoal.spark_http import RetryPolicy
 from shoal.spark_options import SourceError, check_written, parse_sink_options
 from shoal.spark_send import ChunkSender, Sink, encoded
