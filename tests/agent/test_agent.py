@@ -23,7 +23,7 @@ from shoal.agent.agent import Agent, Outcome, StopRequest, run_agent
 from shoal.agent.data_directory import StartError, default_name
 from shoal.agent.identity import CATALOG_GROUP
 from shoal.agent.ports import PortError
-from tests.agent.agents import Agents, Running, agents_in, config, eventually
+from tests.agent.agents import EVENTUALLY_S, Agents, Running, agents_in, config, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +168,7 @@ async def test_the_catalog_outlives_the_agent_that_began_it(agents: Agents) -> N
     later = [agents.start(name, expect=None, join=[address]) for name in ("a1", "a2")]
     for running in later:
         await running.until_ready()
-    await eventually(lambda: _catalog_voters(founder, 3), 20)
+    await eventually(lambda: _catalog_voters(founder, 3))
     assert (await later[0].call("PUT", "/v1/topics/before", {"replication_factor": 3}))[0] == 201
     await founder.crash()
     status, document = await later[0].call(
@@ -209,23 +209,21 @@ async def test_deletion_frees_the_disk_of_every_holder(agents: Agents, tmp_path:
     ] == 201
 
 
-async def test_a_leadership_change_reaches_everybody_at_once(agents: Agents) -> None:
-    """A long poll on routes answers within the time of a few heartbeats, not of gossip."""
+async def test_a_leadership_change_reaches_everybody(agents: Agents) -> None:
+    """Also those who were not told of it by hand; test_route_exchange.py says how soon, in virtual time."""
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
     leader_id = (await leaders(cluster[0], "t"))[0]
     leader = next(running for running in cluster if running.agent.agent_id == leader_id)
     observer = next(running for running in cluster if running.agent.agent_id != leader_id)
     assert leader.agent.host is not None
-    started = asyncio.get_running_loop().time()
     moved = await leader.agent.host.transfer_all(2_000)
     assert moved >= 1
 
     async def seen() -> bool:
         return (await leaders(observer, "t"))[0] not in (leader_id, None)
 
-    await eventually(seen, 2.0)
-    assert asyncio.get_running_loop().time() - started < 1.0
+    await eventually(seen)
 
 
 async def test_open_long_polls_do_not_delay_the_end(agents: Agents) -> None:
@@ -234,13 +232,13 @@ async def test_open_long_polls_do_not_delay_the_end(agents: Agents) -> None:
     await agent.call("PUT", "/v1/topics/t")
     version = (await agent.call("GET", "/v1/routes"))[1]["version"]
     polls = [
-        asyncio.create_task(agent.call("GET", "/v1/topics/t/partitions/0/records", wait="30s")),
-        asyncio.create_task(agent.call("GET", "/v1/routes", after_version=version, wait="30s")),
+        asyncio.create_task(agent.call("GET", "/v1/topics/t/partitions/0/records", wait="60s")),
+        asyncio.create_task(agent.call("GET", "/v1/routes", after_version=version, wait="60s")),
     ]
     await asyncio.sleep(0.2)
     started = asyncio.get_running_loop().time()
     assert await agent.leave() is Outcome.STOPPED
-    assert asyncio.get_running_loop().time() - started < 4
+    assert asyncio.get_running_loop().time() - started < 20
     await asyncio.gather(*polls, return_exceptions=True)
 
 
@@ -284,7 +282,7 @@ async def test_two_empty_clusters_of_one_name_become_one(agents: Agents, tmp_pat
     assert first_id is not None
     assert second_id is not None
     loser, winner = (one, two) if first_id > second_id else (two, one)
-    assert await asyncio.wait_for(loser.task, 15) is Outcome.DISSOLVED
+    assert await asyncio.wait_for(loser.task, EVENTUALLY_S) is Outcome.DISSOLVED
     assert os.listdir(loser.agent.config.data) == ["lock"]
     reborn = await agents.start(
         Path(loser.agent.config.data).name, join=[await winner.gossip_address()], expect=None
@@ -298,7 +296,7 @@ async def test_clusters_with_topics_never_merge(agents: Agents, caplog: pytest.L
     for running in (one, two):
         assert (await running.call("PUT", "/v1/topics/t"))[0] == 201
     await one.agent.membership.join([("127.0.0.1", two.agent.membership.port)])
-    await eventually(lambda: _said(caplog, "two clusters never merge", 2), 10)
+    await eventually(lambda: _said(caplog, "two clusters never merge", 2))
     for running in (one, two):
         members = (await running.call("GET", "/v1/members"))[1]["members"]
         assert [member["id"] for member in members] == [running.agent.agent_id]
@@ -341,9 +339,9 @@ async def test_cores_are_agents_that_start_and_end_together(tmp_path: Path) -> N
                 ready = sum(bool(member["partitions"]) for member in members)
                 return len(members) == 2 and len(domains) == 1 and ready >= 1
 
-            await eventually(two_members, 30)
+            await eventually(two_members)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), EVENTUALLY_S) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -358,7 +356,7 @@ async def test_cores_are_agents_that_start_and_end_together(tmp_path: Path) -> N
 
 async def refused(settings: Any) -> str:
     with pytest.raises((StartError, PortError)) as caught:
-        await asyncio.wait_for(Agent(settings).run(StopRequest()), 10)
+        await asyncio.wait_for(Agent(settings).run(StopRequest()), EVENTUALLY_S)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -21,7 +21,7 @@ from shoal.membership.mdns import Found
 from shoal.membership.snapshot import Clocks, Peer, Snapshot
 from shoal.segment_store.disk import ThreadDisk
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Pool:

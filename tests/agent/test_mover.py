@@ -13,7 +13,7 @@ from shoal.agent.goals import steady_target
 from shoal.agent.identity import GroupId, ReplicaState
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
-GROWTH_LIMIT_S = 30.0
+GROWTH_LIMIT_S = 60.0
 REPLACE_AFTER = "1s"  # after gossip has given the agent up, which takes about four
 
 

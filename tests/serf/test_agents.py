@@ -93,7 +93,7 @@ async def test_the_main_job_over_serf(hosts: Hosts) -> None:
     async def all_led() -> bool:
         return [await produce(running[0], partition, "after") for partition in range(3)] == [200] * 3
 
-    await eventually(all_led, 20)
+    await eventually(all_led)
     for partition in range(3):
         assert (await values(running[1], partition))[0] == "before"
 

@@ -44,7 +44,7 @@ async def mixed_pool(
 
 async def answers(join: Callable[[], object]) -> None:
     """Repeat a join until the other side listens."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await join()  # type: ignore[misc]
@@ -71,7 +71,7 @@ async def test_join_tags_and_reachability(tmp_path: Path) -> None:
         member.set_tags({"name": "ours", "pv": "8"})
         await agent.shows(NAME, "alive", "pv=8")
         await agent.ask("tags", "-set", "role=db")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not any(other.tags.get("role") == "db" for other in member.members()):
                 await asyncio.sleep(0.05)
 
@@ -95,12 +95,12 @@ async def test_user_events_both_ways(tmp_path: Path) -> None:
     async with mixed_pool(tmp_path) as (agent, member, user_events):
         await agent.shows(NAME, "alive")
         await agent.ask("event", "deploy", "payload-1")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not user_events:
                 await asyncio.sleep(0.05)
         assert (user_events[0].name, user_events[0].payload) == ("deploy", b"payload-1")
         member.send_user_event("routes", b"v9")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while b"routes" not in (tmp_path / "alpha.log").read_bytes():
                 await asyncio.sleep(0.1)
 
