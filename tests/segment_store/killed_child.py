@@ -10,7 +10,7 @@ import os
 import random
 import sys
 
-from store_frames import SMALL, next_frame, open_log
+from store_frames import SMALL, message, next_frame, open_log
 
 from shoal.segment_store import open_disk
 
@@ -32,6 +32,7 @@ async def _live(directory: str, kind: str, seed: int) -> None:
 
 
 def main() -> None:
+    message(1)  # Arrow imports pandas for its first array: once here, not in every child
     for line in iter(sys.stdin.readline, ""):
         directory, kind, seed = line.split()
         child = os.fork()
