@@ -15,7 +15,15 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaRegistry
 from shoal.agent.links import LinkConfig, Links
-from shoal.batch import DEFAULT_SCHEMA, Message, decode_stream, message_from_batch, schema_message
+from shoal.batch import (
+    DEFAULT_SCHEMA,
+    Message,
+    ProducerStamp,
+    decode_stream,
+    message_from_batch,
+    producer_id_from_text,
+    schema_message,
+)
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, columns_to_batch
 from shoal.replication.config import RaftConfig
@@ -33,11 +41,15 @@ RAFT = RaftConfig(
     sync_stall_ms=3_000,
 )
 LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=250, silence_after_loss_ms=60, redial_min_ms=10)
+PATIENCE_S = 60.0
+"""What never comes has not come by then, on any machine: elections take as long as it takes to run them."""
+PRODUCERS = 8
+"""More than ever append at a time: each has a producer of its own, whose next epoch is another append's."""
 TURNS_TO_ACCEPT = 10
 """Of the loop, from a connection in a listener's queue until its protocol is known: three or four."""
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """Wait until it holds and return its value, or fail."""
     async with asyncio.timeout(timeout_s):
         while not (value := condition()):
@@ -165,6 +177,7 @@ class Cluster:
             node.cluster = self
         self.birth = Configuration.birth(tuple(ids))
         self.alive: list[Node] = []
+        self._appends = 0
 
     async def __aenter__(self) -> Self:
         for node in self.nodes:
@@ -205,12 +218,16 @@ class Cluster:
         return found
 
     async def append(self, *values: str, **options: Any) -> Any:
-        """Append at the leader, whoever that is, until it is acknowledged."""
-        async with asyncio.timeout(30):
+        """Append at the leader, whoever that is, until it is acknowledged; once, however often that takes."""
+        epoch, number = divmod(self._appends, PRODUCERS)
+        self._appends += 1
+        once = ProducerStamp(producer_id_from_text(f"harness {number}"), epoch, 0)
+        options = {"timeout_ms": 1_000, "producer": once} | options
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 node = await self.leader()
                 try:
-                    return await node.host.append(GROUP, [message(*values)], timeout_ms=1_000, **options)
+                    return await node.host.append(GROUP, [message(*values)], **options)
                 except ShoalError as error:
                     if not error.retriable:
                         raise
@@ -220,7 +237,7 @@ class Cluster:
 async def read_values(node: Node, group: GroupId = GROUP, *, local: bool = False) -> list[str]:
     """Every committed value, from offset 0 to the high watermark. Where the node leads no longer, from that
     which does, as a client would."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return await _read_values(node, group, local=local)
