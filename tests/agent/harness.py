@@ -35,12 +35,12 @@ CLUSTER = bytes(range(16))
 GROUP = GroupId(b"t" * 16, 0)
 RAFT = RaftConfig(
     heartbeat_interval_ms=30,
-    election_timeout_ms=150,
+    election_timeout_ms=300,
     retry_after_ms=60,
     quiet_after_ms=400,
     sync_stall_ms=3_000,
 )
-LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=250, silence_after_loss_ms=60, redial_min_ms=10)
+LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=400, silence_after_loss_ms=100, redial_min_ms=10)
 PATIENCE_S = 60.0
 """What never comes has not come by then, on any machine: elections take as long as it takes to run them."""
 PRODUCERS = 8
