@@ -153,8 +153,10 @@ async def test_a_slow_head_is_cut_off(agent: Agent) -> None:
                 writer.write(b"X-A: b\r\n")
                 async with asyncio.timeout(0.05):
                     await reader.read(1)
-            except (TimeoutError, ConnectionError):
+            except TimeoutError:
                 continue
+            except ConnectionError:  # cut off while a line was on its way
+                break
     writer.close()
 
 
