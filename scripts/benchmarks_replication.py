@@ -351,8 +351,9 @@ def _failover_row(fault: str, who: str, times: list[float], stood_still: list[fl
     ratio = max(median / MEDIAN_BAR_SECONDS, worst / WORST_BAR_SECONDS)
     name = f"fail-over, {fault}, {len(times)} times, {who}"
     measured = f"median {median:.2f} s, worst {worst:.2f} s"
-    floor = f"machine stood still for {still:.1f} s of the worst" if still else "bars: median 1 s, worst 2 s"
-    return Row(name, measured, floor, ratio, 1.0, True)
+    if still:
+        measured += f" (the machine stood still for {still:.1f} s of it)"
+    return Row(name, measured, "bars: median 1 s, worst 2 s", ratio, 1.0, True)
 
 
 def _one_failover(
