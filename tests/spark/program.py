@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from shoal.spark import register
 
+EXIT_SECONDS_MAX = 200.0
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
@@ -135,6 +136,15 @@ def copied(spark: SparkSession, agent: str) -> int:
         return sum(progress.numInputRows for progress in query.recentProgress)
 
 
+def end(spark: SparkSession) -> None:
+    """Wait until the JVM has ended as well: what it leaves at its end is there then."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(EXIT_SECONDS_MAX)
+
+
 def main() -> None:
     """Every kind of query once."""
     spark = session()
@@ -204,7 +214,7 @@ def main() -> None:
         exec(example, names)  # as the page has them, one after the other; the agent is SHOAL_AGENT's
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
     print(json.dumps(results))
-    spark.stop()
+    end(spark)
 
 
 if __name__ == "__main__":
