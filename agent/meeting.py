@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shoal.agent.roster import Roster
 from shoal.membership.interface import JoinError
@@ -58,7 +58,7 @@ class Meeting:
         self._agent_id = agent_id
         self._cluster = cluster
         self._seeds = list(dict.fromkeys(seeds))
-        self._remembered = list(dict.fromkeys((peer.address, peer.port) for peer in remembered))
+        self._remembered = {(peer.address, peer.port): peer.name for peer in remembered}
         self._roster = roster
         self._rng = rng
         self._join = join
@@ -67,7 +67,7 @@ class Meeting:
         self._found: asyncio.Queue[Address] = asyncio.Queue(MAX_FOUND)
         self._kept: Snapshot | None = None
         self._answered: set[Address] = set()
-        """Of the seeds, those that have."""
+        """Of the seeds and of those remembered, who has."""
         self._complain_at_s: dict[Address, float] = {}
         """When it is said of a seed, which does not answer, why that is."""
 
@@ -111,9 +111,9 @@ class Meeting:
     # ---- seeds and the snapshot ---------------------------------------------------------------------------
 
     async def _call_known(self) -> None:
-        """While this agent is alone: everybody known, more and more slowly, for ever. Otherwise the seeds
-        that never answered, which may know nobody themselves, more and more slowly; and now and then one of
-        the seeds, which may be in another half of the pool that nobody here remembers."""
+        """While this agent is alone: everybody known, more and more slowly, for ever. Otherwise those who
+        are missing, more and more slowly; and now and then one of the seeds, which may be in another half of
+        the pool that nobody here remembers."""
         delay_ms = RETRY_MS_MIN
         was_alone = True
         while True:
@@ -126,13 +126,29 @@ class Meeting:
                 await self._pause(delay_ms)
                 delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
             else:
-                silent = [seed for seed in self._seeds if seed not in self._answered]
-                if not silent or delay_ms > REVISIT_MS:
+                if not self._missing() or delay_ms > REVISIT_MS:
                     delay_ms = REVISIT_MS
                 await self._pause(delay_ms)
-                known = sorted(self._answered) if delay_ms == REVISIT_MS else []
-                await self._contact([*silent, *self._rng.sample(known, min(1, len(known)))])
+                met = [seed for seed in self._seeds if seed in self._answered]
+                once_more = self._some(met, 1) if delay_ms == REVISIT_MS else []
+                await self._contact([*self._missing(), *once_more])
                 delay_ms *= 2
+
+    def _missing(self) -> list[Address]:
+        """The seeds that never answered, which may know nobody themselves; and some of those remembered whom
+        nobody has met since: they may have forgotten everybody, or be one half of a divided pool."""
+        met = {member.name for member in self._roster.members()}
+        peers = [
+            address
+            for address, name in self._remembered.items()
+            if name not in met and address not in self._answered
+        ]
+        seeds = [seed for seed in self._seeds if seed not in self._answered]
+        return list(dict.fromkeys([*seeds, *self._some(peers, REMEMBERED_A_ROUND)]))
+
+    def _some(self, addresses: Iterable[Address], count: int) -> list[Address]:
+        known = list(addresses)
+        return self._rng.sample(known, min(count, len(known)))
 
     async def _pause(self, longest_ms: int) -> None:
         """Shorter when this agent turns out to be alone."""
@@ -144,8 +160,7 @@ class Meeting:
             left_ms -= step_ms
 
     def _to_call(self) -> list[Address]:
-        some = self._rng.sample(self._remembered, min(REMEMBERED_A_ROUND, len(self._remembered)))
-        return list(dict.fromkeys([*self._seeds, *some]))
+        return list(dict.fromkeys([*self._seeds, *self._some(self._remembered, REMEMBERED_A_ROUND)]))
 
     def _is_alone(self) -> bool:
         return not any(
@@ -164,7 +179,7 @@ class Meeting:
                     self._note_silence(address, error)
                     return False
                 self._complain_at_s.pop(address, None)
-                if address in self._seeds:
+                if address in self._seeds or address in self._remembered:
                     self._answered.add(address)
                 return answered
 

@@ -106,6 +106,31 @@ async def test_agents_come_back_without_being_told_anything(
     await eventually(lambda: _lives(again[0], back))
 
 
+async def test_one_that_has_forgotten_everybody_and_comes_last_is_called(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No seed and no mDNS: the two that met before it was there remember it, and are not content with each
+    other."""
+    monkeypatch.setattr(meeting, "REMEMBER_INTERVAL_S", 0.1)
+    base = free_ports(3)
+    seeds = [f"127.0.0.1:{base}"]
+    cluster = [agents.start(f"a{n}", expect=3, gossip_port=base + n, join=seeds) for n in range(3)]
+    for one in cluster:
+        await one.until_ready()
+    paths = [Path(one.agent.config.data) / FILE_NAME for one in cluster]
+
+    async def remembered() -> bool:
+        return all(path.exists() and path.read_text().count("alive: ") == 2 for path in paths)
+
+    await eventually(remembered)
+    for one in cluster:
+        await one.leave()
+    paths[2].unlink()
+    for one in [agents.start(f"a{n}", expect=3, gossip_port=base + n) for n in range(2)]:
+        await one.until_ready()
+    await agents.start("a2", expect=3, gossip_port=base + 2).until_ready()
+
+
 async def _lives(at: Running, other: Running) -> bool:
     member = at.agent.roster.find(other.agent.agent_id)
     return member is not None and member.status == "alive" and member.port == other.agent.membership.port

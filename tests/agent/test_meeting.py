@@ -182,9 +182,40 @@ async def test_a_pool_that_may_be_divided_calls_its_seeds_now_and_then() -> None
     """Not alone, but the seed may be in the other half: one call per interval, for ever."""
     pool = Pool()
     pool.present = [member("b")]
-    async with meeting(pool, seeds=[("10.0.0.1", 1)], remembered=[Peer("x", "10.0.0.2", 2)]):
+    async with meeting(pool, seeds=[("10.0.0.1", 1)], remembered=[Peer("b", "10.0.0.2", 2)]):
         await pool.until(lambda: len(pool.calls) >= 3)
     assert set(pool.calls) == {("10.0.0.1", 1)}
+
+
+async def test_who_is_remembered_and_missing_is_called_until_he_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All have restarted, and two have met before the third was there. That one has forgotten everybody: if
+    they did not call, nobody would."""
+    pool = Pool()
+    there, late, gone = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
+    pool.answering = {there}
+    monkeypatch.setattr(module, "REVISIT_MS", 3_600_000)
+    peers = [Peer("at-1", *there), Peer("at-2", *late), Peer("at-3", *gone)]
+    async with meeting(pool, remembered=peers):
+        await pool.until(lambda: pool.calls.count(late) >= 3)
+        assert pool.calls.count(there) == 1, "it is a member"
+        pool.answering.add(late)
+        await pool.until(lambda: pool.find("at-2") is not None)
+        calls = pool.calls.count(late)
+        await pool.until(lambda: pool.calls.count(gone) >= 6)
+        assert pool.calls.count(late) == calls
+
+
+async def test_another_who_answers_where_somebody_was_is_called_once() -> None:
+    """The port of one remembered is another's now: he has been met, under whatever name."""
+    pool = Pool()
+    pool.present = [member("b")]
+    taken, gone = ("10.0.0.1", 1), ("10.0.0.2", 2)
+    pool.answering = {taken}
+    async with meeting(pool, remembered=[Peer("x", *taken), Peer("y", *gone)]):
+        await pool.until(lambda: pool.calls.count(gone) >= 3)
+    assert pool.calls.count(taken) == 1
 
 
 async def test_a_seed_that_was_late_is_called_soon_by_those_that_met_without_it(
