@@ -41,6 +41,7 @@ from shoal.agent.data_directory import (
     settle_identity,
     wipe,
 )
+from shoal.agent.direct_loop import expects_answers
 from shoal.agent.draining import Draining
 from shoal.agent.event_feed import EventFeed
 from shoal.agent.event_sources import EventSources
@@ -308,6 +309,7 @@ class Agent:
                 silence_after_ms=max(self.config.election_timeout_ms, 2 * interval_ms),
             ),
         )
+        self._links.on_append_sent = expects_answers(asyncio.get_running_loop())
         self.roster = Roster(
             agent_id=self.agent_id, cluster=self.config.cluster, links=self._links, watch=self._watch
         )

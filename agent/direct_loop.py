@@ -4,16 +4,21 @@ Law of this file: what happens is what asyncio would have happen, in the same or
 that is not certain, asyncio does it. It knows nothing of agents. A small append wakes the agents that it
 concerns four times; nearly always one file descriptor is readable then, and nothing else waits. Its callback
 is called where the kernel was asked, instead of by way of two lists and a queue, and if that has left the
-loop nothing to do, the kernel is asked again at once.
+loop nothing to do, the kernel is asked again at once. Where somebody has said that an answer comes soon, the
+kernel is asked for a while before this sleeps (idle_poll.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import selectors
 import time
+from collections.abc import Callable
 from typing import Any, Final
+
+from shoal.agent.idle_poll import CONTENDED_NS, IdlePoll
 
 EVENTS_MAX: Final = 256
 """Taken from the kernel at once; the rest comes with the next question."""
@@ -32,6 +37,13 @@ class DirectSelector(selectors.DefaultSelector):
         self._loop: Any = None
         self._epoll: Any = None
         self._keys: dict[int, selectors.SelectorKey] = {}
+        self._idle_poll = IdlePoll()
+        self._expecting = False
+
+    def expect(self) -> None:
+        """What was just sent is answered within a fraction of a millisecond, as a rule."""
+        self._idle_poll.expect(time.monotonic_ns())
+        self._expecting = True
 
     def serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """This loop's readers may be called, if it and this selector are built as expected."""
@@ -51,7 +63,8 @@ class DirectSelector(selectors.DefaultSelector):
         due = None if timeout is None else time.monotonic() + timeout
         for _ in range(CALLS_MAX):
             try:
-                events = poll(timeout, EVENTS_MAX)  # rounded up to whole milliseconds, as timers want it
+                # Rounded up to whole milliseconds, as timers want it.
+                events = self._poll_and_sleep(timeout) if self._expecting else poll(timeout, EVENTS_MAX)
             except InterruptedError:
                 break
             if len(events) != 1 or events[0][1] != select.EPOLLIN:
@@ -68,6 +81,29 @@ class DirectSelector(selectors.DefaultSelector):
                     break
         return []
 
+    def _poll_and_sleep(self, timeout: float | None) -> list[tuple[int, int]]:
+        """What the kernel tells within `timeout` seconds; awake at first, unless others want the core."""
+        began_ns = looked_ns = time.monotonic_ns()
+        poll, idle_poll = self._epoll.poll, self._idle_poll
+        self._expecting = idle_poll.expects(began_ns)
+        window_ns = idle_poll.window_ns if self._expecting else 0
+        if timeout is not None:
+            window_ns = min(window_ns, int(timeout * 1e9))
+        while looked_ns - began_ns < window_ns:
+            events: list[tuple[int, int]] = poll(0, EVENTS_MAX)
+            if events:
+                return events
+            os.sched_yield()  # to whoever waits for this core: it may be the one who is to answer
+            before_ns, looked_ns = looked_ns, time.monotonic_ns()
+            if looked_ns - before_ns > CONTENDED_NS:
+                break
+        if timeout is not None:
+            timeout = max(0.0, timeout - (looked_ns - began_ns) / 1e9)
+        events = poll(timeout, EVENTS_MAX)
+        if self._expecting:
+            idle_poll.waited(time.monotonic_ns() - began_ns)
+        return events
+
     def _told(self, events: list[tuple[int, int]]) -> list[tuple[selectors.SelectorKey, int]]:
         """What the loop hears of these."""
         told = []
@@ -80,11 +116,24 @@ class DirectSelector(selectors.DefaultSelector):
         return told
 
 
+class DirectLoop(asyncio.SelectorEventLoop):
+    """A loop whose selector is known."""
+
+    def __init__(self) -> None:
+        self.direct_selector = DirectSelector()
+        super().__init__(self.direct_selector)
+        self.direct_selector.serve(self)
+
+
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """asyncio's, with the shorter way where everything that it needs to know of asyncio is as expected."""
-    if not hasattr(select, "epoll"):
-        return asyncio.new_event_loop()
-    selector = DirectSelector()
-    loop = asyncio.SelectorEventLoop(selector)
-    selector.serve(loop)
-    return loop
+    return DirectLoop() if hasattr(select, "epoll") else asyncio.new_event_loop()
+
+
+def expects_answers(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """To be called when something was sent that is answered soon. Does nothing in any other loop."""
+    return loop.direct_selector.expect if isinstance(loop, DirectLoop) else _nothing
+
+
+def _nothing() -> None:
+    """The other loop sleeps whenever it has nothing to do."""

@@ -628,7 +628,7 @@ class Host:
 
     def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
         """Dropped when the outbox is full: Raft sends it again."""
-        self._links.send_bulk(agent_id, FrameType.APPEND, pieces)
+        self._links.send_append(agent_id, pieces)
 
     def changed(self, group: GroupId) -> None:
         """Tell the agent, whose trouble with the news is not the replica's."""

@@ -127,6 +127,8 @@ class Links:
         """Called before anything of what a connection has received is handed out."""
         self.on_input_over: Callable[[], None] = lambda: None
         """Called when everything that a connection had received has been handed out."""
+        self.on_append_sent: Callable[[], None] = lambda: None
+        """Called when a leader's entries have left."""
         self._clock = clock
         self._rng = rng
         self._config = config or LinkConfig()
@@ -435,6 +437,11 @@ class Links:
             return True
         self.dropped_frames += 1
         return False
+
+    def send_append(self, agent_id: str, pieces: Sequence[Piece]) -> None:
+        """A leader's entries, which a follower answers once its disk has them; perhaps dropped."""
+        if self.send_bulk(agent_id, FrameType.APPEND, pieces):
+            self.on_append_sent()
 
     # Questions and answers
 

@@ -1,17 +1,21 @@
 """The event loop with a shorter way: it does what asyncio's does, whoever is woken by whatever."""
 
 import asyncio
+import select
 import selectors
 import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.agent import direct_loop
-from shoal.agent.direct_loop import CALLS_MAX, DirectSelector, new_event_loop
+from shoal.agent.direct_loop import CALLS_MAX, DirectLoop, DirectSelector, expects_answers, new_event_loop
+from shoal.agent.idle_poll import WINDOW_NS_MIN
+from tests.agent.agents import agents_in
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -178,6 +182,101 @@ def test_streams_work_over_it() -> None:
         server.close()
 
     run(body)
+
+
+class Kernel:
+    """What epoll says, and the time: each look takes `look_ns`, a wait as long as it may. Tells on the
+    `comes`th look; None: never."""
+
+    def __init__(self, look_ns: int, comes: int | None) -> None:
+        self._look_ns = look_ns
+        self._comes = comes
+        self.now_ns = 1_000_000
+        self.asked: list[float | None] = []
+        self.yields = 0
+
+    def poll(self, timeout: float | None, _: int) -> list[tuple[int, int]]:
+        self.asked.append(timeout)
+        self.now_ns += self._look_ns if timeout == 0 else int((timeout or 0) * 1e9)
+        return [(-1, select.EPOLLIN), (-2, select.EPOLLIN)] if self._comes == len(self.asked) else []
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def sched_yield(self) -> None:
+        self.yields += 1
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, *, expects: bool, timeout: float | None) -> Kernel:
+    """The same kernel, after one wait of a loop."""
+    monkeypatch.setattr(direct_loop.time, "monotonic_ns", kernel.monotonic_ns)
+    monkeypatch.setattr(direct_loop.os, "sched_yield", kernel.sched_yield)
+    loop = new_event_loop()
+    assert isinstance(loop, DirectLoop)
+    selector, epoll = loop.direct_selector, loop.direct_selector._epoll
+    try:
+        if expects:
+            expects_answers(loop)()
+        selector._epoll = kernel
+        assert selector.select(timeout) == []  # of descriptors that nobody registered nothing is told
+    finally:
+        selector._epoll = epoll
+        loop.close()
+    return kernel
+
+
+def test_what_is_expected_is_waited_for_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth look meets it; the loop did not sleep, and let others have the core in between."""
+    kernel = asked(monkeypatch, Kernel(look_ns=2_000, comes=5), expects=True, timeout=10.0)
+    assert (kernel.asked, kernel.yields) == ([0] * 5, 4)
+
+
+def test_what_does_not_come_soon_is_slept_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of looks, and then the rest of the time."""
+    kernel = asked(monkeypatch, Kernel(look_ns=2_000, comes=None), expects=True, timeout=10.0)
+    looks = WINDOW_NS_MIN // 2_000
+    assert kernel.asked == [0] * looks + [pytest.approx(10 - WINDOW_NS_MIN / 1e9)]
+    assert kernel.now_ns == 1_000_000 + 10_000_000_000
+
+
+def test_whoever_wants_the_core_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look took a millisecond: another process ran meanwhile, and this one goes to sleep."""
+    kernel = asked(monkeypatch, Kernel(look_ns=1_000_000, comes=None), expects=True, timeout=None)
+    assert kernel.asked == [0, None]
+
+
+def test_without_a_word_nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ever: one question, however long it takes."""
+    assert asked(monkeypatch, Kernel(2_000, None), expects=False, timeout=3.0).asked == [3.0]
+
+
+def test_a_timer_that_is_due_sooner_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look goes beyond the time that the loop gave."""
+    kernel = asked(monkeypatch, Kernel(look_ns=2_000, comes=None), expects=True, timeout=0.00001)
+    assert kernel.asked == [0] * 5 + [0.0]
+    assert kernel.now_ns == 1_000_000 + 12_000
+
+
+def test_an_agents_links_tell_its_loop(tmp_path: Path) -> None:
+    """In the loop that `shoal agent` runs in."""
+
+    async def body() -> None:
+        async with agents_in(tmp_path) as agents:
+            running = await agents.alone("one")
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, DirectLoop)
+            assert running.agent._links.on_append_sent == loop.direct_selector.expect
+
+    run(body)
+
+
+def test_another_loop_expects_nothing() -> None:
+    """asyncio's own, as in a test: it is told, and sleeps all the same."""
+    loop = asyncio.new_event_loop()
+    try:
+        expects_answers(loop)()
+    finally:
+        loop.close()
 
 
 def test_an_asyncio_that_is_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

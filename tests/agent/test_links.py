@@ -129,6 +129,20 @@ async def test_both_kinds_connect_and_carry_frames_both_ways() -> None:
         assert a.silent == b.silent == []
 
 
+async def test_the_loop_hears_of_entries_that_have_left() -> None:
+    """Not of those that were dropped, nor of other frames: nobody answers them soon."""
+    a, b = Node("a", config=PATIENT), Node("b", config=PATIENT)
+    told: list[None] = []
+    a.links.on_append_sent = lambda: told.append(None)
+    a.links.send_append(agent_id("b"), [b"dropped"])
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        assert a.links.send_bulk(agent_id("b"), TEST_FRAME, [b"other"])
+        assert not told
+        a.links.send_append(agent_id("b"), [b"entries"])
+    assert len(told) == 1
+
+
 async def test_a_heartbeat_does_not_wait_behind_batches() -> None:
     """The receiver takes no bulk for now, and megabytes of it wait: what goes by the control connection
     arrives all the same, else the group would elect (safety 24)."""
