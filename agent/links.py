@@ -58,13 +58,18 @@ class LinkConfig:
 
     heartbeat_interval_ms: a liveness frame to every connected peer each interval. silence_after_ms: a peer
     unheard for so long is reported silent; below an election timeout's mean. silence_after_loss_ms: the same
-    when its control connection has broken, which a killed process does at once. redial_min_ms,
+    when its control connection has broken, which a killed process does at once. give_up_after_ms, and never
+    before twice silence_after_ms: a connection on which nothing was heard for so long is made anew, since TCP
+    repeats what an outage swallowed more and more slowly, after a minute of it not for another.
+    connect_timeout_ms: for TCP's handshake, which likewise is better begun anew. redial_min_ms,
     redial_max_ms: doubling between, with jitter; a peer that restarts is back within a second.
     """
 
     heartbeat_interval_ms: int = 100
     silence_after_ms: int = 600
     silence_after_loss_ms: int = 200
+    give_up_after_ms: int = 2_000
+    connect_timeout_ms: int = 1_000
     greeting_timeout_ms: int = 3_000
     redial_min_ms: int = 50
     redial_max_ms: int = 1_000
@@ -139,6 +144,8 @@ class Links:
         self._greeting: set[PeerConnection] = set()
         self._correlation = 0
         self._running = False
+        self._watching_since_ms = 0
+        """Since when this agent itself did not stand still."""
         self.dropped_frames = 0
 
     def handle(self, frame_type: int, handler: FrameHandler) -> None:
@@ -234,8 +241,9 @@ class Links:
         connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, parts.hostname, parts.port or 80)
+            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
                 await connection.opened
         except ConnectionRefusedError:
             # Nobody listens where a live agent was: the process is gone, no need to wait for the silence.
@@ -243,7 +251,7 @@ class Links:
                 self._report_silence(peer)
             return False
         except (OSError, TimeoutError, Refused) as error:
-            self._complain(peer, f"cannot connect: {error}")
+            self._complain(peer, f"cannot connect: {str(error) or 'no answer in time'}")
             connection.abort()
             return False
         except asyncio.CancelledError:
@@ -387,11 +395,28 @@ class Links:
 
     async def _watch(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
+        watched_ms = self._watching_since_ms = self._clock.now_ms()
         while self._running:
+            now_ms = self._clock.now_ms()
+            if now_ms - watched_ms >= self._config.silence_after_ms:
+                self._watching_since_ms = now_ms
+            watched_ms = now_ms
             for peer in list(self._peers.values()):
                 self.send_control(peer.agent_id, FrameType.LIVENESS, self.boot_nonce)
                 self._check_silence(peer)
+                self._give_up_if_dead(peer)
             await asyncio.sleep(interval_s)
+
+    def _give_up_if_dead(self, peer: _Peer) -> None:
+        """Both connections, since their packets take one way. What was not heard while this agent stood still
+        says nothing."""
+        config = self._config
+        heard_ms = max(peer.heard_ms, self._watching_since_ms)
+        patience_ms = max(config.give_up_after_ms, 2 * config.silence_after_ms)
+        if LinkKind.CONTROL in peer.connections and self._clock.now_ms() - heard_ms >= patience_ms:
+            self._complain(peer, f"nothing heard for {patience_ms} ms: connecting anew")
+            for connection in list(peer.connections.values()):
+                connection.abort()
 
     def _check_silence(self, peer: _Peer) -> None:
         now_ms = self._clock.now_ms()

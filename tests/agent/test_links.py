@@ -3,6 +3,7 @@
 import asyncio
 import random
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -141,6 +142,92 @@ async def test_the_loop_hears_of_entries_that_have_left() -> None:
         assert not told
         a.links.send_append(agent_id("b"), [b"entries"])
     assert len(told) == 1
+
+
+class Cable:
+    """Between one who dials and a port. Once cut, what runs through it arrives nowhere, for ever, as where
+    TCP waits for longer and longer before it tries again; what is made later does."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._cut = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def laid(self) -> AsyncIterator[str]:
+        """The URL at this end."""
+        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        for ends in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._forward(*ends, self._cut))
+            self._tasks.add(task)
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: asyncio.Event
+    ) -> None:
+        try:
+            while (data := await reader.read(65_536)) and not cut.is_set():
+                writer.write(data)
+            if cut.is_set():
+                while await reader.read(65_536):
+                    continue
+        finally:
+            writer.close()
+
+
+async def test_a_connection_that_an_outage_left_dead_is_made_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody closes it, and nothing comes through any more: TCP would find out in a quarter of an hour, or
+    in a minute that the outage is over."""
+    config = replace(FAST, give_up_after_ms=300)
+    a, b = Node("a", config=config), Node("b", config=config)
+    await a.start()
+    await b.start()
+    cable = Cable(b.port)
+    try:
+        async with cable.laid() as url:
+            a.links.set_addresses({b.links.agent_id: url})
+            b.links.set_addresses({a.links.agent_id: a.url})
+            await until(lambda: connected(a) and connected(b))
+            before = list(a.links._peers[b.links.agent_id].connections.values())
+            cable.cut()
+            await until(lambda: all(one.closed.is_set() for one in before))
+            await until(lambda: connected(a) and connected(b))
+            assert b.links.agent_id in a.silent
+            assert "nothing heard for 400 ms: connecting anew" in caplog.text, "twice what silence is"
+            assert a.links.send_bulk(b.links.agent_id, TEST_FRAME, [b"through"])
+            await until(lambda: (a.links.agent_id, b"through") in b.received)
+            await a.links.stop()
+    finally:
+        await b.stop()
+        await a.stop()
+
+
+async def test_who_stood_still_himself_gives_nobody_up() -> None:
+    """Neither was heard by the other for seconds in which neither ran: their connections are well."""
+    config = replace(FAST, give_up_after_ms=300)
+    a, b = Node("a", config=config), Node("b", config=config)
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        before = list(a.links._peers[b.links.agent_id].connections.values())
+        time.sleep(1.0)
+        await asyncio.sleep(0.1)
+        assert list(a.links._peers[b.links.agent_id].connections.values()) == before
+        assert all(connection.is_open for connection in before)
 
 
 async def test_a_heartbeat_does_not_wait_behind_batches() -> None:
