@@ -63,13 +63,8 @@ async def test_agents_wait_until_those_expected_have_met(agents: Agents) -> None
     assert len(first.agent.broker.catalog_birth or ()) == 3
 
 
-async def test_agents_come_back_without_being_told_anything(
-    agents: Agents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No seed and no mDNS: each remembers the others. All at once, one alone, and one whose snapshot is
-    damaged and who is called by another; the Lamport clocks go on."""
-    monkeypatch.setattr(meeting, "REMEMBER_INTERVAL_S", 0.1)
-    monkeypatch.setattr(meeting, "REVISIT_MS", 500)
+async def three_that_remember(agents: Agents) -> tuple[int, list[Running], list[Path]]:
+    """A cluster, each snapshot of which names the two others: its first port, its agents, those files."""
     base = free_ports(3)
     seeds = [f"127.0.0.1:{base}"]
     cluster = [agents.start(f"a{n}", expect=3, gossip_port=base + n, join=seeds) for n in range(3)]
@@ -81,6 +76,17 @@ async def test_agents_come_back_without_being_told_anything(
         return all(path.exists() and path.read_text().count("alive: ") == 2 for path in paths)
 
     await eventually(remembered)
+    return base, cluster, paths
+
+
+async def test_agents_come_back_without_being_told_anything(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No seed and no mDNS: each remembers the others. All at once, one alone, and one whose snapshot is
+    damaged and who is called by another; the Lamport clocks go on."""
+    monkeypatch.setattr(meeting, "REMEMBER_INTERVAL_S", 0.1)
+    monkeypatch.setattr(meeting, "REVISIT_MS", 500)
+    base, cluster, paths = await three_that_remember(agents)
     former = cluster[0].agent.membership.clocks
     assert former.member > 0
     for one in cluster:
@@ -112,17 +118,7 @@ async def test_one_that_has_forgotten_everybody_and_comes_last_is_called(
     """No seed and no mDNS: the two that met before it was there remember it, and are not content with each
     other."""
     monkeypatch.setattr(meeting, "REMEMBER_INTERVAL_S", 0.1)
-    base = free_ports(3)
-    seeds = [f"127.0.0.1:{base}"]
-    cluster = [agents.start(f"a{n}", expect=3, gossip_port=base + n, join=seeds) for n in range(3)]
-    for one in cluster:
-        await one.until_ready()
-    paths = [Path(one.agent.config.data) / FILE_NAME for one in cluster]
-
-    async def remembered() -> bool:
-        return all(path.exists() and path.read_text().count("alive: ") == 2 for path in paths)
-
-    await eventually(remembered)
+    base, cluster, paths = await three_that_remember(agents)
     for one in cluster:
         await one.leave()
     paths[2].unlink()
