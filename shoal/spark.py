@@ -19,7 +19,7 @@ import pyarrow as pa
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError as error:
-    raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal[spark]'") from error
+    raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal-log[spark]'") from error
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession

@@ -187,7 +187,7 @@ def check_java() -> Finding:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     advice = (
-        f"only Spark needs it: install a runtime {JAVA_VERSION_MIN} or newer, or `pip install 'shoal[spark]'`"
+        f"only Spark needs it: install a runtime {JAVA_VERSION_MIN} or newer, or `pip install 'shoal-log[spark]'`"
     )
     if not java or not os.path.exists(java):
         return Finding("java", "note", f"none at {java}" if java else "none", advice)

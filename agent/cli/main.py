@@ -11,6 +11,7 @@ import sys
 import typer
 from typer import TyperException
 
+from shoal import __version__
 from shoal.agent.cli import (
     agent_commands,
     cluster,
@@ -54,9 +55,7 @@ spark.register(app)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"shoal {version('shoal')}")
+        print(f"shoal {__version__}")
         raise typer.Exit
 
 
