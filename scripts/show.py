@@ -331,7 +331,7 @@ def main() -> int:
     if options.stop:
         agents = cluster.LocalCluster(options.directory)
         agents.recall()
-        terminal.line(f"stopped {agents.stop()} agents")
+        terminal.line(f"stopped {agents.stop()} agents of {options.directory}")
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,33 @@ def test_the_show_runs_to_its_end_and_leaves_agents_that_can_be_stopped(tmp_path
         stopped = start_show(tmp_path, "--stop")
         assert "stopped" in stopped.communicate(timeout=SHOW_TIMEOUT_SECONDS)[1]
     assert processes_that_mention(tmp_path) == []
+
+
+def test_stop_needs_nothing_but_what_was_noted(tmp_path: pathlib.Path) -> None:
+    """--stop ends what agents.json names, under whatever interpreter and though nothing is installed (or
+    something else is, since setup.cfg changed)."""
+    (tmp_path / "scripts").mkdir()
+    for path in (ROOT / "scripts").iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path / "scripts")
+    home = tmp_path / "home"
+    home.mkdir()
+    agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        ticks = pathlib.Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        noted = {"name": "herring", "pid": agent.pid, "start_ticks": int(ticks), "log": "none"}
+        (home / "agents.json").write_text(json.dumps([noted]))
+        command = [str(tmp_path / "scripts" / "quickstart"), "--stop", "--directory", str(home)]
+        ran = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (ran.returncode, agent.wait(10)) == (0, -signal.SIGTERM), ran.stderr
+    finally:
+        agent.kill()
+        agent.wait()
+    assert "stopped 1 agents" in ran.stderr
+    assert not (home / "agents.json").exists()
+    assert not (tmp_path / ".environment").exists()
 
 
 def test_an_interrupted_show_leaves_no_process(tmp_path: pathlib.Path) -> None:
