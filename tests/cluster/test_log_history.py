@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from log_history import Append, Checker, FinalLog, History, Poll
+from log_history import EARLIEST, Append, Checker, Ends, FinalLog, History, Poll
 
 P = ("t", 0)
 VALUES = ("a-0", "a-1", "b-0", "a-2", "a-3")
@@ -116,6 +116,56 @@ def forget_what_a_local_reader_has_seen(history: History) -> None:
     history.polls[4] = replace(history.polls[4], seen=3, end=2)
 
 
+def overtake(history: History) -> None:
+    """b-0 was sent when a-1 was answered, and stands before it: no single producer's order is broken."""
+    history.appends[1] = replace(history.appends[1], invoked_at=1.15, base_offset=0)
+    history.appends[0] = replace(history.appends[0], base_offset=1)
+    history.polls = []
+    history.finals = finals("b-0", "a-0", "a-1", "a-2", "a-3")
+
+
+def overtake_what_was_read(history: History) -> None:
+    """a-2 was sent when b-2, which nobody had acknowledged, had been read at 3."""
+    history.polls = [Poll("r", P, 3, ((3, "b-2"),), 4, 1.25, completed_at=1.3)]
+    history.appends[2] = replace(history.appends[2], invoked_at=1.35, base_offset=2)
+    history.appends[1] = replace(history.appends[1], base_offset=4)
+    history.finals = finals("a-0", "a-1", "a-2", "b-2", "b-0")
+
+
+def lose_and_overtake_at_the_leader(history: History) -> None:
+    """Answered by the leader alone, it may go; where it stands, it stands in its place."""
+    overtake(history)
+    history.appends[0] = replace(history.appends[0], at_leader_only=True)
+
+
+def tell_an_old_end(history: History) -> None:
+    history.ends.append(Ends("o", P, 0, 4, 1.45, 1.5))
+
+
+def tell_less_than_was_told(history: History) -> None:
+    """Nobody was answered yet for what the first one saw."""
+    history.ends.append(Ends("o", P, 0, 5, 1.25, 1.3))
+    history.ends.append(Ends("p", P, 0, 3, 1.35, 1.38))
+
+
+def tell_of_what_never_is(history: History) -> None:
+    history.ends.append(Ends("o", P, 0, 6, 1.45, 1.5))
+
+
+def take_the_start_back(history: History) -> None:
+    history.finals = finals(*VALUES[2:], start=2)
+    history.ends.append(Ends("o", P, 2, None, 1.45, 1.5))
+    history.polls.append(Poll("s", P, EARLIEST, ((0, "a-0"),), 1, 1.6, log_start_offset=0, completed_at=1.7))
+
+
+def tell_of_a_start_that_never_is(history: History) -> None:
+    history.ends.append(Ends("o", P, 2, None, 1.45, 1.5))
+
+
+def skip_the_first_record(history: History) -> None:
+    history.polls.append(Poll("s", P, EARLIEST, ((1, "a-1"),), 2, 1.6))
+
+
 BAD: list[tuple[Callable[[History], None], str]] = [
     (lose, "lost-write"),
     (duplicate, "duplicate"),
@@ -134,6 +184,15 @@ BAD: list[tuple[Callable[[History], None], str]] = [
     (see_an_old_end, "stale"),
     (see_an_old_last_record, "stale"),
     (forget_what_a_local_reader_has_seen, "nonmonotonic-poll"),
+    (overtake, "overtaken"),
+    (overtake_what_was_read, "overtaken"),
+    (lose_and_overtake_at_the_leader, "overtaken"),
+    (tell_an_old_end, "stale"),
+    (tell_less_than_was_told, "stale"),
+    (tell_of_what_never_is, "phantom"),
+    (take_the_start_back, "stale-start"),
+    (tell_of_a_start_that_never_is, "stale-start"),
+    (skip_the_first_record, "poll-skip"),
 ]
 
 
@@ -182,3 +241,39 @@ def test_a_late_answerless_append_may_stand_anywhere() -> None:
     history.appends.append(Append("b", 3, P, ("b-3",), 3.0, 3.1, "ok", 5))
     history.finals = finals(*VALUES, "b-3", "b-2")
     assert names(history) == set()
+
+
+def test_appends_under_way_at_the_same_time_stand_in_either_order() -> None:
+    """Neither was answered when the other was sent, though one was answered first."""
+    history = good()
+    history.polls = []
+    history.appends[1] = replace(history.appends[1], invoked_at=1.05, base_offset=0)
+    history.appends[0] = replace(history.appends[0], base_offset=1)
+    history.finals = finals("b-0", "a-0", "a-1", "a-2", "a-3")
+    assert names(history) == set()
+
+
+def test_what_only_a_leader_had_may_be_lost_but_never_invented() -> None:
+    """acks=leader: its records may go, and none of them stands where it was not told."""
+    history = good()
+    history.appends.append(Append("c", 0, P, ("c-0",), 2.0, 2.1, "ok", 5, at_leader_only=True))
+    assert names(history) == set()
+    history.ends.append(Ends("o", P, 0, 5, 2.2, 2.3))
+    assert names(history) == set()
+    history.finals = finals(*VALUES, "c-0")
+    assert names(history) == set()
+    history.finals = finals(*VALUES, "b-2", "c-0")
+    assert names(history) == {"inconsistent-offsets"}
+
+
+def test_the_checks_by_time_take_little_more_for_more_appends() -> None:
+    """Each of 50,000 appends looks its predecessors up, and goes not through them all."""
+    appends = [Append("a", n, P, (f"{n}",), n, n + 0.5, "ok", n) for n in range(50_000)]
+    history = History(appends=appends, finals=finals_of_numbers(50_000))
+    assert names(history) == set()
+    history.appends[100] = replace(appends[100], invoked_at=20_000.0, completed_at=20_000.5)
+    assert names(history) == {"overtaken"}
+
+
+def finals_of_numbers(count: int) -> list[FinalLog]:
+    return finals(*(str(number) for number in range(count)))

@@ -152,6 +152,7 @@ class SimTransport(asyncio.Transport):
         self._context = context
         self.peer: SimTransport | None = None
         self._protocol: Any = None
+        self._fills_buffers = False
         self._segment: bytearray | None = None
         self._segment_at = 0.0
         self._in_flight: deque[bytearray | str] = deque()
@@ -169,6 +170,7 @@ class SimTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
+        self._fills_buffers = isinstance(protocol, asyncio.BufferedProtocol)
 
     def get_protocol(self) -> Any:
         return self._protocol
@@ -293,7 +295,20 @@ class SimTransport(asyncio.Transport):
         if self._inbox or not self._reading or self._closing or self.life.is_paused or self._protocol is None:
             self.receive(data)
         elif not self.life.is_dead and not self._lost:
-            self._context.run(self._protocol.data_received, data)
+            self._context.run(self._hand_in, data)
+
+    def _hand_in(self, data: bytes) -> None:
+        """To the protocol, in its own memory if it wants that; what does not fit there is read next time."""
+        if not self._fills_buffers:
+            self._protocol.data_received(data)
+            return
+        room = memoryview(self._protocol.get_buffer(-1))
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        if size < len(data):
+            self._inbox.appendleft(data[size:])
+            self._wake()
+        self._protocol.buffer_updated(size)
 
     def _drained(self) -> None:
         """Some of what was written has left."""
@@ -343,7 +358,7 @@ class SimTransport(asyncio.Transport):
                 if not self._protocol.eof_received():
                     self.close()
             elif not self._closing:
-                self._protocol.data_received(what)
+                self._hand_in(what)
 
 
 class Network:
