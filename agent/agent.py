@@ -49,6 +49,7 @@ from shoal.agent.guard import Guard
 from shoal.agent.holding import Holding
 from shoal.agent.host import Host
 from shoal.agent.http.app import make_runner
+from shoal.agent.http.limits import limits_for
 from shoal.agent.identity import (
     AgentIdentity,
     GroupId,
@@ -67,7 +68,7 @@ from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
 from shoal.agent.pool import Entry, enter, start_discovery
 from shoal.agent.ports import PortChoice, PortError, http_socket, listen
-from shoal.agent.process import allow_open_files, asked_by_signals, report
+from shoal.agent.process import allow_open_files, asked_by_signals, open_files, report
 from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import Claim
@@ -349,7 +350,7 @@ class Agent:
         return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
     async def _serve_http(self, parts: AsyncExitStack, listener: Any) -> None:
-        runner = make_runner(self.broker)
+        runner = make_runner(self.broker, limits_for(open_files()))
         await runner.setup()
         parts.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()

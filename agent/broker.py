@@ -351,6 +351,10 @@ class Broker:
         """GET /v1/peer: the links take the connection over until its end."""
         await self._links.accept(request)
 
+    def knows_address(self, address: str) -> bool:
+        """Whether a member lives there, as far as gossip says."""
+        return self._roster.knows_address(address)
+
     # ---- leaders ---------------------------------------------------------------------------------
 
     def _leadership(self, group: GroupKey) -> Leadership | None:

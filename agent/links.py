@@ -141,7 +141,7 @@ class Links:
         self._handlers: dict[int, FrameHandler] = {}
         self._request_handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._greeting: set[PeerConnection] = set()
+        self._greeting: dict[PeerConnection, None] = {}  # who waits longest comes first
         self._correlation = 0
         self._running = False
         self._watching_since_ms = 0
@@ -271,19 +271,22 @@ class Links:
 
     async def accept(self, request: web.BaseRequest) -> None:
         """The handler of GET /v1/peer: takes the connection over from the HTTP server and returns when it is
-        closed. ShoalError bad-request, not-ready, overloaded before anything was written."""
+        closed. ShoalError bad-request, not-ready before anything was written."""
         transport = request.transport
         if request.headers.get("Upgrade", "").lower() != PROTOCOL:
             raise ShoalError("bad-request", f"Upgrade: {PROTOCOL} is wanted; this is the link between agents")
         if not self._running or self.cluster_id is None:
             raise ShoalError("not-ready", "this agent takes no peers: it has no cluster yet, or is leaving")
-        if len(self._greeting) >= MAX_WAITING_CONNECTIONS:
-            raise ShoalError("overloaded", "too many connections of peers are being greeted")
         if transport is None or transport.is_closing():
             return
         http_protocol = request.protocol
         connection = PeerConnection(self, None)
-        self._greeting.add(connection)
+        if len(self._greeting) >= MAX_WAITING_CONNECTIONS:
+            # A peer greets as soon as it may: who waits with it makes room for who may be one.
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.refuse("others wait to greet")
+        self._greeting[connection] = None
         transport.write(
             f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
         )
@@ -295,7 +298,7 @@ class Links:
             await self._greet_in_time(connection)
             await connection.closed.wait()
         finally:
-            self._greeting.discard(connection)
+            self._greeting.pop(connection, None)
             connection.abort()
             # The HTTP server still counts this connection among its own: tell it what its transport told us.
             http_protocol.connection_lost(None)
@@ -309,7 +312,7 @@ class Links:
         except Refused as error:
             logger.info("a peer was not accepted: %s", error)
         finally:
-            self._greeting.discard(connection)
+            self._greeting.pop(connection, None)
 
     # What connections report
 

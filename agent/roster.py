@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 
 from shoal.agent.bootstrap import Peer
 from shoal.agent.catalog import ID_BYTES
@@ -68,6 +69,7 @@ class Roster:
         self._members: tuple[Member, ...] = ()
         self._ours: list[Member] = []
         self._live: set[str] = set()
+        self._addresses: frozenset[str] = frozenset()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Called after every change of the member list or of a tag, once per loop turn."""
@@ -91,6 +93,11 @@ class Roster:
         self._members = self._membership.members()
         self._ours = self._filter_ours()
         self._live = {member.name for member in self._ours if member.status in LIVE}
+        self._addresses = frozenset(
+            plain_address(member.address)
+            for member in self._members
+            if is_shoal(member) and member.tags[TAG_CLUSTER] == self.cluster and member.status != "left"
+        )
         self._links.set_addresses(self.urls())
         self._watch.changed()
         for listener in self._listeners:
@@ -204,6 +211,10 @@ class Roster:
         """Agent id -> URL of everybody of this cluster; those who left are nobody to dial."""
         return {member.name: member.tags[TAG_URL] for member in self.ours() if member.status != "left"}
 
+    def knows_address(self, address: str) -> bool:
+        """Whether an agent of our name lives there, as far as gossip says; those on their way in, too."""
+        return plain_address(address) in self._addresses
+
     def is_live(self, agent_id: str) -> bool:
         """Gossip has not given it up, and its link is not silent: a leader for whom this is false is none."""
         if agent_id == self.agent_id:
@@ -302,6 +313,16 @@ class Roster:
     def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
         """False when it was dropped."""
         return self._links.send_control(agent_id, kind, payload)
+
+
+def plain_address(text: str) -> str:
+    """An address in its one spelling; one of IPv4 that a socket of both families shows is one of IPv4."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return text
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
 
 
 def natural(text: str) -> int:

@@ -78,6 +78,7 @@ PURE = (
     "agent/config.py",
     "agent/documents.py",
     "agent/http/merging.py",
+    "agent/http/places.py",
     "agent/partition.py",
     "agent/producers.py",
     "agent/retention.py",

@@ -28,6 +28,7 @@ from shoal.agent.http.openapi import DescriptionHandlers
 from shoal.agent.http.operate import OperateHandlers
 from shoal.agent.http.origin import HostPolicy
 from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
+from shoal.agent.http.places import Place
 from shoal.agent.http.problems import problem_response
 from shoal.agent.http.produce import ProduceHandlers
 from shoal.agent.http.quick import QuickAppends
@@ -78,7 +79,7 @@ class Entrance:
             if request.writer.output_size > 0:
                 cut_off(request)
                 raise ConnectionResetError(error.detail) from None
-            return problem_response(error)
+            return problem_response(error, close=self._is_link(request))
         except ConnectionError:
             raise
         except Exception:
@@ -89,6 +90,11 @@ class Entrance:
             return problem_response(
                 ShoalError("internal", "the agent failed unexpectedly; its log says how"), close=True
             )
+
+    def _is_link(self, request: web.BaseRequest) -> bool:
+        """Whether its connection has no client's place to go on with."""
+        connection = request.protocol
+        return isinstance(connection, Connection) and self._context.places.of(connection) is Place.LINK
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path, _, raw_query = request.raw_path.partition("?")
@@ -128,7 +134,6 @@ class HttpServer(web.Server):
         limits = self._limits
         return Connection(
             self,
-            connections_max=limits.connections,
             quick=self._quick,
             scratch=self._scratch,
             loop=self._loop,

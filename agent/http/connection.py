@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from shoal.agent.http.deliver import MOVING_CODES
 from shoal.agent.http.interface import Appended
+from shoal.agent.http.places import Place, wanted_place
 from shoal.agent.http.problems import problem_body, problem_bytes, problem_response
 from shoal.agent.http.produce import append_body
 from shoal.agent.http.quick import QuickAppends, QuickRequest
@@ -88,22 +89,22 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_append", "_connections_max", "_filled", "_foreign_bytes", "_guess", "_held", "_held_back",
-        "_idle", "_last", "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle",
+        "_append", "_filled", "_foreign_bytes", "_guess", "_held", "_held_back", "_idle", "_last", "_places",
+        "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle", "_unread",
+        "_unread_handle",
     )  # fmt: skip
 
     def __init__(
         self,
         manager: web.Server,
         *,
-        connections_max: int,
         quick: QuickAppends,
         scratch: bytearray,
         **arguments: Any,
     ) -> None:
         super().__init__(manager, **arguments)
-        self._connections_max = connections_max
         self._quick = quick
+        self._places = quick.context.places
         self._scratch = scratch
         self._receiving: _Append | None = None  # its body is incomplete
         self._rest: memoryview | None = None  # where that goes on
@@ -116,15 +117,47 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._idle: asyncio.Future[None] | None = None
         self._progress_at = 0.0
         self._stall_handle: asyncio.TimerHandle | None = None
+        self._unread: bytearray | None = None  # of a connection whose place its head decides
+        self._unread_handle: asyncio.TimerHandle | None = None
+
+    # Its place
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse one connection too many at once, in a few bytes."""
+        """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
         super().connection_made(transport)
-        assert self._manager is not None
-        if len(self._manager.connections) > self._connections_max:
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(REFUSED)
-            self.force_close()
+        place = self._places.enter(self, peer_address(transport))
+        if place is None:
+            self.refuse()
+        elif place is Place.UNREAD:
+            self._unread = bytearray()
+            unread_seconds = self._quick.context.limits.unread_ms / 1000
+            self._unread_handle = self._loop.call_later(unread_seconds, self.refuse)
+
+    def refuse(self) -> None:
+        """There is no place for it."""
+        self._places.leave(self)
+        if self.transport is not None:
+            self.transport.write(REFUSED)
+        self.force_close()
+
+    def become_link(self) -> None:
+        """Another agent's: it keeps no client away, and no client it."""
+        self._places.become_link(self)
+
+    def _take_unread(self, data: memoryview) -> None:
+        """The first bytes of a connection that came when all the clients' places were taken."""
+        assert self._unread is not None
+        self._unread += data
+        wanted = wanted_place(self._unread)
+        if wanted is None or self._force_close:
+            return
+        head, self._unread = self._unread, None
+        assert self._unread_handle is not None
+        self._unread_handle.cancel()
+        if self._places.settle(self, wanted):
+            self._take(head, len(head))
+        else:
+            self.refuse()
 
     # Reading
 
@@ -145,6 +178,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._receive_on(nbytes)
         elif self._guess is not None:
             self._take_guess(nbytes)
+        elif self._unread is not None:
+            self._take_unread(memoryview(self._scratch)[:nbytes])
         elif self._append is not None or self._held:
             self._hold(memoryview(self._scratch)[:nbytes])
         else:
@@ -383,7 +418,10 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._leave_gate(append)
         if self._stall_handle is not None:
             self._stall_handle.cancel()
+        if self._unread_handle is not None:
+            self._unread_handle.cancel()
         self._held.clear()
+        self._places.leave(self)
         self._quick.context.waits.gone(self)
         super().connection_lost(exc)
 
@@ -406,6 +444,12 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             reason = " ".join((message or str(exc) or "").split())
             error = ShoalError("bad-request", f"this is not an HTTP request: {reason[:200]}")
         return problem_response(error, close=True)
+
+
+def peer_address(transport: asyncio.BaseTransport) -> str | None:
+    """Where the other end is; None when it has gone already."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else None
 
 
 def _refused() -> bytes:

@@ -12,6 +12,7 @@ from shoal.agent.http.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.interface import Broker
 from shoal.agent.http.limits import Gate, HttpLimits
 from shoal.agent.http.parameters import Query, boolean, duration_ms, is_number, shown
+from shoal.agent.http.places import Places
 from shoal.agent.http.waits import Waits
 from shoal.errors import ShoalError
 
@@ -19,13 +20,14 @@ from shoal.errors import ShoalError
 class Context:
     """Everything that lives as long as the server."""
 
-    __slots__ = ("broker", "forwarder", "gate", "limits", "waits")
+    __slots__ = ("broker", "forwarder", "gate", "limits", "places", "waits")
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
         self.broker = broker
         self.limits = limits
         self.forwarder = forwarder
         self.gate = Gate(limits)
+        self.places = Places(limits, broker.knows_address)
         self.waits = Waits(self.gate)
 
 

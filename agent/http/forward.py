@@ -79,7 +79,7 @@ def forward_target(path: str, query: Mapping[str, str], timeout_ms: int) -> str:
 
 class Forwarder:
     """Two bounded pools of connections: short exchanges never wait behind long polls. And connections for
-    one request each, as many as for long polls at most."""
+    one request each, as many as for long polls at most. More than fit wait, as long as their timeout."""
 
     def __init__(self, agent_id: str, limits: HttpLimits) -> None:
         self._agent_id = agent_id
@@ -99,8 +99,13 @@ class Forwarder:
             raise ShoalError("stopping", "this agent is stopping")
         session = self._sessions.get(purpose)
         if session is None:
-            per_agent = self._limits.forward_connections if purpose == "exchange" else self._limits.waits
-            connector = aiohttp.TCPConnector(limit=0, limit_per_host=per_agent, force_close=purpose == "anew")
+            limits = self._limits
+            all_agents, per_agent = (
+                (0, limits.forward_connections) if purpose == "exchange" else (limits.relay_connections, 0)
+            )
+            connector = aiohttp.TCPConnector(
+                limit=all_agents, limit_per_host=per_agent, force_close=purpose == "anew"
+            )
             session = aiohttp.ClientSession(
                 connector=connector,
                 auto_decompress=False,

@@ -22,6 +22,12 @@ class HttpLimits:
 
     # One connection costs about 20 KiB idle; this keeps strangers below 100 MiB.
     connections: int = 4_096
+    # Beside those: of other agents, for requests they forward. Eight busy neighbours' (forward_connections).
+    agent_connections: int = 1_024
+    # Beside those: whose heads are read to see whether they are agents', when the places above are taken.
+    unread_connections: int = 64
+    # An agent's head comes with its connection; this is a slow network's round trip and more.
+    unread_ms: int = 2_000
     # A request line longer than any offset list that a client could need.
     request_line_bytes: int = 8 * KIB - 2
     header_line_bytes: int = 8 * KIB - 2
@@ -53,6 +59,22 @@ class HttpLimits:
     default_read_bytes: int = 1 * MIB
     # Connections to one other agent for forwarded requests; more would only queue at its single core.
     forward_connections: int = 128
+    # To all others together, for what waits or is large: a client has one request at a time.
+    relay_connections: int = 4_096
+
+
+def limits_for(open_files: int) -> HttpLimits:
+    """The limits of a process that may have so many files open. Segment files take a quarter at most
+    (segment_store/shared.py): clients get another, and what is left is for links, and for files in use.
+    """
+    usual = HttpLimits()
+    return dataclasses.replace(
+        usual,
+        connections=max(1, min(usual.connections, open_files // 4)),
+        relay_connections=max(1, min(usual.relay_connections, open_files // 8)),
+        agent_connections=max(1, min(usual.agent_connections, open_files // 16)),
+        forward_connections=max(1, min(usual.forward_connections, open_files // 32)),
+    )
 
 
 class Gate:

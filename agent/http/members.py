@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from shoal.agent.http import api
+from shoal.agent.http.connection import Connection
 from shoal.agent.http.context import Call, Context, partition_number
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.interface import Document, Json
@@ -157,6 +158,9 @@ class MemberHandlers:
             raise ShoalError(
                 "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
             )
+        connection = call.request.protocol
+        if isinstance(connection, Connection):
+            connection.become_link()
         await self._context.broker.accept_peer(call.request)
         raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
 

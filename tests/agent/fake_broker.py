@@ -219,6 +219,7 @@ class FakeBroker:
         self.begun = 0  # appends that came the short way
         self.fail_answer: ShoalError | None = None  # of the next append the short way
         self.held: list[tuple[Answer, FakeAppended]] | None = None  # not answered, when a list
+        self.addresses: set[str] = set()
         self.joined: list[str] = []
         self.left: list[str] = []
         self.draining = False
@@ -320,6 +321,9 @@ class FakeBroker:
 
     def metrics(self) -> bytes:
         return b"# TYPE shoal_info gauge\nshoal_info 1\n"
+
+    def knows_address(self, address: str) -> bool:
+        return address in self.addresses
 
     async def accept_peer(self, request: web.BaseRequest) -> None:
         """Answer 101 and the test's bytes on the bare connection, then end it."""
