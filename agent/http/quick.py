@@ -32,9 +32,9 @@ from shoal.agent.http.dispatch import Route, RouteTable
 from shoal.agent.http.interface import Answer, Topic
 from shoal.agent.http.limits import KIB
 from shoal.agent.http.origin import HostPolicy
-from shoal.agent.http.parameters import NO_QUERY, Query, choice, duration_ms, parse_query
+from shoal.agent.http.parameters import NO_QUERY, Query, boolean, choice, duration_ms, parse_query
 from shoal.agent.http.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
-from shoal.agent.http.quick_head import Head, read_head
+from shoal.agent.http.quick_head import Head, read_head, without_sequence
 from shoal.arrow_place import PlaceReader
 from shoal.batch import MAX_BODY_BYTES, STAMP_BYTES, BatchError
 from shoal.errors import ShoalError
@@ -45,7 +45,8 @@ LEAD_BYTES: Final = 256
 # The largest stored batch, with what a stream has around it. Whatever its size, a batch is checked in one
 # turn of the loop, this way as on the ordinary one.
 PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
-# Heads remembered: a client sends the same one all the time. When full they are forgotten, not searched.
+# Heads remembered: a client sends the same one all the time, but for a producer's sequence, which counts
+# up and is cut out of what is remembered. When full they are forgotten, not searched.
 REMEMBERED_HEADS_MAX: Final = 1_024
 _PRODUCER_PREFIX: Final = "shoal-producer-"
 
@@ -89,6 +90,11 @@ class QuickAppends:
         known = self._remembered.get(data)
         if known is not None:
             return known
+        without, sequence = without_sequence(data)
+        if sequence is not None:
+            known = self._remembered.get(without)
+            if known is not None:
+                return _numbered(known, sequence)
         head = read_head(data)
         if head is None:
             return None
@@ -96,10 +102,10 @@ class QuickAppends:
             request = self._understand(head)
         except ShoalError:
             return None  # it will be refused, with this very error
-        if request is not None and request.options.producer is None:
+        if request is not None and (request.options.producer is None or sequence is not None):
             if len(self._remembered) >= REMEMBERED_HEADS_MAX:
                 self._remembered.clear()
-            self._remembered[data] = request
+            self._remembered[without] = request
         return request
 
     def _understand(self, head: Head) -> QuickRequest | None:
@@ -113,8 +119,9 @@ class QuickAppends:
         content_type = headers.get("content-type")
         media = media_type(content_type)
         most = PLACED_BYTES_MAX if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
-        if "forward" in query or media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
+        if media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
             return None
+        boolean(query, "forward", True)  # is asked where the partition is led elsewhere: the ordinary way
         options = self._options(headers, query, to_partition=len(arguments) == 2)
         if options.acks == "none":
             return None
@@ -205,3 +212,10 @@ class QuickAppends:
                 return False
             raise
         return True
+
+
+def _numbered(request: QuickRequest, sequence: int) -> QuickRequest:
+    """The same request of the same producer, at another place of its sequence."""
+    options = request.options
+    assert options.producer is not None
+    return request._replace(options=options._replace(producer=options.producer._replace(sequence=sequence)))

@@ -30,6 +30,8 @@ _UNDERSTOOD: Final = frozenset(
         b"user-agent",
     )
 )
+_SEQUENCE_LINE: Final = b"\r\nShoal-Producer-Sequence: "
+_SEQUENCE_DIGITS_MAX: Final = 18  # any such number is a sequence
 # In a head that the real parser gets: with one of these, its end cannot be told from its length.
 _ENDLESS = re.compile(rb"\r\n(?:transfer-encoding|upgrade|expect|[ \t])", re.IGNORECASE)
 _LENGTHS = re.compile(rb"\r\ncontent-length[^\r]*", re.IGNORECASE)
@@ -78,3 +80,16 @@ def request_bytes(data: bytes) -> int | None:
         return end + len(HEAD_END)
     length = _LENGTH.fullmatch(given[0])
     return None if len(given) > 1 or length is None else end + len(HEAD_END) + int(length[1])
+
+
+def without_sequence(data: bytes) -> tuple[bytes, int | None]:
+    """A whole head with its producer's sequence cut out, and that; the head and None where none is written as
+    clients of this package write it. Heads that are equal but for it mean the same at another sequence."""
+    start = data.find(_SEQUENCE_LINE) + len(_SEQUENCE_LINE)
+    if start < len(_SEQUENCE_LINE):
+        return data, None
+    end = data.find(b"\r", start)
+    digits = data[start:end]
+    if not digits.isdigit() or len(digits) > _SEQUENCE_DIGITS_MAX:
+        return data, None
+    return data[:start] + data[end:], int(digits)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_http_produce import ARROW, NDJSON, arrow_batch, arrow_stream
 
 from shoal.agent.http.limits import HttpLimits
-from shoal.agent.http.quick_head import read_head, request_bytes
+from shoal.agent.http.quick_head import read_head, request_bytes, without_sequence
 from shoal.errors import ShoalError
 
 PATH = "/v1/topics/t/partitions/0/records"
@@ -306,3 +306,45 @@ async def test_unlike_the_last() -> None:
                 expected += 1
         wire.writer.write(large + large + get + large)
         assert [(await wire.answer())[0] for _ in range(4)] == [200] * 4
+
+
+async def test_what_a_producer_sends_again_and_again() -> None:
+    """Its heads differ by their sequence only, and say that nothing is to be forwarded: they go the short
+    way, and each sequence is looked at."""
+    body = arrow_stream(arrow_batch([b"v"]))
+    path = f"{PATH}?acks=all&timeout=5000ms&forward=false"
+
+    def numbered(sequence: str) -> bytes:
+        lines = (
+            "Shoal-Producer-Id: 00112233445566778899aabbccddeeff",
+            "Shoal-Producer-Epoch: 0",
+            f"Shoal-Producer-Sequence: {sequence}",
+            "User-Agent: a client",
+        )
+        return request(body, *lines, path=path, media=ARROW)
+
+    async with wired() as (agent, wire):
+        sent: tuple[tuple[str, int, bytes], ...] = (
+            ("0", 200, b'"base_offset":0'),
+            ("1", 200, b'"base_offset":1'),
+            ("2", 200, b'"base_offset":2'),
+            ("4", 409, b"sequence-gap"),
+            ("3", 200, b'"base_offset":3'),
+        )
+        for number, (sequence, wanted, part) in enumerate(sent):
+            status, _, answer = await wire.ask(numbered(sequence))
+            assert (status, part in answer.replace(b" ", b"")) == (wanted, True), (sequence, answer)
+            assert agent.broker.begun == number + 1
+        for nonsense in ("-1", "x", "9" * 20):
+            status, _, answer = await wire.ask(numbered(nonsense))
+            assert (status, agent.broker.begun) == (400, len(sent)), (nonsense, answer)
+
+
+@given(st.binary(max_size=60), st.integers(0, 10**18 - 1), st.binary(max_size=60))
+def test_a_sequence_is_cut_out_and_nothing_else(before: bytes, sequence: int, behind: bytes) -> None:
+    """Whatever stands around the number stays, and a head without one stays as it is."""
+    line = b"\r\nShoal-Producer-Sequence: "
+    before = before.replace(line, b"")
+    head = before + line + b"%d\r\n" % sequence + behind
+    assert without_sequence(head) == (before + line + b"\r\n" + behind, sequence)
+    assert without_sequence(before) == (before, None)
