@@ -293,9 +293,12 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         if size < len(rest):
             self._rest = rest[size:]
             self._progress_at = self._loop.time()
+            # aiohttp waits for a request meanwhile: to it the connection is idle, however much comes.
+            self._next_keepalive_close_time = self._progress_at + self._keepalive_timeout
             return
         self._receiving = self._rest = None
         if not self._force_close:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             self._begin(append)
         else:
             self._leave_gate(append)

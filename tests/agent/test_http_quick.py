@@ -232,6 +232,22 @@ async def test_stalled_body() -> None:
         assert await wire.reader.read() == b""
 
 
+@pytest.mark.parametrize("ordinary", [False, True])
+async def test_a_long_upload_that_goes_on_is_not_cut(ordinary: bool) -> None:
+    """However much longer it takes than a connection may be idle; the ordinary way, and the short one."""
+    body = arrow_stream(arrow_batch([b"v" * 5_000]))
+    whole = request(body, *(["X-Other: 1"] if ordinary else []), media=ARROW)
+    async with wired(HttpLimits(idle_ms=1_000)) as (agent, wire):
+        loop = asyncio.get_running_loop()
+        started, step = loop.time(), len(whole) // 30
+        for start in range(0, len(whole), step):
+            wire.writer.write(whole[start : start + step])
+            await asyncio.sleep(max(0.0, started + 2.5 * start / len(whole) - loop.time()))
+        assert (await wire.answer())[0] == 200
+        assert agent.broker.begun == (0 if ordinary else 1)
+        assert loop.time() - started > 2
+
+
 async def test_shutdown_lets_an_append_end() -> None:
     """A stopping server answers the append under way before it closes the connection."""
     async with wired() as (agent, wire):
