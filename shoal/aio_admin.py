@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 from shoal.aio_cluster import Call, ClientConfig, Cluster, topic_path
@@ -18,6 +18,36 @@ from shoal.client_routing import bootstrap_urls
 from shoal.discovery import urls_by_mdns, urls_of_seeds
 from shoal.errors import ShoalError
 from shoal.live_object import LiveObject
+
+
+class Retention(TypedDict, total=False):
+    """What of a partition is kept: batches so young ("7d"), and at least so many bytes. None: without end."""
+
+    age: str | None
+    bytes: int | None
+
+
+class Segment(TypedDict, total=False):
+    """How large ("bytes") and how old ("1d") a segment file grows: retention drops whole ones."""
+
+    bytes: int
+    age: str | None
+
+
+class ChangeableOptions(TypedDict, total=False):
+    """Settings of a topic that may change."""
+
+    retention: Retention
+    segment: Segment
+
+
+class TopicOptions(ChangeableOptions, total=False):
+    """Settings of a topic; those left out have the agents' defaults."""
+
+    kind: str
+    partitions: int
+    replication_factor: int | Literal["all"]
+    fsync: bool
 
 
 class AdminClient(LiveObject):
@@ -111,13 +141,26 @@ class AdminClient(LiveObject):
         return await self._get(topic_path(name))
 
     async def create_topic(
-        self, name: str, settings: dict[str, Any] | None = None
+        self, name: str, settings: Mapping[str, Any] | None = None, **named: Unpack[TopicOptions]
     ) -> tuple[bool, dict[str, Any]]:
-        """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings."""
+        """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings. They
+        may be named: `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
+        body = {**(settings or {}), **named}
         answer = await self._cluster.anywhere(
-            _json_call("PUT", topic_path(name), settings), retry_ms=self._retry_ms
+            _json_call("PUT", topic_path(name), body or None), retry_ms=self._retry_ms
         )
         return answer.status == 201, answer.document()
+
+    async def alter_topic(self, name: str, **named: Unpack[ChangeableOptions]) -> dict[str, Any]:
+        """PATCH /v1/topics/{topic}: the topic with these settings changed, the others as they were."""
+        call = _json_call("PATCH", topic_path(name), dict(named))
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+
+    async def trim(self, topic: str, partition: int, before: int) -> dict[str, Any]:
+        """POST .../trim: drop whole segments whose records all lie below offset `before`. The answer has the
+        new `log_start_offset`."""
+        call = _json_call("POST", f"{topic_path(topic)}/partitions/{partition}/trim", {"before": before})
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
 
     async def delete_topic(self, name: str) -> None:
         """DELETE /v1/topics/{topic}: its records are gone for good. Raises unknown-topic if it was not there.

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ from shoal.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.batching import Batcher, BatchingConfig, Request, split
 from shoal.client_routing import TopicRoutes
 from shoal.delivery import Delivery, Piece
-from shoal.errors import BufferFull, ClientClosed, ShoalError
+from shoal.errors import BufferFull, ClientClosed, ShoalError, unknown_partition
 from shoal.gathering import Chunk, Gatherer, HeadersLike, Text, Timestamp, Whole
 from shoal.live_object import LiveObject
 from shoal.routing import group_rows, owners_of
@@ -31,6 +31,8 @@ from shoal.tabular import batches_of
 
 Acks = Literal["all", "leader", "none"]
 Compression = Literal["lz4", "zstd"]
+_ACKS: Final = get_args(Acks)
+_COMPRESSIONS: Final = (*get_args(Compression), None)
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PRODUCER_EPOCH = 0  # an id is used by one producer only, so nothing is ever fenced off
 
@@ -130,6 +132,8 @@ class Producer(LiveObject):
         compression: Compression | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
+        """Raises ShoalError bad-request for an option that no agent would take."""
+        _check_options(acks, compression, partition, batching)
         self.topic = topic
         self._cluster = cluster
         self._acks = acks
@@ -310,10 +314,7 @@ class Producer(LiveObject):
                 raise
             await self._create_topic(retry_ms)
         if self._partition is not None and self._routes().get(self._partition) is None:
-            count = len(self._routes().partitions)
-            raise ShoalError(
-                "unknown-partition", f"{self.topic} has no partition {self._partition}, only {count}"
-            )
+            raise unknown_partition(self.topic, self._partition, len(self._routes().partitions))
 
     async def _create_topic(self, retry_ms: int) -> None:
         """Create the topic with default settings, as an agent does for a producer, unless that is turned
@@ -431,9 +432,8 @@ class Producer(LiveObject):
             self._acknowledged(request, answer)
         except (ShoalError, Unreachable) as error:
             self._refused(request, self._explained(request, error))
-        except Exception as error:
-            self._fail(error)  # a bug, also in on_delivery: those who wait must hear of it
-            raise
+        except Exception as error:  # noqa: BLE001 - a bug, also in on_delivery: `send`, `flush` and all who wait raise it
+            self._fail(error)
 
     def _acknowledged(self, request: Request[Piece], answer: Answer) -> None:
         base_offset, duplicate = _outcome(answer)
@@ -547,6 +547,23 @@ class Producer(LiveObject):
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _check_options(acks: object, compression: object, partition: object, batching: object) -> None:
+    """Where they are given: found later, they would fail records that were taken already."""
+    if acks not in _ACKS:
+        raise ShoalError("bad-request", f"acks is one of {', '.join(_ACKS)}, not {acks!r}")
+    if compression not in _COMPRESSIONS:
+        raise ShoalError("bad-request", f"compression is lz4, zstd or None, not {compression!r}")
+    if partition is not None and (partition.__class__ is not int or partition < 0):
+        raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")
+    if batching is not None:
+        if not isinstance(batching, BatchingConfig):
+            raise ShoalError("bad-request", f"batching is a BatchingConfig, not {batching!r:.80}")
+        try:
+            batching.validate()
+        except ValueError as error:
+            raise ShoalError("bad-request", f"batching: {error}") from None
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

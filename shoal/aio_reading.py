@@ -19,12 +19,12 @@ import pyarrow as pa
 from shoal.aio_cluster import Cluster
 from shoal.aio_consumer import FOLLOW_WAIT_MS, Fetched, PartitionOffsets, fetch_batches, first_offset, offsets
 from shoal.consumed import Record, records_of
-from shoal.errors import ClientClosed, ShoalError
+from shoal.errors import ClientClosed, ShoalError, unknown_partition
 from shoal.gathering import Timestamp, timestamp_us
 from shoal.live_object import LiveObject
-from shoal.tabular import FrameKind, frame_of, placed
+from shoal.tabular import FrameKind, check_kind, frame_of, placed
 
-Start: TypeAlias = "str | int | Mapping[int, str | int]"
+Start: TypeAlias = "str | int | Mapping[int, str | int] | Mapping[str, str | int]"
 
 FETCHES_AHEAD_MAX: Final = 4
 """Fetches of a backlog that were made and not taken, over all partitions: with fetches of 1 to 64 MiB this
@@ -70,6 +70,17 @@ class _Lot:
     holds_slot: bool = False
 
 
+def _by_number(start: Mapping[Any, str | int]) -> dict[int, str | int]:
+    """Positions that were kept as JSON have come back with their partitions as text."""
+    numbered: dict[int, str | int] = {}
+    for partition, where in start.items():
+        number = int(partition) if isinstance(partition, str) and partition.isdecimal() else partition
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ShoalError("bad-request", f"start: {partition!r} is no partition, which is a number")
+        numbered[number] = where
+    return numbered
+
+
 class AsyncConsumer(LiveObject):
     """Reads one topic. Use as `async with client.consumer(topic) as consumer`, then `async for record in
     consumer`, or `consumer.chunks()`, `.batches()`, `.frames()`; not from several tasks at once.
@@ -89,6 +100,10 @@ class AsyncConsumer(LiveObject):
         max_bytes: int,
         nearest: bool,
     ) -> None:
+        if not isinstance(topic, str):
+            raise ShoalError(
+                "bad-request", f"a consumer reads one topic, and not {topic!r:.80}: open one for each"
+            )
         self.topic = topic
         self.follow = follow
         self._cluster = cluster
@@ -152,7 +167,7 @@ class AsyncConsumer(LiveObject):
     async def _starts(self) -> list[tuple[PartitionOffsets, str | int]]:
         """Each wanted partition's offsets and where to begin there."""
         start = self._start
-        by_partition = dict(start) if isinstance(start, Mapping) else None
+        by_partition = _by_number(start) if isinstance(start, Mapping) else None
         wanted = self._wanted if self._wanted is not None else by_partition
         texts = {str(text) for text in (by_partition.values() if by_partition is not None else [start])}
         times = {text[1:] for text in texts if text.startswith("@")}
@@ -162,9 +177,7 @@ class AsyncConsumer(LiveObject):
         everything = next(iter(known.values()))
         missing = sorted(set(wanted or ()) - set(everything))
         if missing:
-            raise ShoalError(
-                "unknown-partition", f"{self.topic} has no partition {missing[0]}, only {len(everything)}"
-            )
+            raise unknown_partition(self.topic, missing[0], len(everything))
         found: list[tuple[PartitionOffsets, str | int]] = []
         for partition in sorted(everything if wanted is None else set(wanted)):
             here = "earliest" if by_partition is not None else start
@@ -213,9 +226,13 @@ class AsyncConsumer(LiveObject):
         async for found in self.chunks():
             yield found.batch
 
-    async def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> AsyncIterator[Any]:
+    def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> AsyncIterator[Any]:
         """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
-        also sooner, when nothing else is there."""
+        also sooner, when nothing else is there. Raises ClientError for another kind."""
+        check_kind(kind)
+        return self._frames(kind, rows)
+
+    async def _frames(self, kind: FrameKind, rows: int) -> AsyncIterator[Any]:
         while (frame := await self.next_frame(kind, rows)) is not None:
             yield frame
 

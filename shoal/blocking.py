@@ -22,13 +22,14 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from shoal.aio import CONSUMER_FETCH_BYTES, DEFAULT_FETCH_BYTES, SEND_TOPICS_MAX, AsyncClient
+from shoal.aio_admin import ChangeableOptions, TopicOptions
 from shoal.aio_cluster import ClientConfig
 from shoal.aio_consumer import Fetched, PartitionOffsets
 from shoal.aio_producer import (
@@ -47,7 +48,7 @@ from shoal.errors import ClientClosed, ClientError
 from shoal.gathering import Gatherer, HeadersLike, Text, Timestamp
 from shoal.live_object import LiveObject
 from shoal.loop_thread import LoopThread, forked
-from shoal.tabular import FrameKind
+from shoal.tabular import FrameKind, check_kind
 
 T = TypeVar("T")
 
@@ -184,9 +185,21 @@ class Client(LiveObject):
         """One topic's settings, partitions, replicas, offsets."""
         return self._run(self._async.topic(name))
 
-    def create_topic(self, name: str, settings: dict[str, Any] | None = None) -> tuple[bool, dict[str, Any]]:
-        """Create a topic; False beside it if it was there already, with equal settings."""
-        return self._run(self._async.create_topic(name, settings))
+    def create_topic(
+        self, name: str, settings: Mapping[str, Any] | None = None, **named: Unpack[TopicOptions]
+    ) -> tuple[bool, dict[str, Any]]:
+        """Create a topic; False beside it if it was there already, with equal settings. They may be named:
+        `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
+        return self._run(self._async.create_topic(name, settings, **named))
+
+    def alter_topic(self, name: str, **named: Unpack[ChangeableOptions]) -> dict[str, Any]:
+        """The topic with its retention or segments changed, the other settings as they were."""
+        return self._run(self._async.alter_topic(name, **named))
+
+    def trim(self, topic: str, partition: int, before: int) -> dict[str, Any]:
+        """Drop whole segments whose records all lie below offset `before`; the answer says where the log
+        begins now."""
+        return self._run(self._async.trim(topic, partition, before))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic: its records are gone for good. Raises unknown-topic if it was not there."""
@@ -551,7 +564,11 @@ class Consumer(LiveObject):
 
     def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> Iterator[Any]:
         """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
-        also sooner, when nothing else is there."""
+        also sooner, when nothing else is there. Raises ClientError for another kind."""
+        check_kind(kind)
+        return self._frames(kind, rows)
+
+    def _frames(self, kind: FrameKind, rows: int) -> Iterator[Any]:
         while True:
             before = self._inner.positions()
             try:
@@ -629,7 +646,10 @@ def _close_in_passing(thread: LoopThread, client: AsyncClient, producers: set[As
 def _close_all() -> None:
     """At the interpreter's end: nothing that was sent is lost for want of a `with`."""
     for client in list(_OPEN):
-        client.close()
+        try:
+            client.close()
+        except Exception as error:  # noqa: BLE001 - nobody is there to catch it; the others are closed all the same
+            logger.error("at the interpreter's end %s: %s", type(error).__name__, error)
     for thread in list(_FINISHING):
         thread.join()
 

@@ -5,10 +5,11 @@ Law of this file: it is the one place where a read batch becomes Python objects,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count, repeat
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -32,6 +33,10 @@ class Record(NamedTuple):
     def timestamp(self) -> datetime:
         """The record's time, in UTC."""
         return _EPOCH + timedelta(microseconds=self.timestamp_us)
+
+    def json(self) -> Any:
+        """The value as JSON; None for one without a value. Raises ValueError for a value that is no JSON."""
+        return None if self.value is None else json.loads(self.value)
 
 
 class Rows(Protocol):

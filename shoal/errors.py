@@ -130,6 +130,12 @@ def _restore(
     return error
 
 
+def unknown_partition(topic: str, partition: object, count: int) -> ShoalError:
+    """What a client says of a partition that a topic of so many has not."""
+    has = "1 partition, numbered 0" if count == 1 else f"{count} partitions, numbered 0 to {count - 1}"
+    return ShoalError("unknown-partition", f"{topic} has no partition {partition}: it has {has}")
+
+
 class ClientError(Exception):
     """What a client says by itself: no agent was asked, and nothing was stored."""
 

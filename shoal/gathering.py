@@ -23,7 +23,7 @@ import pyarrow as pa
 from shoal.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES
 from shoal.batching import BatchingConfig
 from shoal.delivery import Delivery
-from shoal.errors import BufferFull, ShoalError
+from shoal.errors import BufferFull, ShoalError, unknown_partition
 from shoal.records import MAX_HEADERS, Headers
 
 Text: TypeAlias = "bytes | str | bytearray | memoryview"
@@ -31,7 +31,10 @@ HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str,
 Timestamp: TypeAlias = "datetime | int"
 
 RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
-_MICROSECONDS_MAX: Final = 2**63
+MICROSECONDS_MIN: Final = 10**14
+MICROSECONDS_MAX: Final = 10**17
+"""A number for a time between 1973 and 5138 lies between these if it counts microseconds, and outside if it
+counts seconds, milliseconds or nanoseconds and means our time: such a one is asked about, not stored."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -314,10 +317,7 @@ class Gatherer:
 
     def _check_partition(self, partition: int) -> None:
         if self.partitions is not None and partition not in self.partitions:
-            raise ShoalError(
-                "unknown-partition",
-                f"{self._topic} has no partition {partition}, only {len(self.partitions)}",
-            )
+            raise unknown_partition(self._topic, partition, len(self.partitions))
 
     def _begin(self) -> Chunk:
         now_ns = time.time_ns()
@@ -397,13 +397,32 @@ def _pairs(headers: HeadersLike) -> Headers:
 
 
 def timestamp_us(timestamp: Timestamp) -> int:
-    """Microseconds since the epoch, of a datetime that knows its zone, or of such a number."""
+    """Microseconds since the epoch, of a datetime that knows its zone, or of such a number. Raises ShoalError
+    bad-request, also for a number that is clearly of another unit."""
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise ShoalError("bad-request", f"{timestamp} has no time zone: use datetime.now(UTC)")
         return (timestamp - _EPOCH) // timedelta(microseconds=1)
-    if isinstance(timestamp, int) and -_MICROSECONDS_MAX <= timestamp < _MICROSECONDS_MAX:
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool):
+        raise ShoalError(
+            "bad-request", f"a timestamp is a datetime or microseconds since 1970, not {timestamp!r}"
+        )
+    if timestamp == 0 or MICROSECONDS_MIN <= timestamp < MICROSECONDS_MAX:
         return timestamp
     raise ShoalError(
-        "bad-request", f"a timestamp is a datetime or microseconds since 1970, not {timestamp!r}"
+        "bad-request",
+        f"a timestamp that is a number counts microseconds since 1970, and {timestamp} would be no time"
+        f" between 1973 and 5138{_other_unit(timestamp)}; for such a time use a datetime",
     )
+
+
+def _other_unit(timestamp: int) -> str:
+    """What it may have been meant as: a number that would be our time in another unit."""
+    for unit, low, cure in (
+        ("seconds", 10**8, "multiply by 1_000_000"),
+        ("milliseconds", 10**11, "multiply by 1_000"),
+        ("nanoseconds", 10**17, "divide by 1_000"),
+    ):
+        if low <= timestamp < low * 1_000:
+            return f" (if these are {unit}, {cure})"
+    return ""

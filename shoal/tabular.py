@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from shoal.batch import (
 from shoal.errors import ClientError, ShoalError
 
 FrameKind = Literal["pandas", "polars", "arrow"]
+_KINDS: Final = get_args(FrameKind)
 _INDEX_COLUMN: Final = re.compile(r"__index_level_\d+__")  # as pandas and pyarrow name one without a name
 PLACED_FIELDS: Final = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
 
@@ -106,6 +107,15 @@ def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
                     "too-large", f"{topic}: a {name} of {longest} bytes: at most {MAX_RECORD_BYTES}"
                 )
     return batch
+
+
+def check_kind(kind: object) -> None:
+    """Raises ClientError for frames that nothing here makes."""
+    if kind not in _KINDS:
+        raise ClientError(
+            f"frames() makes {', '.join(_KINDS)} and not {kind!r}: most libraries take what it makes of"
+            " 'arrow', a pyarrow.Table"
+        )
 
 
 def placed(batch: pa.RecordBatch, partition: int, base_offset: int) -> pa.RecordBatch:
