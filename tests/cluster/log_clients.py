@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from log_history import Append, FinalLog, History, Outcome, Partition, Poll
+from log_history import EARLIEST, LATEST, Append, Ends, FinalLog, History, Outcome, Partition, Poll
+
+from shoal.batch import DEFAULT_SCHEMA
 
 CONNECT_TIMEOUT_S = 1.0
 REQUEST_TIMEOUT_MS = 3_000
@@ -24,6 +26,8 @@ GRACE_S = 2.0
 PAUSE_S = 0.05
 CALM_PRODUCER_SLOWNESS = 6.0
 CALM_READER_SLOWNESS = 2.0
+LAST_SHARE, FIRST_SHARE, ENDS_SHARE = 0.2, 0.26, 0.32
+"""Of a reader's requests, each with those before it."""
 FINAL_LIMIT = 1_000
 TRIMMED_MAX = 5
 GONE = 410
@@ -74,13 +78,15 @@ class Connections:
     async def exchange(
         self, agent: Address, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, fields by their names in small letters, body as it is. Raises NoAnswer."""
+        """Status, fields by their names in small letters, body as it is. A body of bytes is an Arrow stream,
+        unless `headers` say otherwise. Raises NoAnswer."""
         reader, writer = await self._connected(agent)
-        data = b"" if body is None else json.dumps(body).encode()
+        is_raw = isinstance(body, bytes)
+        data = b"" if body is None else body if is_raw else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {agent[0]}:{agent[1]}", f"Content-Length: {len(data)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        if body is not None:
-            lines.append("Content-Type: application/json")
+        if body is not None and "Content-Type" not in (headers or {}):
+            lines.append(f"Content-Type: {ARROW_TYPE if is_raw else 'application/json'}")
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1_000 + GRACE_S):
                 writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
@@ -159,9 +165,25 @@ class Workload:
         return self.rng.choice(list(self.agents()))
 
 
+def arrow_body(values: Sequence[str]) -> bytes:
+    """An Arrow stream of one batch with these values."""
+    timestamp, key, value, headers = (field.type for field in DEFAULT_SCHEMA)
+    columns = [
+        pa.array([index for index, _ in enumerate(values)], pa.int64()).cast(timestamp),
+        pa.nulls(len(values), key),
+        pa.array([item.encode() for item in values], value),
+        pa.nulls(len(values), headers),
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, DEFAULT_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
 class Producer:
     """Appends to one partition, one request after the other. `producer_id`: sends sequences and repeats what
-    was not answered; None: each request is sent once."""
+    was not answered; None: each request is sent once. `arrow`: as Arrow streams, otherwise as JSON.
+    `leader_acks`: the share of requests without a sequence that are answered when the leader has synced."""
 
     def __init__(
         self,
@@ -173,10 +195,14 @@ class Producer:
         batch_max: int,
         pause_s: float,
         padding: int = 0,
+        arrow: bool = False,
+        leader_acks: float = 0.0,
     ) -> None:
         self._work = work
         self._name = name
         self._partition = partition
+        self._arrow = arrow
+        self._leader_acks = leader_acks if producer_id is None else 0.0
         self._id = producer_id
         self._batch_max = batch_max
         self._pause_s = pause_s
@@ -202,8 +228,9 @@ class Producer:
             f"{self._name}-{number}{self._padding}" for number in range(self._number, self._number + count)
         )
         self._number += count
+        at_leader_only = work.rng.random() < self._leader_acks
         invoked_at = now_s()
-        outcome, base_offset = await self._until_known(values)
+        outcome, base_offset = await self._until_known(values, "leader" if at_leader_only else "all")
         append = Append(
             self._name,
             self._sequence,
@@ -213,15 +240,16 @@ class Producer:
             now_s(),
             outcome,
             base_offset,
+            at_leader_only,
         )
         work.history.appends.append(append)
         self._sequence += 1
 
-    async def _until_known(self, values: tuple[str, ...]) -> tuple[Outcome, int | None]:
+    async def _until_known(self, values: tuple[str, ...], acks: str) -> tuple[Outcome, int | None]:
         """An idempotent request is sent until it is answered: its sequence must not be left open."""
         uncertain = False
         while True:
-            outcome, base_offset = await self._send(values)
+            outcome, base_offset = await self._send(values, acks)
             if outcome == "ok":
                 return outcome, base_offset
             self._agent = None
@@ -232,9 +260,9 @@ class Producer:
                 return "info", None  # nobody asks again: with what was sent before, nobody knows
             await asyncio.sleep(PAUSE_S * self._work.rng.uniform(0.5, 2))
 
-    async def _send(self, values: tuple[str, ...]) -> tuple[Outcome, int | None]:
+    async def _send(self, values: tuple[str, ...], acks: str) -> tuple[Outcome, int | None]:
         topic, number = self._partition
-        path = f"/v1/topics/{topic}/partitions/{number}/records?timeout={REQUEST_TIMEOUT_MS}ms"
+        path = f"/v1/topics/{topic}/partitions/{number}/records?acks={acks}&timeout={REQUEST_TIMEOUT_MS}ms"
         headers = {}
         if self._id is not None:
             headers = {
@@ -244,7 +272,7 @@ class Producer:
             }
         if self._agent is None or self._agent not in self._work.agents():
             self._agent = self._work.some_agent()
-        body = {"records": [{"value": value} for value in values]}
+        body = arrow_body(values) if self._arrow else {"records": [{"value": value} for value in values]}
         try:
             answer = await self._connections.request(self._agent, "POST", path, body, headers)
         except NoAnswer as error:
@@ -256,7 +284,8 @@ class Producer:
 
 
 class Reader:
-    """Follows one partition from its start; now and then asks for the last record."""
+    """Follows one partition from its start; now and then asks for the first record, the last one, or where
+    the logs begin and end."""
 
     def __init__(
         self, work: Workload, name: str, partition: Partition, *, local: bool, pause_s: float
@@ -275,17 +304,43 @@ class Reader:
         """Until the work stops."""
         try:
             while not self._work.stopping:
-                if not self._local and self._work.rng.random() < 0.2:
-                    await self._poll(-1)
-                else:
-                    await self._poll(self._offset)
+                await self._look()
                 await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_READER_SLOWNESS))
         finally:
             self._connections.close()
 
+    async def _look(self) -> None:
+        chance = 1.0 if self._local else self._work.rng.random()
+        if chance < LAST_SHARE:
+            await self._poll(LATEST)
+        elif chance < FIRST_SHARE:
+            await self._poll(EARLIEST)
+        elif chance < ENDS_SHARE:
+            await self._ask_ends()
+        else:
+            await self._poll(self._offset)
+
+    async def _ask_ends(self) -> None:
+        """Of all partitions of the topic: the answer is put together from what their leaders say."""
+        topic = self._partition[0]
+        invoked_at = now_s()
+        try:
+            answer = await self._connections.request(
+                self._work.some_agent(), "GET", f"/v1/topics/{topic}/offsets?timeout=2s"
+            )
+        except NoAnswer:
+            return
+        if answer.status != 200:
+            return
+        for entry in answer.body["partitions"]:
+            start, end = int(entry["log_start_offset"]), int(entry["high_watermark"])
+            place = (topic, int(entry["partition"]))
+            self._work.history.ends.append(Ends(self._name, place, start, end, invoked_at, now_s()))
+
     async def _poll(self, offset: int) -> None:
         topic, number = self._partition
-        path = f"/v1/topics/{topic}/partitions/{number}/records?offset={offset}&timeout=2s"
+        place = "earliest&limit=3" if offset == EARLIEST else offset
+        path = f"/v1/topics/{topic}/partitions/{number}/records?offset={place}&timeout=2s"
         headers = {}
         if self._local:
             path += "&consistency=local"
@@ -300,6 +355,9 @@ class Reader:
         if answer.status == GONE:
             self._told_start = int(answer.body["log_start_offset"])
             self._offset = max(self._offset, self._told_start)
+            if not self._local:
+                ends = Ends(self._name, self._partition, self._told_start, None, invoked_at, now_s())
+                self._work.history.ends.append(ends)
         if answer.status != 200:
             return
         self._note(answer.body, offset, invoked_at)
@@ -318,6 +376,7 @@ class Reader:
             self._high_watermark if self._local else 0,
             int(body["high_watermark"]),
             self._told_start,
+            now_s(),
         )
         self._work.history.polls.append(poll)
         self._high_watermark = max(self._high_watermark, int(body["high_watermark"]))

@@ -211,7 +211,8 @@ class Checker:
                 told = None if append.base_offset is None else append.base_offset + number
                 offsets = places.get(value, [])
                 if not offsets:
-                    if (told is None or told >= start) and not append.at_leader_only:
+                    is_kept = start == 0 if told is None else told >= start
+                    if is_kept and not append.at_leader_only:
                         self._note("lost-write", f"{value} was acknowledged at {append.partition}@{told}")
                 elif told is not None and told not in offsets:
                     self._note("inconsistent-offsets", f"{value} answered as {told}, stands at {offsets}")

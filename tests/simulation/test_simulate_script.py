@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
+from cluster_sim import coverage
 from raft_sim.invariants import InvariantViolation
 from raft_sim.knobs import Knobs
 from raft_sim.simulation import Simulation
@@ -74,3 +76,29 @@ def test_a_failing_seed_is_named_with_its_replay(
     assert "seed 6 FAILED : InvariantViolation ElectionSafety: 0.0 and 0.1 lead term 3" in output
     assert "replay: scripts/simulate --core --seed 6" in output
     assert "2 of 3 seeds held; failed: [6]" in output
+
+
+def test_coverage_says_what_a_seed_ran_and_names_the_rest() -> None:
+    """Shares by package; what a simulation cannot run is left out with its reason, and nothing else."""
+    command = [sys.executable, str(SCRIPT), "--seed", "2", "--coverage", "--verbose", "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shares = dict(re.findall(r"^(\S+) +\d+ +\d+ +([0-9.]+)%", done.stdout, re.MULTILINE))
+    assert set(shares) == set(coverage.PACKAGES)
+    assert 60 < float(shares["replication"]) < 100
+    assert re.search(r"^left out, asks the kernel.*segment_store/ring_disk\.py", done.stdout, re.MULTILINE)
+    assert "never run, agent/http/keys.py" not in done.stdout
+    refused = run_script("--core", "--coverage")
+    assert refused.returncode == 2
+
+
+def test_only_what_has_a_body_is_counted_and_only_files_that_are_there_are_left_out() -> None:
+    """A name of an interface cannot run; a file that has moved must not stay excused."""
+    lines = ("class A:", "    def none(self) -> None:", '        """Nothing."""')
+    lines += ("    @x", "    def some(self):", "        return 1")
+    text = "\n".join(lines)
+    assert [item[1:] for item in coverage._functions_of("a.py", text)] == [(4, "some")]
+    missing = [path for path in coverage.EXCLUDED if not (coverage.ROOT / path).exists()]
+    assert missing == []
+    rows = {row.package: row for row in coverage.table({"agent/host.py": set()})}
+    assert all(not row.ran and row.missed for row in rows.values())

@@ -45,6 +45,12 @@ class Knobs:
     topics: bool
     rot: bool
     lost_disk: bool
+    arrow: bool  # some producers send Arrow streams, otherwise all send JSON
+    leader_acks: bool  # some appends are answered when their leader has synced them
+    keys: bool  # somebody appends by keys, to whichever partitions they belong to
+    library: bool  # somebody uses the Python client
+    sink: bool  # somebody writes as a task of Spark's sink does
+    split: float  # the chance that bytes arrive in two parts
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -83,6 +89,12 @@ class Knobs:
             rot=permanent == "rot",
             lost_disk=permanent == "lost_disk",
             draining=rng.random() < 0.3,
+            arrow=rng.random() < 0.6,
+            leader_acks=rng.random() < 0.4,
+            keys=rng.random() < 0.4,
+            library=rng.random() < 0.4,
+            sink=rng.random() < 0.25,
+            split=rng.choice((0, 0, 0.05)),
         )
 
     @classmethod

@@ -40,6 +40,8 @@ class Conditions:
     duplication: float = 0.0
     straggler: float = 0.0
     straggler_ms_max: float = 500.0
+    split: float = 0.0
+    """Of what was written at once: it arrives in two parts."""
     reset_after_cut: float = 0.3
 
 
@@ -279,6 +281,8 @@ class SimTransport(asyncio.Transport):
             return
         what = self._in_flight.popleft()
         if isinstance(what, bytearray):
+            if network.conditions.split:
+                what = self._part_of(what)
             if what is self._segment:
                 self._segment = None
             self._in_flight_bytes -= len(what)
@@ -289,6 +293,18 @@ class SimTransport(asyncio.Transport):
         else:
             self._pump_later()
             peer.receive(what)
+
+    def _part_of(self, what: bytearray) -> bytearray:
+        """All of it, or by chance what comes first; the rest follows."""
+        chance = self._network.rng.random
+        if len(what) < 2 or chance() >= self._network.conditions.split:
+            return what
+        size = 1 + int(chance() * (len(what) - 1))
+        rest = what[size:]
+        if what is self._segment:
+            self._segment = rest
+        self._in_flight.appendleft(rest)
+        return what[:size]
 
     def take(self, data: bytes) -> None:
         """Bytes have come; a process that waits for them gets them at once, as code of its own."""

@@ -17,23 +17,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from cluster_sim.coverage import Ran, Recorder, from_text, to_text
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
 
 LINE_BYTES_MAX = 60_000
-"""A pipe takes so much, whether or not anybody reads."""
+COVERAGE_MARK = "\0"
+"""Behind a seed's line: what it ran."""
 SUMMARY = re.compile(r"(\d+) faults, (\d+) records acknowledged")
 
 
 @dataclass
 class Outcome:
-    """Of some seeds. `failures`: (seed, first line of what was found)."""
+    """Of some seeds. `failures`: (seed, first line of what was found). `ran`: if that was asked for."""
 
     seeds: int = 0
     next_seed: int = 0
     faults: int = 0
     records: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
+    ran: Ran = field(default_factory=dict)
 
 
 def run_seed(seed: int, *, trace: bool) -> str:
@@ -69,7 +72,18 @@ class _Running:
         return said or f"seed {self.seed} FAILED: its process died"
 
 
-def _begin(seed: int, *, trace: bool) -> _Running:
+def _run_recorded(seed: int, *, trace: bool) -> str:
+    """The line, and behind it what ran."""
+    recorder = Recorder()
+    recorder.start()
+    try:
+        line = run_seed(seed, trace=trace)
+    finally:
+        ran = recorder.stop()
+    return line[:LINE_BYTES_MAX] + COVERAGE_MARK + to_text(ran)
+
+
+def _begin(seed: int, *, trace: bool, coverage: bool) -> _Running:
     """The process ends without cleaning up."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -80,9 +94,12 @@ def _begin(seed: int, *, trace: bool) -> _Running:
         gc.disable()  # to the end: coroutines that were killed are never collected
         status = 1
         try:
-            line = run_seed(seed, trace=trace)
+            said = (
+                _run_recorded(seed, trace=trace) if coverage else run_seed(seed, trace=trace)[:LINE_BYTES_MAX]
+            )
             sys.stdout.flush()
-            os.write(writing, line.encode()[:LINE_BYTES_MAX])
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(said.encode())
             status = 0
         finally:
             os._exit(status)
@@ -91,7 +108,7 @@ def _begin(seed: int, *, trace: bool) -> _Running:
 
 
 def _ended(
-    seeds: Iterable[int], *, trace: bool, seconds: float | None, jobs: int
+    seeds: Iterable[int], *, trace: bool, seconds: float | None, jobs: int, coverage: bool
 ) -> Iterator[tuple[int, str]]:
     """Seeds and their lines, in the order of the seeds, whichever ends first."""
     started = time.monotonic()
@@ -107,7 +124,7 @@ def _ended(
                 break
             if trace:
                 print(f"seed {seed} {Knobs.of_seed(seed)}", flush=True)
-            begun = _begin(seed, trace=trace)
+            begun = _begin(seed, trace=trace, coverage=coverage)
             running[begun.pipe] = begun
             order.append(seed)
         if not running:
@@ -121,12 +138,20 @@ def _ended(
 
 
 def run_seeds(
-    seeds: Iterable[int], *, trace: bool = False, seconds: float | None = None, jobs: int = 1
+    seeds: Iterable[int],
+    *,
+    trace: bool = False,
+    seconds: float | None = None,
+    jobs: int = 1,
+    coverage: bool = False,
 ) -> Outcome:
     """Prints each seed with its knobs and its end; no seed is begun after `seconds`. `jobs`: how many run at
     once, which changes nothing in any of them."""
     outcome = Outcome()
-    for seed, line in _ended(seeds, trace=trace, seconds=seconds, jobs=jobs):
+    for seed, said in _ended(seeds, trace=trace, seconds=seconds, jobs=jobs, coverage=coverage):
+        line, _, ran = said.partition(COVERAGE_MARK)
+        for path, lines in from_text(ran).items() if ran else ():
+            outcome.ran.setdefault(path, set()).update(lines)
         if not trace:
             print(f"seed {seed} {Knobs.of_seed(seed)}")
         print(line, flush=True)

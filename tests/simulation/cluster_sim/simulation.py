@@ -19,6 +19,8 @@ from typing import Any
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload
 from log_history import History
 
+from cluster_sim.blocking import BlockingPool
+from cluster_sim.clients import KeyedProducer, LibraryClient, SinkTask
 from cluster_sim.disk import SimDisk
 from cluster_sim.faults import Nemesis
 from cluster_sim.invariants import (
@@ -92,6 +94,7 @@ class ClusterSimulation:
         self.clients = Life("clients", CLIENT_ADDRESS)
         self.work = Workload(self.history, self._agents, random.Random(self.rng.getrandbits(64)))
         self.topics = TopicClient(self.work)
+        self.pool = BlockingPool()
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.disk_faults: set[str] = set()
@@ -150,6 +153,7 @@ class ClusterSimulation:
             self.network,
             self.disks.__getitem__,
             random.Random(self.rng.getrandbits(64)),
+            pool=self.pool,
             small_segments=self.knobs.segment_bytes < 1 << 20 or self.knobs.retention_bytes is not None,
         )
         collects = gc.isenabled()
@@ -240,8 +244,26 @@ class ClusterSimulation:
         return body
 
     def _start_clients(self) -> list[asyncio.Task[Any]]:
+        clients = [*self._partition_clients(), *self._topic_clients()]
+        return [self.loop.spawn(self.clients, client.run()) for client in clients]
+
+    def _topic_clients(self) -> list[KeyedProducer | LibraryClient | SinkTask | TopicClient]:
+        """Those whose records go to any partition."""
+        knobs, pause_s = self.knobs, 2 * self.knobs.producer_pause_ms / 1_000
+        found: list[KeyedProducer | LibraryClient | SinkTask | TopicClient] = []
+        if knobs.keys:
+            found.append(KeyedProducer(self.work, "keys", TOPIC, knobs.partitions, pause_s))
+        if knobs.library:
+            found.append(LibraryClient(self.work, "library", TOPIC, pause_s))
+        if knobs.sink:
+            found.append(SinkTask(self.work, "sink", TOPIC, knobs.partitions, self.pool, pause_s))
+        if knobs.topics:
+            found.append(self.topics)
+        return found
+
+    def _partition_clients(self) -> list[Producer | Reader]:
         knobs = self.knobs
-        clients: list[Producer | Reader | TopicClient] = []
+        clients: list[Producer | Reader] = []
         for number in range(knobs.partitions):
             partition = (TOPIC, number)
             for producer in range(3):
@@ -255,14 +277,14 @@ class ClusterSimulation:
                         batch_max=knobs.batch_max,
                         pause_s=knobs.producer_pause_ms / 1_000,
                         padding=knobs.padding,
+                        arrow=knobs.arrow and producer != 1,
+                        leader_acks=0.5 if knobs.leader_acks else 0.0,
                     )
                 )
             for local in (False, True):
                 name = f"r{number}.{'local' if local else 'leader'}"
                 clients.append(Reader(self.work, name, partition, local=local, pause_s=0.1))
-        if knobs.topics:
-            clients.append(self.topics)
-        return [self.loop.spawn(self.clients, client.run()) for client in clients]
+        return clients
 
     def _agents(self) -> list[tuple[str, int]]:
         return [node.http for node in self.nodes]
@@ -316,7 +338,7 @@ class ClusterSimulation:
         """The network as the seed has it."""
         knobs = self.knobs
         self.network.conditions = Conditions(
-            knobs.delay_ms_max, knobs.loss, knobs.duplication, knobs.straggler
+            knobs.delay_ms_max, knobs.loss, knobs.duplication, knobs.straggler, split=knobs.split
         )
 
     def calm_disk(self, node: Node) -> None:

@@ -20,7 +20,13 @@ import shoal.agent.http.context
 import shoal.agent.http.deliver
 import shoal.agent.http.short_answer
 import shoal.agent.topic_settings
+import shoal.aio_cluster
+import shoal.aio_producer
+import shoal.gathering
 import shoal.membership.gossip as gossip_module
+import shoal.spark_fetch
+import shoal.spark_send
+from cluster_sim.blocking import BlockingPool
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from shoal.agent import catalog_follow
@@ -35,6 +41,10 @@ TIME_READERS = (
     shoal.agent.http.context,
     shoal.agent.http.deliver,
     shoal.agent.http.short_answer,
+    shoal.aio_cluster,
+    shoal.aio_producer,
+    shoal.gathering,
+    shoal.spark_send,
 )
 SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
@@ -56,6 +66,9 @@ class SimTime:
     def monotonic_ns(self) -> int:
         return int(self._loop._now * 1e9)
 
+    def perf_counter(self) -> float:
+        return self._loop.time()
+
     def thread_time(self) -> float:
         """Code takes no time here: what would be measured is the machine that simulates."""
         return 0.0
@@ -67,6 +80,16 @@ class SimTime:
 
     def time(self) -> float:
         return self.time_ns() / 1e9
+
+
+class _Chance:
+    """The `random` module of a client: what it makes of itself is decided by the seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def Random(self) -> random.Random:  # noqa: N802 -- the module's name for it
+        return random.Random(self._rng.getrandbits(64))
 
 
 class _NoLock:
@@ -86,6 +109,7 @@ def replacements(
     disk_of: Callable[[str], Any],
     rng: random.Random,
     *,
+    pool: BlockingPool,
     small_segments: bool,
 ) -> list[tuple[Any, str, Any]]:
     """(where, name, what) of everything that is replaced. `disk_of(address)`: the disk of a host."""
@@ -118,6 +142,10 @@ def replacements(
     places += [
         (shoal.agent.clock.SystemClock, "now_ms", now_ms),
         (os, "urandom", rng.randbytes),
+        (shoal.aio_cluster, "random", _Chance(rng)),
+        (shoal.spark_send, "POOL", pool),
+        (shoal.spark_send, "_ROUTES", {}),
+        (shoal.spark_fetch, "POOL", pool),
         (agent_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
         (agent_module, "open_disk", open_disk),
