@@ -28,20 +28,16 @@ from shoal.agent.opening import DamagedReplica, Plan, ReplicaLost, Stores, Work,
 from shoal.agent.outbox import Outbox
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_clocks import PeerClocks
-from shoal.agent.peer_wire import (
-    FrameType,
-    PeerWireError,
-    Piece,
-    decode_append,
-    decode_group_messages,
-)
+from shoal.agent.peer_wire import Piece
 from shoal.agent.reading import Fetch, Offsets, Reader
+from shoal.agent.receiving import Receiving
 from shoal.agent.recovering import Recovery
 from shoal.agent.replica import Replica
 from shoal.agent.replica_status import HostStatistics, ReplicaStatus, status_of, status_without_replica
 from shoal.agent.retention import Retention
 from shoal.agent.shipping import Shipper
 from shoal.agent.silence import Silence
+from shoal.agent.stopped import Stopped
 from shoal.agent.trimming import Trimmer
 from shoal.agent.turns import Turns
 from shoal.agent.waiting import Answer, Appended, Waiter
@@ -49,10 +45,7 @@ from shoal.batch import Kind, LogIndex, Message, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns
 from shoal.replication.config import RaftConfig
-from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
-from shoal.replication.messages import Message as RaftMessage
-from shoal.replication.messages import decode
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.damage import merge, range_of
 from shoal.segment_store.disk import Disk
@@ -117,6 +110,8 @@ class Host:
         """Groups that could not be opened: state and reason."""
         self._broken: set[GroupId] = set()
         """Of those, the ones whose log says too little of itself to be mended."""
+        self._failed: dict[GroupId, None] = {}
+        """Groups whose replicas have stopped, open as they are."""
         self._opening: set[GroupId] = set()
         self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._outbox = Outbox(links)
@@ -125,12 +120,12 @@ class Host:
         disk.before_completions, disk.after_completions = self.turns.hold, self.turns.serve_now
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._appends = self._dropped = 0
+        self._appends = 0
         self._free_bytes = 2**63
-        links.handle(FrameType.GROUPS, self._on_group_messages)
-        links.handle(FrameType.APPEND, self._on_append_frame)
+        self._received = Receiving(links, self.turns, self._open_replica)
         links.on_input, links.on_input_over = self.turns.hold, self.turns.hurry
         self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
+        self._stopped = Stopped(links, self.stopped_groups, self._open_replica, clock)
         self._shipper = Shipper(links, self.replica, self.led_replicas)
         self._installer = Installer(links, self._stores, self)
         self.mender = Mender(links, self, hard_states)
@@ -228,14 +223,20 @@ class Host:
             await asyncio.shield(reopening)
         await self.mender.abandon(group)
         self._unserved.pop(group, None)
-        entry = self._groups.pop(group, None)
+        entry = self._take_out(group)
         if entry is not None:
             await self._close(entry)
+
+    def _take_out(self, group: GroupId) -> _Group | None:
+        self._failed.pop(group, None)
+        return self._groups.pop(group, None)
 
     async def reopen(self, group: GroupId, work: Work) -> None:
         """Close the replica, do the work on its files, open it again. Nothing else opens or deletes it
         meanwhile. A fault is a status, as everywhere."""
-        entry = self._groups.pop(group)
+        entry = self._entry(group)
+        entry.replica.say_last_words()
+        self._take_out(group)
         self._unserved[group] = ("installing", "its log is being replaced or mended")
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
@@ -319,6 +320,14 @@ class Host:
     def open_replicas(self) -> list[Replica]:
         """Those whose logs are open, serving or stopped."""
         return [entry.replica for entry in self._groups.values()]
+
+    def _open_replica(self, group: GroupId) -> Replica | None:
+        entry = self._groups.get(group)
+        return None if entry is None else entry.replica
+
+    def stopped_groups(self) -> list[GroupId]:
+        """Whose replicas here neither vote nor lead at present, and are not on their way to it."""
+        return [*self._failed, *self._unserved] if self._failed or self._unserved else []
 
     def led_replicas(self) -> list[Replica]:
         """Those that lead their groups."""
@@ -548,49 +557,6 @@ class Host:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a task of the host failed", exc_info=task.exception())
 
-    # Peers
-
-    def _on_group_messages(self, agent_id: str, payload: bytes) -> None:
-        self.turns.inputs += 1
-        for group, data in decode_group_messages(payload):
-            entry = self._groups.get(group)
-            if entry is None:
-                self._dropped += 1
-                continue
-            try:
-                message = decode(data)
-            except WireError as error:
-                raise PeerWireError(f"a message for {group}: {error}") from error
-            self._step(entry.replica, agent_id, message)
-
-    def _on_append_frame(self, agent_id: str, payload: bytes) -> None:
-        self.turns.inputs += 1
-        group, data, position = decode_append(payload)
-        entry = self._groups.get(group)
-        if entry is None:
-            self._dropped += 1
-            return
-        try:
-            message = decode(data)
-        except WireError as error:
-            raise PeerWireError(f"a message for {group}: {error}") from error
-        self._step(entry.replica, agent_id, message, payload, position)
-
-    def _step(
-        self, replica: Replica, agent_id: str, message: RaftMessage, payload: bytes = b"", position: int = 0
-    ) -> None:
-        """A bug met by one group's message costs that replica, not the link and all groups behind it."""
-        try:
-            if payload:
-                replica.receive_append(agent_id, message, payload, position)
-            else:
-                replica.receive(agent_id, message)
-        except PeerWireError:
-            raise
-        except Exception:
-            logger.exception("replica %s failed while a message was stepped", replica.group)
-            replica.fail("damaged", "an internal error; see the agent's log")
-
     async def _watch_free_space(self) -> None:
         while True:
             try:
@@ -632,6 +598,9 @@ class Host:
 
     def changed(self, group: GroupId) -> None:
         """Tell the agent, whose trouble with the news is not the replica's."""
+        replica = self._open_replica(group)
+        if replica is not None and replica.failure is not None:
+            self._failed[group] = None
         try:
             self._on_change(group)
         except Exception:
@@ -672,7 +641,7 @@ class Host:
             self.turns.count,
             self.turns.lag_ms,
             worst,
-            self._dropped,
+            self._received.dropped,
             self._appends,
             self._free_bytes,
         )

@@ -128,6 +128,10 @@ class Links:
         self.cluster_id = cluster_id
         """None until the agent has bootstrapped or joined; nobody is connected before."""
         self.on_silence: Callable[[str], None] = lambda _: None
+        self.liveness_tail: Callable[[], bytes] = lambda: b""
+        """What else to say in the liveness frames of this heartbeat interval."""
+        self.on_liveness_tail: Callable[[str, bytes], None] = lambda *_: None
+        """Called with what else a peer said in one, if anything. Raises PeerWireError."""
         self.on_input: Callable[[], None] = lambda: None
         """Called before anything of what a connection has received is handed out."""
         self.on_input_over: Callable[[], None] = lambda: None
@@ -212,6 +216,7 @@ class Links:
             task.cancel()
         for connection in list(peer.connections.values()):
             connection.close()
+        self._report_silence(peer)  # it is not watched any more, and whatever it led quietly is led no longer
 
     def _dial_missing(self) -> None:
         for peer in self._peers.values():
@@ -380,8 +385,10 @@ class Links:
         if handler is not None:
             handler(peer.agent_id, frame.payload)
         elif frame.type == FrameType.LIVENESS:
-            if frame.payload != connection.boot_nonce:
+            if not frame.payload.startswith(connection.boot_nonce):
                 raise PeerWireError("the boot nonce changed within a connection")
+            if len(frame.payload) > len(connection.boot_nonce):
+                self.on_liveness_tail(peer.agent_id, frame.payload[len(connection.boot_nonce) :])
         elif frame.type == FrameType.REQUEST:
             self._take_request(peer, frame.payload)
         elif frame.type == FrameType.RESPONSE:
@@ -404,8 +411,9 @@ class Links:
             if now_ms - watched_ms >= self._config.silence_after_ms:
                 self._watching_since_ms = now_ms
             watched_ms = now_ms
+            alive = self.boot_nonce + self.liveness_tail()
             for peer in list(self._peers.values()):
-                self.send_control(peer.agent_id, FrameType.LIVENESS, self.boot_nonce)
+                self.send_control(peer.agent_id, FrameType.LIVENESS, alive)
                 self._check_silence(peer)
                 self._give_up_if_dead(peer)
             await asyncio.sleep(interval_s)
@@ -431,6 +439,10 @@ class Links:
         """True for a peer unheard for too long, and for one never met."""
         peer = self._peers.get(agent_id)
         return peer is None or peer.silent
+
+    def knows(self, agent_id: str) -> bool:
+        """Whether it is watched: False for an agent that has been forgotten."""
+        return agent_id in self._peers
 
     def statistics(self) -> tuple[PeerStatistics, ...]:
         """Every known peer."""

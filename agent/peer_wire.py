@@ -27,12 +27,16 @@ this."""
 MAX_BULK_PAYLOAD_BYTES = MAX_FRAME_BYTES + 2**20
 """One stored frame of the largest size, or many small ones, with the message that carries them."""
 MAX_REASON_BYTES = 512
+MAX_STOPPED_GROUPS = 256
+"""In one liveness frame: 5 KB in each heartbeat interval is what an agent costs its peers all of whose replicas
+have stopped. More of them are named in turn."""
 
 FRAME_HEAD = struct.Struct("<IB")
 _HEAD_BYTES = FRAME_HEAD.size
 _HELLO = struct.Struct("<4sHB16s16s16s8s")
 _HELLO_MAGIC = b"SHPR"
 _LENGTH = struct.Struct("<I")
+_COUNT = struct.Struct("<H")
 _CORRELATION = struct.Struct("<QB")
 
 NONCE_BYTES = 8
@@ -203,6 +207,26 @@ def encode_refusal(reason: str) -> bytes:
 def decode_refusal(payload: bytes) -> str:
     """Never raises: a reason is for people."""
     return payload[:MAX_REASON_BYTES].decode("utf-8", "replace")
+
+
+def encode_stopped(groups: Sequence[GroupId]) -> bytes:
+    """What stands behind the boot nonce in a liveness frame: groups whose replicas at the sender have stopped.
+    Nothing for none of them."""
+    assert len(groups) <= MAX_STOPPED_GROUPS
+    return _COUNT.pack(len(groups)) + b"".join(map(_group_bytes, groups)) if groups else b""
+
+
+def decode_stopped(payload: bytes) -> list[GroupId]:
+    """What follows the groups is for newer decoders. Raises PeerWireError."""
+    if not payload:
+        return []
+    if len(payload) < _COUNT.size:
+        raise PeerWireError("a liveness frame that ends within a number")
+    (count,) = _COUNT.unpack_from(payload)
+    end = _COUNT.size + count * GROUP_ID_BYTES
+    if count > MAX_STOPPED_GROUPS or end > len(payload):
+        raise PeerWireError(f"{count} stopped groups in {len(payload)} bytes")
+    return [_group_id(payload[at : at + GROUP_ID_BYTES]) for at in range(_COUNT.size, end, GROUP_ID_BYTES)]
 
 
 def encode_group_messages(messages: Sequence[tuple[GroupId, bytes]]) -> list[bytes]:

@@ -184,15 +184,21 @@ class Replica:
     # Proposals
 
     def require_leader(self) -> None:
-        """Raises ShoalError not-leader, no-leader, or why this replica has stopped."""
+        """Raises ShoalError not-leader, no-leader, or why this replica has stopped if nobody else votes."""
         if self.failure is not None:
-            raise ShoalError(*self.failure)
+            self._refuse_stopped(*self.failure)
         if self.core.role is Role.LEADER:
             return
         leader = self.leader_agent_id
         if leader is None:
             raise ShoalError("no-leader", "no leader is known here", term=self.core.term)
         raise ShoalError("not-leader", f"agent {leader} leads", leader=leader, term=self.core.term)
+
+    def _refuse_stopped(self, code: str, reason: str) -> None:
+        """Raises ShoalError: what stopped one replica is over for clients once another leads."""
+        if code in ("damaged", "internal") and set(self.core.configuration.voters) - {self.replica_id}:
+            raise ShoalError("no-leader", f"the replica here has stopped: {reason}", term=self.core.term)
+        raise ShoalError(code, reason)
 
     def propose_message(
         self, message: Message, producer: ProducerStamp | None, control: bytes = b"", flags: Flag = Flag.NONE
@@ -557,16 +563,32 @@ class Replica:
         self.fail(code, f"this replica stopped: {error}", error)
 
     def fail(self, code: str, reason: str, cause: BaseException | None = None) -> None:
-        """Stop for good: say nothing more to anyone, acknowledge nothing (a failed fsync is fatal)."""
+        """Stop for good: acknowledge nothing more (a failed fsync is fatal), and say nothing but that another
+        has to lead."""
         if self.failure is not None:
             return
         logger.error("replica %s: %s", self.group, reason, exc_info=cause)
+        self.say_last_words()
         self.failure = (code, reason)
         self.disk.halt()
         self.waiting.fail_all("leadership-lost", reason)
         for changed in self.on_role_change:
             changed()
         self.host.changed(self.group)
+
+    def say_last_words(self) -> None:
+        """Whoever leads and stops, while its agent lives, is not missed by links: quiet followers would wait
+        for it for ever (safety 25)."""
+        if self.failure is not None:
+            return
+        try:
+            words = self.core.last_words(self.host.clock.now_ms())
+        except Exception:
+            # A bug in the core may be why it stops. The others hear of it all the same: see stopped.py.
+            logger.exception("replica %s stops without last words", self.group)
+            return
+        for message in words:
+            self._send(message)
 
     async def close(self) -> None:
         """Stop in order: nothing new, then what the disk still does, then the log."""

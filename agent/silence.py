@@ -46,7 +46,7 @@ class Silence:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             for agent_id in list(self._silent):
-                if self._links.is_silent(agent_id):
+                if self._links.knows(agent_id) and self._links.is_silent(agent_id):
                     self._tell(agent_id)
                 else:
                     self._silent.discard(agent_id)

@@ -8,8 +8,9 @@ The duties of whoever drives a RaftCore, one per replica:
 - call advance() for each ready, in order, once its disk work and that of those before it is synced
 - start it from the disk as found: hard state and log, everything unsynced rewritten and synced first (safety
   11)
-- tell it when an agent falls silent: peer_silent(), once in each heartbeat interval for as long as it lasts
-- a failed write or sync is the end of the replica: no advance(), no more messages
+- tell it when an agent falls silent, or says that its replica of the group has stopped: peer_silent(), once
+  in each heartbeat interval for as long as it lasts
+- a failed write or sync is the end of the replica: no advance(), and no more messages than its last_words()
 
 The core asserts on its driver's mistakes. It never asserts on what arrives: that is dropped, and counted if
 no correct replica could have sent it.

@@ -67,6 +67,12 @@ class Follower:
         self.quiet = False
         self.heard_ms = None
 
+    def rouse(self, now_ms: int) -> None:
+        """Be quiet no longer: the leader has an election timeout to be heard in, and is doubted after it."""
+        self.quiet = False
+        self.heard_ms = now_ms
+        self.restart_timer(now_ms)
+
     def restart_timer(self, now_ms: int) -> None:
         """A leader, or a candidate that has this replica's vote, deserves a full timeout."""
         self.election_deadline_ms = now_ms + self._state.draw_election_timeout_ms()

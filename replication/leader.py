@@ -9,7 +9,7 @@ from shoal.replication.doubt import was_never_committed
 from shoal.replication.errors import ChangePending, InvalidChange, Overloaded, TransferInProgress
 from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replica, ReplicaId
 from shoal.replication.membership_change import check_change
-from shoal.replication.messages import AppendReply
+from shoal.replication.messages import AppendReply, Message, TimeoutNow
 from shoal.replication.progress import Progress
 from shoal.replication.quorum import has_majority, majority_value
 from shoal.replication.reads import ReadQueue
@@ -420,6 +420,18 @@ class Leader:
         ]
         return min(others, key=lambda voter: (-self.progress[voter].match_index, voter), default=None)
 
+    def last_words(self, now_ms: int) -> tuple[Message, ...]:
+        """See RaftCore.last_words: nobody stays quiet, and the best voter need not wait for its timer."""
+        self.rouse(now_ms)
+        state, target = self._state, self._best_voter(now_ms)
+        words: list[Message] = [
+            heartbeat_request(state, receiver, progress, self.reads.round, quiet=False)
+            for receiver, progress in self.progress.items()
+        ]
+        if target is not None:
+            words.append(TimeoutNow(state.replica_id, target, state.term))
+        return tuple(words)
+
     # Quiet groups (safety 25)
 
     def _consider_quiet(self, now_ms: int) -> None:
@@ -470,15 +482,16 @@ class Leader:
             self.quorum_deadline_ms = now_ms + self._state.config.election_timeout_ms
         self._send_heartbeats_soon(now_ms)
 
-    def agent_silent(self, replica_id: ReplicaId, now_ms: int) -> None:
+    def agent_silent(self, replica_id: ReplicaId, now_ms: int) -> bool:
         """The agent of that replica fell silent: find out whether a majority is left. Said again, it changes
-        nothing, so that a group may go quiet with a dead member."""
+        nothing, so that a group may go quiet with a dead member. True: it was news."""
         progress = self.progress.get(replica_id)
         if progress is None or progress.silent:
-            return
+            return False
         self.rouse(now_ms)
         self.spares.spare_nobody()
         progress.silent = True
+        return True
 
     def check_invariants(self) -> None:
         """Assert what the class and the progress of each follower state."""

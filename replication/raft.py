@@ -289,13 +289,13 @@ class RaftCore:
     def _refuses_candidates(self, message: PreVote | Vote, now_ms: int) -> bool:
         """Whether a leader other than the asker is heard."""
         state = self._state
-        self._wake_quiet_leader(now_ms)
+        self._end_quiet(now_ms)
         return message.sender != state.leader and state.behaviour.hears_leader(now_ms)
 
-    def _wake_quiet_leader(self, now_ms: int) -> None:
-        """It was asked for a vote: somebody misses it."""
+    def _end_quiet(self, now_ms: int) -> None:
+        """A vote was asked for: somebody misses the leader, who says at once that it is there, or nothing."""
         behaviour = self._state.behaviour
-        if isinstance(behaviour, Leader) and behaviour.quiet:
+        if not isinstance(behaviour, Candidate) and behaviour.quiet:
             behaviour.rouse(now_ms)
 
     def _answer_older_term(self, message: Message) -> None:
@@ -315,7 +315,7 @@ class RaftCore:
                     )
                 )
             case PreVote():
-                self._wake_quiet_leader(state.now_ms)
+                self._end_quiet(state.now_ms)
                 state.send(PreVoteReply(state.replica_id, message.sender, state.term, False))
             case Vote():
                 state.send(VoteReply(state.replica_id, message.sender, state.term, False))
@@ -377,23 +377,37 @@ class RaftCore:
         self._state.now_ms = now_ms
         self._leader().read_index(token, now_ms)
 
-    def peer_silent(self, agent_id: str, now_ms: int) -> None:
-        """The agent's liveness frames stopped, or its boot nonce is another (safety 25).
+    def last_words(self, now_ms: int) -> tuple[Message, ...]:
+        """This replica stops for good while its agent lives: what the others must hear before (safety 25).
+
+        Nothing of it waits for the disk, which may be what failed. The core must not be stepped any more.
+        """
+        self._state.now_ms = now_ms
+        behaviour = self._state.behaviour
+        return behaviour.last_words(now_ms) if isinstance(behaviour, Leader) else ()
+
+    def peer_silent(self, agent_id: str, now_ms: int) -> bool:
+        """The agent's liveness frames stopped, its boot nonce is another, or it says that its replica of this
+        group has stopped (safety 25).
 
         Call it in every heartbeat interval for which that is so: a quiet request still on its way could
         otherwise put a follower of a dead leader to sleep. Saying it again does not restart any timer.
+        True: it was news.
         """
         state = self._state
         state.now_ms = now_ms
+        is_news = False
         for replica in state.configuration.replicas:
             if replica.agent_id != agent_id:
                 continue
             match state.behaviour:
                 case Leader() as leader:
-                    leader.agent_silent(replica.id, now_ms)
+                    is_news |= leader.agent_silent(replica.id, now_ms)
                 case Follower() as follower if state.leader == replica.id and follower.heard_ms is not None:
                     # Nothing at all came for an election timeout: half another spreads the candidates.
                     follower.doubt_leader(state.config.election_timeout_ms // 2, now_ms)
+                    is_news = True
+        return is_news
 
     def wake_quiet(self, now_ms: int) -> None:
         """End the quiet: a leader heartbeats again, a follower arms its election timer."""

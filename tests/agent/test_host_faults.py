@@ -229,7 +229,7 @@ def mute(node: Node) -> None:
 def heal(node: Node) -> None:
     """Both directions work again."""
     del node.links.send_control, node.links.send_bulk  # type: ignore[method-assign]
-    node.links._handlers = {4: node.host._on_group_messages, 5: node.host._on_append_frame}
+    node.links._handlers = {4: node.host._received.on_messages, 5: node.host._received.on_append}
 
 
 async def test_what_is_not_committed_is_seen_by_nobody() -> None:
