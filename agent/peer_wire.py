@@ -28,8 +28,8 @@ MAX_BULK_PAYLOAD_BYTES = MAX_FRAME_BYTES + 2**20
 """One stored frame of the largest size, or many small ones, with the message that carries them."""
 MAX_REASON_BYTES = 512
 MAX_STOPPED_GROUPS = 256
-"""In one liveness frame: 5 KB in each heartbeat interval is what an agent costs its peers all of whose replicas
-have stopped. More of them are named in turn."""
+"""In one liveness frame: 5 KB in each heartbeat interval is what an agent costs each peer while all of its
+replicas have stopped. More of them are named in turn."""
 
 FRAME_HEAD = struct.Struct("<IB")
 _HEAD_BYTES = FRAME_HEAD.size
@@ -210,8 +210,8 @@ def decode_refusal(payload: bytes) -> str:
 
 
 def encode_stopped(groups: Sequence[GroupId]) -> bytes:
-    """What stands behind the boot nonce in a liveness frame: groups whose replicas at the sender have stopped.
-    Nothing for none of them."""
+    """What stands behind the boot nonce in a liveness frame: groups whose replicas at the sender have
+    stopped. Nothing for none of them."""
     assert len(groups) <= MAX_STOPPED_GROUPS
     return _COUNT.pack(len(groups)) + b"".join(map(_group_bytes, groups)) if groups else b""
 

@@ -1,8 +1,9 @@
-"""Groups whose replicas have stopped at agents that live: named by them, and what that means here (safety 25).
+"""Groups whose replicas have stopped at agents that live: who names them, and what it means (safety 25).
 
-Law of this file: a link says which agents live, not which of their replicas do. So each agent names those that
-do not, in every liveness frame, for as long as it lasts: a frame that is lost is followed by another. To the
-cores here such a replica is one of a silent agent: followers that are quiet under it look for another leader.
+Law of this file: a link says which agents live, not which of their replicas do. So each agent names those
+that do not, in every liveness frame, for as long as it lasts: a frame that is lost is followed by another. To
+the cores here such a replica is one of a silent agent: followers that are quiet under it look for another
+leader.
 """
 
 from collections.abc import Callable, Collection

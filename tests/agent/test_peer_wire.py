@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shoal.agent.identity import GroupId
 from shoal.agent.peer_wire import (
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_STOPPED_GROUPS,
     FrameReader,
     Hello,
     LinkKind,
@@ -17,9 +18,11 @@ from shoal.agent.peer_wire import (
     decode_append,
     decode_group_messages,
     decode_request,
+    decode_stopped,
     encode_append,
     encode_group_messages,
     encode_request,
+    encode_stopped,
     frame_head,
 )
 
@@ -121,6 +124,18 @@ def test_hello_round_trip() -> None:
     assert Hello.from_bytes(hello.to_bytes()) == hello
 
 
+@given(st.lists(groups, max_size=MAX_STOPPED_GROUPS), st.binary(max_size=9))
+def test_stopped_groups_round_trip(stopped: list[GroupId], more: bytes) -> None:
+    """What a newer agent says behind them is passed over, where there are any."""
+    assert decode_stopped(encode_stopped(stopped)) == stopped
+    assert decode_stopped(encode_stopped([GROUP, *stopped][:MAX_STOPPED_GROUPS]) + more)[0] == GROUP
+
+
+def test_more_stopped_groups_than_a_frame_may_name_are_refused() -> None:
+    with pytest.raises(PeerWireError):
+        decode_stopped((MAX_STOPPED_GROUPS + 1).to_bytes(2, "little") + bytes(100 * MAX_STOPPED_GROUPS))
+
+
 @given(st.binary(max_size=120))
 def test_hostile_payloads_raise_one_error(data: bytes) -> None:
     """Every decoder accepts or raises PeerWireError."""
@@ -131,6 +146,7 @@ def test_hostile_payloads_raise_one_error(data: bytes) -> None:
         (decode_group_messages, data),
         (decode_append, data),
         (decode_request, data),
+        (decode_stopped, data),
     ):
         try:
             decode(payload)

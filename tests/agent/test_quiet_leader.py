@@ -23,8 +23,8 @@ SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocat
 
 
 class HangingDisk(MemoryDisk):
-    """Once there is `released`, a sync of the hard states waits for it and fails: a disk that retries before it
-    gives up."""
+    """Once there is `released`, a sync of the hard states waits for it and fails: a disk that retries before
+    it gives up."""
 
     released: asyncio.Event | None = None
 

@@ -604,6 +604,22 @@ FAULTS: tuple[Fault, ...] = (
         (A + "test_links.py::test_a_new_boot_nonce_is_reported_even_without_silence",),
     ),
     Fault(
+        25,
+        "an agent does not say which of its replicas have stopped",
+        "agent/stopped.py",
+        "        return encode_stopped(named)\n",
+        "        return b''\n",
+        (A + "test_quiet_leader.py::test_what_a_stopped_leader_says_at_last_may_be_lost",),
+    ),
+    Fault(
+        25,
+        "a quiet follower refuses candidates for ever",
+        "replication/raft.py",
+        "        if not isinstance(behaviour, Candidate) and behaviour.quiet:\n            behaviour.rouse(now_ms)\n",
+        "        if isinstance(behaviour, Leader) and behaviour.quiet:\n            behaviour.rouse(now_ms)\n",
+        (R + "test_last_words.py::test_if_one_word_arrives_somebody_leads_in_the_end",),
+    ),
+    Fault(
         26,
         "deadlines come before input that has arrived",
         "agent/turns.py",
