@@ -132,6 +132,7 @@ def test_stopped_groups_round_trip(stopped: list[GroupId], more: bytes) -> None:
 
 
 def test_more_stopped_groups_than_a_frame_may_name_are_refused() -> None:
+    """The bound holds for what arrives too."""
     with pytest.raises(PeerWireError):
         decode_stopped((MAX_STOPPED_GROUPS + 1).to_bytes(2, "little") + bytes(100 * MAX_STOPPED_GROUPS))
 

@@ -142,6 +142,7 @@ def led(node: Node, group: GroupId) -> Replica | None:
 
 
 async def test_the_catalogs_group_is_a_group_like_any_other() -> None:
+    """No topic can be made while nobody leads it."""
     cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
     async with cluster:
         for node in cluster.nodes:
@@ -153,7 +154,7 @@ async def test_the_catalogs_group_is_a_group_like_any_other() -> None:
         await until(lambda: any(led(node, CATALOG_GROUP) for node in cluster.nodes[1:]))
 
 
-async def test_a_quiet_leader_that_is_opened_anew_and_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_leader_that_is_opened_anew_and_cannot_be() -> None:
     """Its log is closed for mending, and does not open again: the group is named all the same."""
     cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
     async with cluster:

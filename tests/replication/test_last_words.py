@@ -22,6 +22,7 @@ def quiet_group(voters: int = 3, learners: int = 0) -> Group:
 
 
 def test_a_quiet_leader_that_stops_wakes_everybody_and_lets_one_campaign() -> None:
+    """It need not be missed for an election timeout: its best voter leads after the next message."""
     group = quiet_group(3, learners=1)
     words = group.cores[0].last_words(group.now_ms)
     assert [type(word) for word in words] == [AppendRequest, AppendRequest, AppendRequest, TimeoutNow]
@@ -46,6 +47,7 @@ def test_if_one_word_arrives_somebody_leads_in_the_end() -> None:
 
 
 def test_only_a_leader_has_last_words() -> None:
+    """Whoever else stops is missed by its leader."""
     group = quiet_group()
     assert group.cores[1].last_words(group.now_ms) == ()
 
