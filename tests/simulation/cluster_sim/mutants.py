@@ -205,6 +205,7 @@ SHORT = {
 }
 SHORT |= {"rot": False, "draining": False, "topics": False, "joining": False, "retention_bytes": None}
 SHORT |= {"replace_after_ms": 300_000, "producer_pause_ms": 20, "segment_bytes": 1 << 20, "delay_ms_max": 20}
+SHORT |= {"arrow": False, "leader_acks": False, "keys": False, "library": False, "sink": False, "split": 0}
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
 CALM = {"rot": False, "draining": False}

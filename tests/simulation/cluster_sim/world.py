@@ -33,6 +33,7 @@ from shoal.agent import catalog_follow
 from shoal.agent.host import Host
 from shoal.agent.retention import Retention
 from shoal.segment_store.config import LogConfig
+from shoal.segment_store.fair_disk import FairDisk
 
 EPOCH_S = 1_700_000_000
 TIME_READERS = (
@@ -123,7 +124,7 @@ def replacements(
         disk_of(_life().address).add_directory(path)
 
     async def open_disk(_prefer: str) -> Any:
-        return disk_of(_life().address)
+        return FairDisk(disk_of(_life().address))
 
     async def http_socket(_address: str, port: int) -> Any:
         return network.listen(port)
