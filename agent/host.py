@@ -104,7 +104,7 @@ class Host:
         self._log_config = log_config
         self._on_change = on_change
         self._retention_interval_ms = retention_interval_ms
-        self._clocks = PeerClocks(links, clock, agent_id, self.led_replicas, retention_interval_ms)
+        self.clocks = PeerClocks(links, clock, agent_id, self.open_replicas, retention_interval_ms)
         self._groups: dict[GroupId, _Group] = {}
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
@@ -206,7 +206,7 @@ class Host:
             Appender(replica),
             Reader(replica, lambda: self.schedule(replica)),
             applier,
-            Trimmer(replica, plan.retention, self._clocks, plan.machine),
+            Trimmer(replica, plan.retention, self.clocks, plan.machine),
             plan,
         )
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
@@ -539,7 +539,7 @@ class Host:
         self._side(self._silence.run())
         self._side(self._watch_free_space())
         self._side(self._watch_retention())
-        self._side(self._clocks.run())
+        self._side(self.clocks.run())
         self._side(self._shipper.run())
         try:
             await self.turns.run()

@@ -1,8 +1,9 @@
-"""Compares this agent's wall clock with those of its peers, so that a wrong one trims nothing (safety 17).
+"""Compares this agent's time with that of its peers, so that a wrong clock stamps and trims nothing (safety
+17).
 
-Law of this file: it asks and remembers; which ages are believed is decided in retention.py. Asked are the
-voters of the groups that are led here, twice as often as an answer grows old. Nothing but the trimming of
-old segments depends on it: no clock decides safety.
+Law of this file: it asks and remembers; which time is believed is decided in log_time.py and retention.py.
+Asked are the voters of all groups here, so that whoever begins to lead knows already; twice as often as an
+answer grows old. Append times and the trimming of old segments depend on it: no clock decides safety.
 """
 
 import asyncio
@@ -12,13 +13,16 @@ from collections.abc import Callable, Sequence
 
 from shoal.agent.clock import Clock
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
+from shoal.agent.log_time import SETTLE_MS, PeerTime, SteadyClock
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.replica import Replica
-from shoal.agent.retention import MAX_OPINION_AGE_MS, ClockWatch, PeerDifferences
+from shoal.agent.retention import MAX_OPINION_AGE_MS, PeerDifferences
 
 ASK_TIMEOUT_MS = 2_000
 """A longer way there and back says too little about the time between."""
-_TIME = struct.Struct("<q")
+FIRST_INTERVAL_MS = 500
+"""How soon those are asked again who have not told their time yet: until then a clock stands alone."""
+_TIMES = struct.Struct("<qq")  # what the agent believes, what its wall clock says
 
 logger = logging.getLogger(__name__)
 
@@ -31,38 +35,51 @@ class PeerClocks:
         links: Links,
         clock: Clock,
         agent_id: str,
-        led: Callable[[], Sequence[Replica]],
+        replicas: Callable[[], Sequence[Replica]],
         interval_ms: int,
+        settle_ms: int = SETTLE_MS,
     ) -> None:
         self._links = links
         self._clock = clock
         self._agent_id = agent_id
-        self._led = led
+        self._replicas = replicas
         self._interval_ms = interval_ms
-        self._watch = ClockWatch(clock.now_us(), clock.now_ms())
+        self.steady = SteadyClock(clock.now_us(), clock.now_ms(), settle_ms)
         self._differences = PeerDifferences()
         self._asked: dict[str, int] = {}
         self._told: set[str] = set()
+        self._is_doubted = False
         links.handle_request(PeerMessage.CLOCK, self._on_asked)
 
+    def now_us(self) -> int:
+        """The time to stamp with: the wall clock's, unless it has jumped or most peers have another."""
+        clock = self._clock
+        return self.steady.now_us(clock.now_us(), clock.now_ms())
+
     def believed_now_us(self, replica: Replica) -> int | None:
-        """The time, if this clock goes as it should and a majority of the group's voters has the same; None
-        otherwise: then no age counts."""
-        now_us, now_ms = self._clock.now_us(), self._clock.now_ms()
+        """The time, if this clock goes as it should, not only since the agent started a moment ago, and a
+        majority of the group's voters has the same; None otherwise: then no append time says an age."""
+        clock, steady = self._clock, self.steady
+        now_us, now_ms = clock.now_us(), clock.now_ms()
+        if not steady.agrees(now_us, now_ms) or not steady.is_settled(now_ms):
+            return None
         voters = _voters(replica)
-        agreed = self._differences.majority_agrees(self._agent_id, voters, now_ms)
-        return now_us if agreed and self._watch.agrees(now_us, now_ms) else None
+        agreed = self._differences.majority_agrees(self._agent_id, steady.offset_us, voters, now_ms)
+        return now_us if agreed else None
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_ms / 1000)
-            peers = {voter for replica in self._led() for voter in _voters(replica)} - {self._agent_id}
+            now_ms = self._clock.now_ms()
+            peers = {voter for replica in self._replicas() for voter in _voters(replica)} - {self._agent_id}
             self._differences.keep_only(peers)
             self._asked = {peer: at for peer, at in self._asked.items() if peer in peers}
-            now_ms = self._clock.now_ms()
             due = [peer for peer in sorted(peers) if self._is_due(peer, now_ms)]
             await asyncio.gather(*(self._ask(peer) for peer in due))
+            self._conclude()
+            unheard = any(not self._differences.is_fresh(peer, now_ms) for peer in peers)
+            wait_ms = min(self._interval_ms, FIRST_INTERVAL_MS) if unheard else self._interval_ms
+            await asyncio.sleep(wait_ms / 1000)
 
     def _is_due(self, peer: str, now_ms: int) -> bool:
         asked_ms = self._asked.get(peer)
@@ -71,31 +88,48 @@ class PeerClocks:
         return now_ms - asked_ms >= MAX_OPINION_AGE_MS // 2
 
     async def _ask(self, peer: str) -> None:
-        before_us = self._clock.now_us()
+        before_ms = self._clock.now_ms()
         try:
             answer = await self._links.request(peer, PeerMessage.CLOCK, b"", ASK_TIMEOUT_MS)
-            (theirs_us,) = _TIME.unpack(answer)
+            believed_us, wall_us = _TIMES.unpack(answer)
         except (PeerUnavailable, PeerRequestFailed, struct.error) as error:
             logger.debug("the clock of %s is not known: %s", peer, error)
             return
         now_ms = self._clock.now_ms()
-        difference_us = theirs_us - (before_us + self._clock.now_us()) // 2
+        half_way_us = (before_ms + now_ms) * 500
+        theirs = PeerTime(believed_us - half_way_us, wall_us - half_way_us)
         self._asked[peer] = now_ms
-        self._differences.note(peer, difference_us, now_ms)
-        self._tell(peer, difference_us, now_ms)
+        self._differences.note(peer, theirs, now_ms)
+        self._tell(peer, theirs, now_ms)
 
-    def _tell(self, peer: str, difference_us: int, now_ms: int) -> None:
+    def _conclude(self) -> None:
+        """Whom to believe now; a wall clock that is not believed is reported once, until it is again."""
+        wall_us, now_ms = self._clock.now_us(), self._clock.now_ms()
+        self.steady.heard(self._differences.heard(now_ms), wall_us, now_ms)
+        believed_us = self.steady.now_us(wall_us, now_ms)
+        is_doubted = not self.steady.agrees(wall_us, now_ms)
+        if is_doubted and not self._is_doubted:
+            logger.warning(
+                "this machine's clock differs by %.0f s from what it was, or from its peers': records are"
+                " stamped as if it did not, until it has stayed for %d minutes or peers have the same time;"
+                " set the clock (chronyc makestep, timedatectl)",
+                (wall_us - believed_us) / 1e6,
+                SETTLE_MS // 60_000,
+            )
+        self._is_doubted = is_doubted
+
+    def _tell(self, peer: str, theirs: PeerTime, now_ms: int) -> None:
         """Once for each peer that is wrong, until it is right again."""
-        if self._differences.majority_agrees(self._agent_id, [self._agent_id, peer], now_ms):
+        own_us = self.steady.offset_us
+        if self._differences.majority_agrees(self._agent_id, own_us, [self._agent_id, peer], now_ms):
             self._told.discard(peer)
         elif peer not in self._told:
             self._told.add(peer)
-            logger.warning(
-                "the clock of agent %s differs by %.0f s from this one's", peer, difference_us / 1e6
-            )
+            difference_s = (theirs.believed_us - own_us) / 1e6
+            logger.warning("the clock of agent %s differs by %.0f s from this one's", peer, difference_s)
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
-        return _TIME.pack(self._clock.now_us())
+        return _TIMES.pack(self.now_us(), self._clock.now_us())
 
 
 def _voters(replica: Replica) -> list[str]:

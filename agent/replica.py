@@ -20,6 +20,7 @@ from shoal.agent.clock import Clock
 from shoal.agent.disk_order import DiskOrder
 from shoal.agent.frame_cache import FrameCache
 from shoal.agent.identity import GroupId
+from shoal.agent.log_time import LogTime
 from shoal.agent.partition import FoldError, PartitionState, check_chain, decode_configuration
 from shoal.agent.peer_wire import PeerWireError, Piece, encode_append
 from shoal.agent.sender import Sender
@@ -66,11 +67,22 @@ HINT_INTERVAL_ENTRIES = 4_096
 logger = logging.getLogger(__name__)
 
 
+class StampClock(Protocol):
+    """The time that this agent believes."""
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch, whatever the wall clock says for a moment."""
+
+
 class ReplicaHost(Protocol):
     """What a replica asks of the host around it."""
 
     agent_id: str
     clock: Clock
+
+    @property
+    def clocks(self) -> "StampClock":
+        """What entries are stamped by."""
 
     def schedule(self, replica: "Replica") -> None:
         """Give it a turn soon."""
@@ -127,6 +139,7 @@ class Replica:
         self.waiting = WaitQueue()
         self.cache = FrameCache()
         self.shipments = Shipments()
+        self.time = LogTime(state.tail.append_time_us, host.clock.now_ms())
         self.disk = DiskOrder(
             log,
             lambda hard: host.save_hard_state(self, hard),
@@ -210,7 +223,6 @@ class Replica:
             raise ShoalError("too-large", f"a batch of {size} bytes, more than {MAX_FRAME_BYTES}")
         proposal = self._make_room(size)
         tail = self.state.tail
-        now_us = self.host.clock.now_us()
         frame = stamp_message(
             message,
             self.identity,
@@ -219,7 +231,7 @@ class Replica:
             term=proposal.term,
             previous_term=proposal.previous_term,
             index=proposal.first_index,
-            append_time_us=max(tail.append_time_us, now_us),
+            append_time_us=self._append_time_us(),
             producer=producer,
             control=control,
         )
@@ -316,9 +328,13 @@ class Replica:
             term=term,
             previous_term=tail.last_term,
             index=index,
-            append_time_us=max(tail.append_time_us, self.host.clock.now_us()),
+            append_time_us=self._append_time_us(),
             flags=flags,
         )
+
+    def _append_time_us(self) -> int:
+        host = self.host
+        return self.time.stamp(self.state.tail.append_time_us, host.clocks.now_us(), host.clock.now_ms())
 
     def _take_own(self, frame: Frame) -> None:
         self.state.append(frame)
@@ -497,6 +513,7 @@ class Replica:
         if from_index > self.state.tail.last_index:
             return
         self.state.truncate(from_index)
+        self.time.cut(self.state.tail.append_time_us, self.host.clock.now_ms())
         self.cache.truncate(from_index)
         self.waiting.truncated(from_index)
         self.damaged_ranges = before(self.damaged_ranges, from_index)

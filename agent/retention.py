@@ -1,8 +1,8 @@
 """Which segments a partition may drop, and when it starts a new one: pure (safety 17, 18).
 
-Ages count from append times, sizes from stored bytes; the producers' timestamps decide nothing. The leader
-asks; its answer becomes a committed TRIM entry, and every replica drops the same whole segments. Never
-dropped: the newest segment whose checkpoint is committed, and anything after it.
+Ages count from the append (log_time.py), sizes from stored bytes; the producers' timestamps decide nothing.
+The leader asks; its answer becomes a committed TRIM entry, and every replica drops the same whole segments.
+Never dropped: the newest segment whose checkpoint is committed, and anything after it.
 
 A replica that lags holds the head back, so that it can still be sent what it lacks, but not for ever: once
 the log holds twice what the topic allows (twice the bytes, or segments of twice the age), the head goes
@@ -10,14 +10,14 @@ without it, and it needs whole segments then.
 """
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from shoal.agent.log_time import MAX_CLOCK_JUMP_US, PeerTime
 from shoal.batch import LogIndex
 
 LAGGARD_PATIENCE = 2  # times what retention allows, held for a replica that lags
-MAX_CLOCK_JUMP_US = 60_000_000  # safety 17: over a minute, and no age is believed
 MAX_OPINION_AGE_MS = 60_000  # what a peer's clock said counts so long; it is asked again at half of that
 
 _TRIM = struct.Struct("<4sHHq")
@@ -30,7 +30,8 @@ class RetentionError(ValueError):
 
 
 class Span(Protocol):
-    """One segment. Times in microseconds since the epoch, of the first and last entry; 0 for an empty one."""
+    """One segment. Times in microseconds since the epoch, of the first and last entry; 0 for an empty one:
+    how old they are is for others to say (log_time.py)."""
 
     @property
     def first_index(self) -> LogIndex: ...
@@ -44,6 +45,10 @@ class Span(Protocol):
     def first_append_time_us(self) -> int: ...
     @property
     def last_append_time_us(self) -> int: ...
+
+
+AgeOf: TypeAlias = Callable[[Span], int | None]
+"""Microseconds since a segment's first or last entry was appended, None where nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +65,24 @@ class Retention:
         return self.age_ms is None and self.size_bytes is None
 
     def to_trim(
-        self, spans: Sequence[Span], *, commit_index: int, held_index: int, now_us: int | None
+        self, spans: Sequence[Span], *, commit_index: int, held_index: int, age_us: AgeOf
     ) -> LogIndex | None:
         """Before which entry the log may be trimmed; None when nothing may go.
 
-        `held_index`: the last entry that every replica holds. `now_us`: None when the clock is not to be
-        believed; then no age counts.
+        `held_index`: the last entry that every replica holds. `age_us`: of a segment, since its last entry;
+        None where that is not to be believed, and then no age counts.
         """
-        patient = min(self._expired(spans, now_us, 1), droppable(spans, min(commit_index, held_index)))
-        overdue = min(self._expired(spans, now_us, LAGGARD_PATIENCE), droppable(spans, commit_index))
+        patient = min(self._expired(spans, age_us, 1), droppable(spans, min(commit_index, held_index)))
+        overdue = min(self._expired(spans, age_us, LAGGARD_PATIENCE), droppable(spans, commit_index))
         count = max(patient, overdue)
         return spans[count].first_index if count else None
 
-    def _expired(self, spans: Sequence[Span], now_us: int | None, patience: int) -> int:
+    def _expired(self, spans: Sequence[Span], age_us: AgeOf, patience: int) -> int:
         """How many segments from the head on exceed `patience` times what is kept."""
         too_old = too_many = 0
-        if self.age_ms is not None and now_us is not None:
-            limit_us = now_us - patience * self.age_ms * 1000
-            while too_old < len(spans) and 0 < spans[too_old].last_append_time_us < limit_us:
+        if self.age_ms is not None:
+            limit_us = patience * self.age_ms * 1000
+            while too_old < len(spans) and (age_us(spans[too_old]) or 0) > limit_us:
                 too_old += 1
         if self.size_bytes is not None:
             held = sum(span.size_bytes for span in spans)
@@ -87,12 +92,12 @@ class Retention:
                 too_many += 1
         return max(too_old, too_many)
 
-    def should_roll(self, active: Span, now_us: int | None) -> bool:
-        """Whether the active segment has grown old with records in it."""
+    def should_roll(self, active: Span, age_us: AgeOf) -> bool:
+        """Whether the active segment has grown old with records in it. `age_us`: since its first entry."""
         ages = [age for age in (self.segment_age_ms, self.age_ms) if age is not None]
-        if not ages or now_us is None or active.end_offset == active.first_offset:
+        if not ages or active.end_offset == active.first_offset:
             return False
-        return 0 < active.first_append_time_us < now_us - min(ages) * 1000
+        return (age_us(active) or 0) > min(ages) * 1000
 
 
 def droppable(spans: Sequence[Span], index: int) -> int:
@@ -106,39 +111,36 @@ def known_from(spans: Sequence[Span], offset: int) -> LogIndex:
     return max((span.first_index for span in spans if span.first_offset <= offset), default=LogIndex(0))
 
 
-class ClockWatch:
-    """Whether the wall clock goes as the monotonic one does. After a jump no age is believed until both
-    agree again."""
-
-    def __init__(self, wall_us: int, monotonic_ms: int) -> None:
-        self._difference_us = wall_us - monotonic_ms * 1000
-
-    def agrees(self, wall_us: int, monotonic_ms: int) -> bool:
-        return abs(wall_us - monotonic_ms * 1000 - self._difference_us) <= MAX_CLOCK_JUMP_US
-
-
 class PeerDifferences:
-    """How far the wall clocks of other agents are from this one's, as each was asked last."""
+    """Which time other agents believe in, as each was asked last: offsets from this agent's monotonic clock,
+    in microseconds."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, int]] = {}
+        self._found: dict[str, tuple[PeerTime, int]] = {}
 
-    def note(self, agent_id: str, difference_us: int, now_ms: int) -> None:
-        """The agent's clock was so far ahead of ours at `now_ms` of the monotonic clock."""
-        self._found[agent_id] = difference_us, now_ms
+    def note(self, agent_id: str, time: PeerTime, now_ms: int) -> None:
+        """What the agent said when our monotonic clock said `now_ms`."""
+        self._found[agent_id] = time, now_ms
 
     def is_fresh(self, agent_id: str, now_ms: int) -> bool:
         found = self._found.get(agent_id)
         return found is not None and now_ms - found[1] <= MAX_OPINION_AGE_MS
 
-    def majority_agrees(self, own_id: str, voters: Sequence[str], now_ms: int) -> bool:
+    def heard(self, now_ms: int) -> list[PeerTime]:
+        """What was heard lately."""
+        return [time for time, at_ms in self._found.values() if now_ms - at_ms <= MAX_OPINION_AGE_MS]
+
+    def majority_agrees(self, own_id: str, own_offset_us: int, voters: Sequence[str], now_ms: int) -> bool:
         """Whether this agent and those voters that were heard lately, and are at most a minute off, are a
         majority of the voters. Who was not heard agrees with nobody."""
-        agreeing = sum(voter == own_id or self._agrees(voter, now_ms) for voter in voters)
+        agreeing = sum(
+            voter == own_id or (self.is_fresh(voter, now_ms) and self._is_near(voter, own_offset_us))
+            for voter in voters
+        )
         return 2 * agreeing > len(voters)
 
-    def _agrees(self, agent_id: str, now_ms: int) -> bool:
-        return self.is_fresh(agent_id, now_ms) and abs(self._found[agent_id][0]) <= MAX_CLOCK_JUMP_US
+    def _is_near(self, agent_id: str, own_offset_us: int) -> bool:
+        return abs(self._found[agent_id][0].believed_us - own_offset_us) <= MAX_CLOCK_JUMP_US
 
     def keep_only(self, agent_ids: Collection[str]) -> None:
         """Forget everybody else."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from shoal.agent.applying import StateMachine
+from shoal.agent.log_time import SegmentAges
 from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.replica import Replica
 from shoal.agent.retention import Retention, droppable, encode_trim, known_from
@@ -35,7 +36,11 @@ class Trimmer:
         self._clocks = clocks
         self._removals: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._ages = SegmentAges()
+        self._noted_index = LogIndex(0)
+        self._note(by_this_leader=False)
         replica.on_commit.append(self._apply)
+        replica.on_role_change.append(lambda: self._note(by_this_leader=False))
         self._apply()
 
     def _apply(self) -> None:
@@ -76,6 +81,7 @@ class Trimmer:
         if replica.failure is not None or self._stopped:
             return
         self._apply()
+        self._note(by_this_leader=replica.is_leader)
         if not replica.is_leader or replica.state.group_state is not None:
             return
         try:
@@ -83,13 +89,29 @@ class Trimmer:
         except ShoalError as error:  # overloaded, or leadership is on its way elsewhere: the next check
             logger.debug("%s: no trim now: %s", replica.group, error)
 
+    def _note(self, *, by_this_leader: bool) -> None:
+        """Take down when segments grew, and how far the log's own time is. What was appended before this
+        agent began to lead was not appended by it."""
+        replica = self._replica
+        if replica.failure is not None:
+            return
+        now_ms = replica.host.clock.now_ms()
+        replica.time.passed(replica.state.tail.append_time_us, now_ms)
+        if replica.log.last_index != self._noted_index:
+            self._noted_index = replica.log.last_index
+            self._ages.note(replica.log.spans(), now_ms, by_this_leader=by_this_leader)
+
     def _propose(self) -> None:
         replica, retention = self._replica, self.retention
         spans = replica.log.spans()
         if not spans:
             return
+        now_ms = replica.host.clock.now_ms()
+        log_now_us = replica.time.passed(replica.state.tail.append_time_us, now_ms)
         now_us = self._clocks.believed_now_us(replica)
-        if retention.should_roll(spans[-1], now_us):
+        if retention.should_roll(
+            spans[-1], lambda span: self._ages.of_first(span, log_now_us, now_us, now_ms)
+        ):
             replica.roll()
         if retention.is_unlimited:
             return
@@ -97,7 +119,7 @@ class Trimmer:
             spans,
             commit_index=replica.state.committed.last_index,
             held_index=self._held_index(),
-            now_us=now_us,
+            age_us=lambda span: self._ages.of_last(span, log_now_us, now_us, now_ms),
         )
         if before is not None and before > replica.state.trim_asked:
             replica.propose_control(Kind.TRIM, encode_trim(before))

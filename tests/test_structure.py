@@ -79,6 +79,7 @@ PURE = (
     "agent/documents.py",
     "agent/http/merging.py",
     "agent/http/places.py",
+    "agent/log_time.py",
     "agent/partition.py",
     "agent/producers.py",
     "agent/retention.py",

@@ -9,21 +9,11 @@ those that docstrings name ("safety 8"); docs/simulation.md says what each rule 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tests.safety.fault import A, Fault, R, S
+from tests.safety.time_rules import TIME_FAULTS
 
+__all__ = ["FAULTS", "NOT_BUILT", "Fault"]
 
-class Fault(NamedTuple):
-    """`tests`: node ids; at least one of them must fail. `what`: the rule's sentence that is broken."""
-
-    rule: int
-    what: str
-    path: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-A, R, S = "tests/agent/", "tests/replication/", "tests/segment_store/"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -480,54 +470,7 @@ FAULTS: tuple[Fault, ...] = (
         "        if False:\n",
         (S + "test_recycling.py",),
     ),
-    Fault(
-        17,
-        "append times follow a clock that goes back",
-        "segment_store/log.py",
-        "        return max(self._chain.append_time_us, now_us)\n",
-        "        return now_us\n",
-        (S + "test_log.py::test_append_times_never_fall",),
-    ),
-    Fault(
-        17,
-        "a leader trims by age though a majority has another time",
-        "agent/retention.py",
-        "        return 2 * agreeing > len(voters)\n",
-        "        return True\n",
-        (A + "test_retention.py",),
-    ),
-    Fault(
-        18,
-        "the newest committed checkpoint is trimmed",
-        "agent/retention.py",
-        "    return max(0, sum(span.first_index <= index for span in spans) - 1)\n",
-        "    return max(0, len(spans) - 1)\n",
-        (A + "test_retention.py",),
-    ),
-    Fault(
-        18,
-        "a late retry of a forgotten producer is stored",
-        "agent/producers.py",
-        "        if consecutive and producer.sequence != 0:\n",
-        "        if False:\n",
-        (A + "test_producers.py::test_an_unknown_producer_begins_at_zero",),
-    ),
-    Fault(
-        18,
-        "a checkpoint forgets the producers",
-        "agent/partition.py",
-        '            self.producers.to_bytes(),\n            b"" if self.group_state is None else self.group_state.to_bytes(),\n',
-        '            ProducerTable().to_bytes(),\n            b"" if self.group_state is None else self.group_state.to_bytes(),\n',
-        (A + "test_partition.py::test_a_checkpoint_is_the_fold_of_the_log_before_it",),
-    ),
-    Fault(
-        19,
-        "a repeated sequence is stored again",
-        "agent/producers.py",
-        "            if kept_sequence.sequence == producer.sequence:\n                return kept_sequence\n",
-        "            if kept_sequence.sequence == producer.sequence:\n                return None\n",
-        (A + "test_producers.py::test_check", A + "test_host.py::test_producers_duplicates_gaps_epochs"),
-    ),
+    *TIME_FAULTS,
     Fault(
         22,
         "a timeout is told as if nothing had happened",

@@ -28,6 +28,7 @@ DOWN_S = (0.05, 0.5, 3.0, 8.0)
 QUICK_S = (0.01, 0.05, 0.3)
 CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
+TEN_YEARS_S = 10 * 365 * 86_400
 NODES_MAX = 6
 ROOM_BYTES = 96 * 1_024
 REPLICAS = 3
@@ -236,7 +237,9 @@ class Nemesis:
 
     def jump_clock(self) -> str:
         node = self._rng.choice(self._simulation.nodes)
-        node.set_clock(int(self._rng.choice((-3_600, -70, -1, 0, 1, 70, 3_600)) * 1_000_000))
+        node.set_clock(
+            int(self._rng.choice((-TEN_YEARS_S, -3_600, -70, -1, 0, 1, 70, 3_600, TEN_YEARS_S)) * 1_000_000)
+        )
         return node.name
 
     # ---- network ---------------------------------------------------------------------------------

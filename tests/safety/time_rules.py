@@ -1,0 +1,82 @@
+"""Faults for the rules 17 to 19: time, checkpoints, producers. As rules.py, which is too long for them."""
+
+# ruff: noqa: E501 -- lines of the product, as they stand there
+
+from __future__ import annotations
+
+from tests.safety.fault import A, Fault, S
+
+TIME_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        17,
+        "append times follow a clock that goes back",
+        "segment_store/log.py",
+        "        return max(self._chain.append_time_us, now_us)\n",
+        "        return now_us\n",
+        (S + "test_log.py::test_append_times_never_fall",),
+    ),
+    Fault(
+        17,
+        "a leader stamps with a clock that has jumped",
+        "agent/log_time.py",
+        "        return now_ms * 1000 + self.offset_us\n",
+        "        return wall_us\n",
+        (A + "test_log_time.py", A + "test_retention.py"),
+    ),
+    Fault(
+        17,
+        "the age of what this agent appended follows its wall clock",
+        "agent/log_time.py",
+        "    if watched_ms is not None:\n",
+        "    if False:\n",
+        (A + "test_log_time.py",),
+    ),
+    Fault(
+        17,
+        "a log that is years ahead stands still",
+        "agent/log_time.py",
+        "        return self.passed(previous_us, now_ms)\n",
+        "        return previous_us\n",
+        (A + "test_log_time.py",),
+    ),
+    Fault(
+        17,
+        "a leader trims by age though a majority has another time",
+        "agent/retention.py",
+        "        return 2 * agreeing > len(voters)\n",
+        "        return True\n",
+        (A + "test_retention.py",),
+    ),
+    Fault(
+        18,
+        "the newest committed checkpoint is trimmed",
+        "agent/retention.py",
+        "    return max(0, sum(span.first_index <= index for span in spans) - 1)\n",
+        "    return max(0, len(spans) - 1)\n",
+        (A + "test_retention.py",),
+    ),
+    Fault(
+        18,
+        "a late retry of a forgotten producer is stored",
+        "agent/producers.py",
+        "        if consecutive and producer.sequence != 0:\n",
+        "        if False:\n",
+        (A + "test_producers.py::test_an_unknown_producer_begins_at_zero",),
+    ),
+    Fault(
+        18,
+        "a checkpoint forgets the producers",
+        "agent/partition.py",
+        '            self.producers.to_bytes(),\n            b"" if self.group_state is None else self.group_state.to_bytes(),\n',
+        '            ProducerTable().to_bytes(),\n            b"" if self.group_state is None else self.group_state.to_bytes(),\n',
+        (A + "test_partition.py::test_a_checkpoint_is_the_fold_of_the_log_before_it",),
+    ),
+    Fault(
+        19,
+        "a repeated sequence is stored again",
+        "agent/producers.py",
+        "            if kept_sequence.sequence == producer.sequence:\n                return kept_sequence\n",
+        "            if kept_sequence.sequence == producer.sequence:\n                return None\n",
+        (A + "test_producers.py::test_check", A + "test_host.py::test_producers_duplicates_gaps_epochs"),
+    ),
+)
