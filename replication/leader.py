@@ -4,12 +4,12 @@ Law of this file: everything here exists only while leading; losing the role dro
 transfer.py, confirmed reads in reads.py; both are fields of this role.
 """
 
-from shoal.batch import LogIndex
+from shoal.batch import LogIndex, Term
 from shoal.replication.doubt import was_never_committed
 from shoal.replication.errors import ChangePending, InvalidChange, Overloaded, TransferInProgress
 from shoal.replication.interfaces import UNBORN, Configuration, Proposal, Replica, ReplicaId
 from shoal.replication.membership_change import check_change
-from shoal.replication.messages import AppendReply, Message, TimeoutNow
+from shoal.replication.messages import AppendReply, Message, PreVote, TimeoutNow
 from shoal.replication.progress import Progress
 from shoal.replication.quorum import has_majority, majority_value
 from shoal.replication.reads import ReadQueue
@@ -30,6 +30,7 @@ class Leader:
         "_heartbeat_due",
         "_notice_deadline_ms",
         "_notice_due",
+        "_removed",
         "_send_to_all",
         "_state",
         "_stuck_since_ms",
@@ -64,6 +65,8 @@ class Leader:
         self._notice_deadline_ms: int | None = None
         self._send_to_all = False  # also to those who were spared
         self._stuck_since_ms: int | None = None
+        self._removed: dict[ReplicaId, tuple[Term, LogIndex]] = {}
+        """Voters that a change which may not commit leaves out, and where their logs end, as they said."""
 
     def begin(self, now_ms: int) -> None:
         """Open the term with an entry of one's own, and tell everybody at once."""
@@ -156,14 +159,27 @@ class Leader:
         return since_ms is not None and now_ms - since_ms >= self._state.config.election_timeout_ms
 
     def _is_hardly_committed(self, index: LogIndex, now_ms: int) -> bool:
+        state = self._state
         reachable = set(self._reachable(now_ms)) & self.progress.keys()
+        lacking = [replica for replica in reachable if self.progress[replica].match_index < index]
+        # A log that ends before the entry, in its term or an older one, has it not (Log Matching, figure 3).
+        end = (state.log.term_at(index), index)
         return was_never_committed(
             index,
-            holder=self._state.replica_id,
-            configurations=self._state.configurations,
-            term_at=self._state.log.term_at,
-            lacking=[replica for replica in reachable if self.progress[replica].match_index < index],
+            holder=state.replica_id,
+            configurations=state.configurations,
+            term_at=state.log.term_at,
+            lacking=[*lacking, *(removed for removed, its_end in self._removed.items() if its_end < end)],
         )
+
+    def asked_by(self, message: PreVote) -> None:
+        """A voter that this leader's change leaves out hears nothing more of it, and campaigns: it says where
+        its log ends. While the change cannot commit, nobody else can be asked whether that voter lacks what
+        is damaged here; and nothing is added to its log in this term."""
+        if message.sender in self.progress:
+            return
+        if any(message.sender in item.voters for item in self._state.configurations):
+            self._removed[message.sender] = (message.last_term, message.last_index)
 
     # Proposals
 

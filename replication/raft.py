@@ -255,6 +255,8 @@ class RaftCore:
                 if type(behaviour) is Leader:
                     behaviour.on_append_reply(message, now_ms)
             case PreVote():
+                if type(behaviour) is Leader:
+                    behaviour.asked_by(message)
                 answer_pre_vote(state, message, hears_leader=self._refuses_candidates(message, now_ms))
             case Vote():
                 answer_vote(state, message, now_ms)

@@ -3,11 +3,13 @@ that they do not hold (safety 10)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from raft_group import Group, Role
 
-from shoal.batch import LogIndex
-from shoal.replication.messages import AppendReply, Vote
+from shoal.batch import LogIndex, Term
+from shoal.replication.messages import AppendReply, PreVote, Vote
 
 
 def entry(index: int) -> list[tuple[LogIndex, LogIndex]]:
@@ -191,6 +193,58 @@ def test_a_leader_stays_where_a_minority_lacks_what_it_cannot_send() -> None:
     group.pass_time(4_000)
     assert (group.leaders(), group.cores[0].term) == ([0], term)
     assert group.cores[0].commit_index == commit
+
+
+def with_a_removal_above_damage() -> Group:
+    """The first leads; an entry of its own term does not verify, and above it it leaves out the second."""
+    group = Group()
+    leader = group.elect(0)
+    group.settle()
+    first = LogIndex(leader.commit_index + 1)
+    group.unreadable = {0: {first}}
+    group.propose(0, 1)
+    leader.damaged(entry(first), group.now_ms)
+    leader.propose_configuration(
+        [item for item in leader.configuration.replicas if item.id.index != 1], group.now_ms
+    )
+    return group
+
+
+def test_a_leader_asks_the_voter_too_whose_removal_waits_for_what_is_damaged() -> None:
+    """What the others lack stands in their progress, what the removed one lacks in its question for votes."""
+    group = with_a_removal_above_damage()
+    committed = group.cores[0].commit_index
+    group.pass_time(10_000)
+    (leader,) = group.leaders()
+    assert leader != 0
+    assert group.cores[leader].commit_index > committed
+    assert group.cores[0].commit_index == group.cores[leader].commit_index
+
+
+def test_a_leader_stays_where_the_voter_it_removes_says_nothing() -> None:
+    """It may hold what is damaged: nobody else could be elected."""
+    group = with_a_removal_above_damage()
+    group.cut = {1}
+    term = group.cores[0].term
+    group.pass_time(10_000)
+    assert (group.leaders(), group.cores[0].term) == ([0], term)
+
+
+def test_where_a_log_ends_says_whether_it_holds_what_is_damaged() -> None:
+    """A removed voter whose log ends at the entry, in its term, has it: that is no reason to step down."""
+    group = with_a_removal_above_damage()
+    core, removed = group.cores[0], group.cores[1]
+    group.cut = {1}
+    held = LogIndex(core.last_index - 1)
+    ask = PreVote(removed.replica_id, core.replica_id, Term(core.term + 1), held, core.term)
+    term = core.term
+    for _ in range(20):
+        group.step(ask)
+        group.pass_time(500)
+    assert (group.leaders(), core.term) == ([0], term)
+    group.step(replace(ask, last_index=LogIndex(held - 1)))
+    group.pass_time(2 * group.config.election_timeout_ms)
+    assert core.role is not Role.LEADER
 
 
 def test_a_leader_whose_damage_is_mended_in_time_leads_on() -> None:
