@@ -15,6 +15,7 @@ from aiohttp import web
 
 from shoal.agent.http.context import Call
 from shoal.agent.http.parameters import is_number, shown
+from shoal.agent.http.receiving import Pace, Receiving
 from shoal.errors import ShoalError
 
 EXPECT_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -82,49 +83,56 @@ def refuse_coding(call: Call) -> None:
         raise ShoalError("unsupported-media-type", f"Content-Encoding {shown(coding)}: send the body plain")
 
 
-async def read_body(call: Call, limit_bytes: int) -> bytes:
-    """The whole body, at most `limit_bytes`. ShoalError too-large, bad-request (stalled), unsupported-
-    media-type.
+async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = None) -> bytes:
+    """The whole body, at most `limit_bytes`, counted by `receiving`, or else while it arrives. ShoalError
+    too-large, overloaded, bad-request (too slow), unsupported-media-type.
     """
+    if receiving is None:
+        with Receiving(call.context.gate) as until_it_is_here:
+            return await read_body(call, limit_bytes, until_it_is_here)
     content = call.request.content
     if content.is_eof():  # everything came with the head: the common case, without a timer
         refuse_coding(call)
         body = what_is_here(content)
         if len(body) > limit_bytes:
             raise too_large(limit_bytes)
+        receiving.take_whole(len(body))
         return body
     declared_length(call, limit_bytes)
     prepare_body(call)
     pieces: list[bytes] = []
-    size = 0
-    async for piece in stream_body(call):
-        size += len(piece)
-        if size > limit_bytes:
+    async for piece in stream_body(call, receiving):
+        if receiving.size_bytes > limit_bytes:
             raise too_large(limit_bytes)
         pieces.append(piece)
+    receiving.complete()
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def stream_body(call: Call) -> AsyncIterator[bytes]:
-    """The body as it comes, in pieces of at most aiohttp's read buffer; the sender is held back in
-    between.
+async def stream_body(call: Call, receiving: Receiving) -> AsyncIterator[bytes]:
+    """The body as it comes, in pieces of at most aiohttp's read buffer, each counted by `receiving` until it
+    is dropped there; the sender is held back in between.
     """
     content = call.request.content
-    stall_seconds = call.context.limits.body_stall_ms / 1000
+    pace = Pace(call.context.limits)
+    now = asyncio.get_running_loop().time
     while not content.is_eof():  # afterwards all that is left is here, and needs no timer
+        began = now()
+        piece = b""
         try:
-            async with asyncio.timeout(stall_seconds):
+            async with asyncio.timeout(pace.patience_s()):
                 piece = await content.readany()
         except TimeoutError:
-            raise ShoalError(
-                "bad-request", f"the body brought nothing for {stall_seconds:g} s and is not complete"
-            ) from None
+            pass  # whether that was too long is for the pace to say
         except web.RequestPayloadError as error:
             raise broken_body(error) from None
+        pace.came(len(piece), now() - began, receiving.size_bytes)
         if piece:
+            receiving.arrive(len(piece))
             yield piece
     rest = what_is_here(content)
     if rest:
+        receiving.arrive(len(rest))
         yield rest
 
 

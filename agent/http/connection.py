@@ -22,6 +22,7 @@ from shoal.agent.http.problems import problem_body, problem_bytes, problem_respo
 from shoal.agent.http.produce import append_body
 from shoal.agent.http.quick import QuickAppends, QuickRequest
 from shoal.agent.http.quick_head import HEAD_BYTES_MAX, HEAD_END, request_bytes
+from shoal.agent.http.receiving import too_slow
 from shoal.agent.http.short_answer import short_answer
 from shoal.errors import ShoalError
 
@@ -78,9 +79,10 @@ class _Append:
             return None
         return _Repeated(self.head, request)
 
-    def whole(self) -> bytes:
-        """The request as it came."""
-        return self.head + bytes(self.memory[self.request.lead_bytes :])
+    def as_it_came(self, here: int) -> bytes:
+        """The request, with so many bytes of its body."""
+        lead = self.request.lead_bytes
+        return self.head + bytes(self.memory[lead : lead + here])
 
 
 class Connection(web.RequestHandler, asyncio.BufferedProtocol):
@@ -90,8 +92,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     __slots__ = (
         "_append", "_filled", "_foreign_bytes", "_guess", "_held", "_held_back", "_idle", "_last", "_places",
-        "_progress_at", "_quick", "_receiving", "_rest", "_scratch", "_stall_handle", "_unread",
-        "_unread_handle",
+        "_quick", "_receiving", "_rest", "_scratch", "_stall_handle", "_unread", "_unread_handle",
+        "_window_began", "_window_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -115,7 +117,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._held = bytearray()
         self._held_back = False  # the transport was told to wait
         self._idle: asyncio.Future[None] | None = None
-        self._progress_at = 0.0
+        self._window_began = 0.0
+        self._window_bytes = 0  # of the body, when the window began
         self._stall_handle: asyncio.TimerHandle | None = None
         self._unread: bytearray | None = None  # of a connection whose place its head decides
         self._unread_handle: asyncio.TimerHandle | None = None
@@ -195,7 +198,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not (self._force_close or self._close or self._paused) and self._is_between_requests()
-        if same and takes and self._quick.context.gate.take(request.body_bytes):
+        if same and takes and self._admit(request, size - len(head)):
             self._go_on_with(_Append(self, head, request, memory), size - len(head))
         else:
             self._last = None
@@ -241,7 +244,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     def _receive(self, head: bytes, request: QuickRequest, data: bytearray, size: int) -> bool:
         """Begin with a body; False when the agent has no room for it."""
-        if not self._quick.context.gate.take(request.body_bytes):
+        here = min(size - len(head), request.body_bytes)
+        if not self._admit(request, here):
             return False
         lead = request.lead_bytes
         end = len(head) + request.body_bytes
@@ -250,7 +254,6 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._begin_alone(_Append(self, head, request, bytes(memoryview(data)[len(head) : end])))
             return True
         memory = request.allocate()
-        here = min(size - len(head), request.body_bytes)
         view = memoryview(data)
         memory[lead : lead + here] = view[len(head) : len(head) + here]
         behind = view[len(head) + here : size]
@@ -261,6 +264,19 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._go_on_with(append, here)
         return True
 
+    def _admit(self, request: QuickRequest, here: int) -> bool:
+        """Whether there is room for a body of which so many bytes are here. One that is complete has a place
+        and its bytes now; of any other only what has come counts."""
+        gate, whole = self._quick.context.gate, request.body_bytes
+        if here == whole:
+            return gate.take(whole)
+        if not gate.promise(whole):
+            return False
+        if gate.arrive(here):
+            return True
+        gate.give_up(whole, 0)
+        return False
+
     def _go_on_with(self, append: _Append, here: int) -> None:
         """A request of whose body so many bytes are here."""
         request = append.request
@@ -269,7 +285,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._receiving = append
             assert isinstance(append.memory, memoryview)
             self._rest = append.memory[request.lead_bytes + here :]
-            self._watch_progress()
+            self._watch_progress(here)
             return
         if request.lead_bytes:
             # A large one takes the disk longer than a round of the loop: it does better in company.
@@ -290,42 +306,69 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         append, rest = self._receiving, self._rest
         assert append is not None
         assert rest is not None
-        if size < len(rest):
+        now = self._loop.time()
+        # aiohttp waits for a request meanwhile: to it the connection is idle, however much comes.
+        self._next_keepalive_close_time = now + self._keepalive_timeout
+        gate, whole = self._quick.context.gate, append.request.body_bytes
+        left = len(rest) - size
+        if left:
             self._rest = rest[size:]
-            self._progress_at = self._loop.time()
-            # aiohttp waits for a request meanwhile: to it the connection is idle, however much comes.
-            self._next_keepalive_close_time = self._progress_at + self._keepalive_timeout
+            if not gate.arrive(size):
+                self._receive_otherwise(whole - left, counted=whole - len(rest))
             return
         self._receiving = self._rest = None
-        if not self._force_close:
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        gate.give_up(whole, whole - len(rest))
+        if self._force_close:
+            return
+        if gate.take(whole):
             self._begin(append)
         else:
-            self._leave_gate(append)
+            self._hand_over(append.as_it_came(whole))
 
-    def _watch_progress(self) -> None:
+    def _receive_otherwise(self, here: int, *, counted: int) -> None:
+        """There is no room for more of this body: aiohttp gets what has come of it, and says so in a way in
+        which the client gets to read it."""
+        append, self._receiving, self._rest = self._receiving, None, None
+        assert append is not None
+        self._quick.context.gate.give_up(append.request.body_bytes, counted)
+        self._hand_over(append.as_it_came(here))
+
+    def _watch_progress(self, here: int) -> None:
         """See that the body goes on: one timer, however many requests."""
-        self._progress_at = self._loop.time()
+        self._window_began = self._loop.time()
+        self._window_bytes = here
         if self._stall_handle is None:
             stall_seconds = self._quick.context.limits.body_stall_ms / 1000
             self._stall_handle = self._loop.call_later(stall_seconds, self._check_progress)
 
     def _check_progress(self) -> None:
         self._stall_handle = None
-        append = self._receiving
-        if append is None:
+        append, rest = self._receiving, self._rest
+        if append is None or rest is None:
             return
-        stall_seconds = self._quick.context.limits.body_stall_ms / 1000
-        due = self._progress_at + stall_seconds
+        limits = self._quick.context.limits
+        stall_seconds = limits.body_stall_ms / 1000
+        due = self._window_began + stall_seconds
         if self._loop.time() < due:
             self._stall_handle = self._loop.call_at(due, self._check_progress)
             return
-        self._receiving = self._rest = None
-        self._leave_gate(append)
-        detail = f"the body brought nothing for {stall_seconds:g} s and is not complete"
+        here = append.request.body_bytes - len(rest)
+        least = limits.least_bytes(self._window_bytes)
+        if here - self._window_bytes >= least:
+            self._watch_progress(here)
+            return
+        self._give_up_body()
         if self.transport is not None:
-            self.transport.write(problem_bytes(ShoalError("bad-request", detail), close=True))
+            problem = too_slow(limits, here - self._window_bytes, least)
+            self.transport.write(problem_bytes(problem, close=True))
         self.force_close()
+
+    def _give_up_body(self) -> None:
+        """What has come of it is not held any more."""
+        append, rest, self._receiving, self._rest = self._receiving, self._rest, None, None
+        if append is not None and rest is not None:
+            whole = append.request.body_bytes
+            self._quick.context.gate.give_up(whole, whole - len(rest))
 
     def _hold(self, data: memoryview) -> None:
         self._held += data
@@ -391,7 +434,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         self._append = None
         self._leave_gate(append)
         if self.transport is not None:
-            self._hand_over(append.whole())
+            self._hand_over(append.as_it_came(append.request.body_bytes))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -416,9 +459,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has gone. An append under way goes on: its records are as good as others."""
-        append, self._receiving, self._rest = self._receiving, None, None
-        if append is not None:
-            self._leave_gate(append)
+        self._give_up_body()
         if self._stall_handle is not None:
             self._stall_handle.cancel()
         if self._unread_handle is not None:

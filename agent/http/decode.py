@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from shoal.agent.http.body import prepare_body, stream_body
 from shoal.agent.http.context import Call
-from shoal.agent.http.limits import MIB, Holding
+from shoal.agent.http.limits import MIB
 from shoal.agent.http.parameters import Query
 from shoal.agent.http.problems import JSON_TYPE
+from shoal.agent.http.receiving import Receiving
 from shoal.arrow_stream import CONTINUATION
 from shoal.batch import MAX_BODY_BYTES, MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
 from shoal.errors import ShoalError
@@ -51,13 +52,15 @@ class Chunk(NamedTuple):
 
 
 def decode_stream(
-    call: Call, media: str, schema: pa.Schema, holding: Holding, *, at_once: bool
+    call: Call, media: str, schema: pa.Schema, receiving: Receiving, *, at_once: bool
 ) -> AsyncIterator[Chunk]:
     """The body of a type that streams. `at_once`: as one chunk, as long as it may be one batch."""
     if media == NDJSON_TYPE:
         limits = call.context.limits
-        return decode_ndjson(call, holding, limits.body_bytes if at_once else limits.chunk_bytes)
-    return decode_arrow(call, schema, holding, MAX_BODY_BYTES if at_once else ARROW_CHUNK_BYTES)
+        chunk_bytes = limits.body_bytes if at_once else limits.chunk_bytes
+        return decode_ndjson(call, receiving, chunk_bytes, keeps=at_once)
+    chunk_bytes = MAX_BODY_BYTES if at_once else ARROW_CHUNK_BYTES
+    return decode_arrow(call, schema, receiving, chunk_bytes, keeps=at_once)
 
 
 def decode_whole(query: Query, media: str, content_type: str | None, body: bytes) -> Chunk:
@@ -104,20 +107,21 @@ def _key_not_here(why: str) -> ShoalError:
     )
 
 
-async def decode_ndjson(call: Call, holding: Holding, chunk_bytes: int) -> AsyncIterator[Chunk]:
-    """Lines in chunks of about `chunk_bytes`, each ending at a line's end."""
+async def decode_ndjson(
+    call: Call, receiving: Receiving, chunk_bytes: int, *, keeps: bool
+) -> AsyncIterator[Chunk]:
+    """Lines in chunks of about `chunk_bytes`, each ending at a line's end. `keeps`: whoever gets a chunk has
+    not done with it when it asks for the next."""
     if "key" in call.query:
         raise _key_not_here("?key_field=NAME takes the key of a line from its JSON")
     prepare_body(call)
     key_field = call.query.get("key_field")
     pieces: list[bytes] = []
-    size = 0
     first_record = 0
     anything = False
-    async for piece in stream_body(call):
+    async for piece in stream_body(call, receiving):
         anything = True
-        size += len(piece)
-        holding.set(size)
+        size = receiving.size_bytes
         end = piece.rfind(b"\n") + 1
         if not end or size < chunk_bytes:
             if size > MAX_RECORD_BYTES + chunk_bytes:
@@ -129,7 +133,8 @@ async def decode_ndjson(call: Call, holding: Holding, chunk_bytes: int) -> Async
         yield Chunk(len(columns), columns, [])
         first_record += len(columns)
         pieces = [piece[end:]]
-        size = len(piece) - end
+        if not keeps:
+            receiving.drop(size - (len(piece) - end))
     if not anything:
         raise empty_body()
     rest = b"".join(pieces)
@@ -145,24 +150,22 @@ def _line_too_long(first_record: int) -> ShoalError:
 
 
 async def decode_arrow(
-    call: Call, schema: pa.Schema, holding: Holding, chunk_bytes: int
+    call: Call, schema: pa.Schema, receiving: Receiving, chunk_bytes: int, *, keeps: bool
 ) -> AsyncIterator[Chunk]:
-    """Record batches in chunks of about `chunk_bytes`, stored as they come."""
+    """Record batches in chunks of about `chunk_bytes`, stored as they come. `keeps`: as for lines."""
     _refuse_keys(call)
     prepare_body(call)
     decoder = StreamDecoder(schema)
     messages: list[Message] = []
-    size = 0
     anything = False
-    async for piece in stream_body(call):
+    async for piece in stream_body(call, receiving):
         anything = True
-        size += len(piece)
-        holding.set(size)
         messages += feed(decoder, piece)
-        if messages and size >= chunk_bytes:
+        if messages and receiving.size_bytes >= chunk_bytes:
             yield arrow_chunk(messages)
             messages = []
-            size = 0
+            if not keeps:
+                receiving.drop(receiving.size_bytes)
     if not anything:
         raise empty_body()
     try:

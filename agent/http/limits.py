@@ -12,8 +12,11 @@ from shoal.errors import ShoalError
 
 KIB = 1024
 MIB = 1024 * KIB
-LARGE_PROMISE_BYTES = MIB
-"""Up to here a promise is small beside `bytes_in_flight`: hundreds of them fit."""
+ARRIVING_SHARE = 3, 4
+"""How much of `bytes_in_flight` bodies may fill that are not complete: the rest is for what is, and for
+answers, however slowly others send."""
+HELD_SHARE_WANTED = 8
+"""A body that holds memory and is not complete has to bring an eighth of it within `body_stall_ms`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class HttpLimits:
     idle_ms: int = 75_000
     # A body that brings nothing for this long will bring nothing.
     body_stall_ms: int = 30_000
+    # A slower one holds a connection and memory for nothing: a modem of 1995 is three times as fast.
+    body_bytes_per_s: int = 1 * KIB
+    # Memory set aside for bodies that are not here yet; no byte is written before it comes. Beyond it they
+    # are received piece by piece.
+    promised_bytes: int = 256 * MIB
     # A reader that takes nothing for this long holds megabytes for nothing.
     send_stall_ms: int = 60_000
     # After an error the rest of the body is swallowed this long, so that the client gets to read the answer.
@@ -62,6 +70,11 @@ class HttpLimits:
     # To all others together, for what waits or is large: a client has one request at a time.
     relay_connections: int = 4_096
 
+    def least_bytes(self, held_bytes: int) -> int:
+        """What a body has to bring within `body_stall_ms` while so many bytes of it are held."""
+        steady = self.body_bytes_per_s * self.body_stall_ms // 1000
+        return max(1, steady, held_bytes // HELD_SHARE_WANTED)
+
 
 def limits_for(open_files: int) -> HttpLimits:
     """The limits of a process that may have so many files open. Segment files take a quarter at most
@@ -80,46 +93,70 @@ def limits_for(open_files: int) -> HttpLimits:
 class Gate:
     """Counts what is in flight and refuses more than the limits: 429, never a queue that grows.
 
-    A request holds one place and the bytes of its body or answer; `leave` gives back exactly what `enter` and
-    `hold` took.
+    A request holds one place while it is worked on, and the bytes that are here of its body or answer.
+    `leave` gives back exactly what `enter`, `hold` and `arrive` took.
     """
 
-    __slots__ = ("_limits", "bytes_in_flight", "refused_total", "requests", "waits")
+    __slots__ = (
+        "_arriving_max", "_limits", "arriving_bytes", "bytes_in_flight", "promised_bytes", "refused_total",
+        "requests", "waits",
+    )  # fmt: skip
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
+        share, whole = ARRIVING_SHARE
+        self._arriving_max = limits.bytes_in_flight * share // whole
         self.requests = 0
         self.bytes_in_flight = 0
+        self.arriving_bytes = 0  # of those: parts of bodies that are not complete
+        self.promised_bytes = 0  # memory set aside for what has not come
         self.waits = 0
         self.refused_total = 0
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether `enter` and `hold` would both succeed now, for bytes that are promised and not here yet.
-
-        Large promises leave half of the room to bytes that are here: who promises a lot and sends nothing
-        cannot keep others out.
-        """
-        limits = self._limits
-        has_place = self.requests < limits.requests
-        room = limits.bytes_in_flight // 2 if size_bytes > LARGE_PROMISE_BYTES else limits.bytes_in_flight
-        return has_place and self.bytes_in_flight + size_bytes <= room
-
     def take(self, size_bytes: int) -> bool:
-        """`enter` and `hold` in one; False where either would refuse, and nothing has happened."""
+        """`enter` and `hold` in one, for a body that is here; False where either would refuse, and nothing
+        has happened."""
         bytes_in_flight = self.bytes_in_flight + size_bytes
-        if size_bytes > LARGE_PROMISE_BYTES:
-            if not self.has_room(size_bytes):
-                return False
-        elif self.requests >= self._limits.requests or bytes_in_flight > self._limits.bytes_in_flight:
+        if self.requests >= self._limits.requests or bytes_in_flight > self._limits.bytes_in_flight:
             return False
         self.requests += 1
         self.bytes_in_flight = bytes_in_flight
         return True
 
-    def enter(self) -> None:
-        """Take a place; ShoalError overloaded when there is none."""
+    def promise(self, size_bytes: int) -> bool:
+        """Set memory aside for a body of which nothing is counted yet; False when too much is."""
+        promised_bytes = self.promised_bytes + size_bytes
+        if promised_bytes > self._limits.promised_bytes:
+            return False
+        self.promised_bytes = promised_bytes
+        return True
+
+    def arrive(self, size_bytes: int) -> bool:
+        """So much of a body that is not complete has come; False when there is no room for it."""
+        bytes_in_flight = self.bytes_in_flight + size_bytes
+        arriving_bytes = self.arriving_bytes + size_bytes
+        if arriving_bytes > self._arriving_max or bytes_in_flight > self._limits.bytes_in_flight:
+            return False
+        self.arriving_bytes = arriving_bytes
+        self.bytes_in_flight = bytes_in_flight
+        return True
+
+    def give_up(self, promised_bytes: int, arrived_bytes: int) -> None:
+        """A body that was not complete is none any more."""
+        self.promised_bytes -= promised_bytes
+        self.arriving_bytes -= arrived_bytes
+        self.bytes_in_flight -= arrived_bytes
+        assert self.promised_bytes >= 0, "more was given back than promised"
+        assert self.arriving_bytes >= 0, "more was given back than arrived"
+
+    def check_place(self) -> None:
+        """ShoalError overloaded when `enter` would refuse now: before a body is read that nobody can use."""
         if self.requests >= self._limits.requests:
             self._refuse(f"{self.requests} requests are being worked on, the most this agent takes")
+
+    def enter(self) -> None:
+        """Take a place; ShoalError overloaded when there is none."""
+        self.check_place()
         self.requests += 1
 
     def leave(self, held_bytes: int) -> None:
@@ -135,7 +172,7 @@ class Gate:
         Negative: bytes that the request no longer needs.
         """
         if size_bytes > 0 and self.bytes_in_flight + size_bytes > self._limits.bytes_in_flight:
-            self._refuse(f"{self.bytes_in_flight} bytes are in flight and {size_bytes} more do not fit")
+            self.refuse_bytes(size_bytes)
         self.bytes_in_flight += size_bytes
         assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
 
@@ -149,6 +186,10 @@ class Gate:
         """Give a long poll's place back."""
         self.waits -= 1
         assert self.waits >= 0, "a long poll's place was given back twice"
+
+    def refuse_bytes(self, size_bytes: int) -> None:
+        """ShoalError overloaded: what `arrive` had no room for."""
+        self._refuse(f"{self.bytes_in_flight} bytes are in flight and {size_bytes} more do not fit")
 
     def _refuse(self, detail: str) -> None:
         self.refused_total += 1

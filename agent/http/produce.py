@@ -41,9 +41,9 @@ from shoal.agent.http.deliver import (
 from shoal.agent.http.dispatch import Hint, Route
 from shoal.agent.http.forward import FORWARDED_BY
 from shoal.agent.http.interface import Appended, Topic
-from shoal.agent.http.limits import Holding
 from shoal.agent.http.parameters import choice, is_number, shown
 from shoal.agent.http.problems import JSON_TYPE, json_body, json_response
+from shoal.agent.http.receiving import Receiving
 from shoal.agent.http.short_answer import ShortAnswer, fits
 from shoal.agent.http.topics import create_topic_anywhere
 from shoal.batch import (
@@ -106,51 +106,70 @@ class ProduceHandlers:
         topic = find_topic(call, name)
         media = media_type(call.headers.get("Content-Type"))
         gate = self._context.gate
-        gate.enter()
-        holding = Holding(gate)
-        try:
+        gate.check_place()
+        with Receiving(gate) as receiving:
             if media == ARROW_TYPE and topic is not None and _is_small(call):
-                return await self._whole_arrow(call, name, topic, partition, options, holding)
+                return await self._whole_arrow(call, name, topic, partition, options, receiving)
             if media in STREAMED_TYPES:
                 return await self._stream(
-                    call, media, Production(call, options, name, topic, partition), holding
+                    call, media, Production(call, options, name, topic, partition), receiving
                 )
-            body = await read_body(call, self._context.limits.body_bytes)
-            holding.set(len(body))
-            content_type = call.headers.get("Content-Type")
-            if len(body) <= DECODED_AT_ONCE_BYTES:
-                chunk = decode_whole(call.query, media, content_type, body)
-            else:
-                chunk = await asyncio.to_thread(decode_whole, call.query, media, content_type, body)
-            one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
-            if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
-                answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
-                if answer is not None:
-                    return answer
-            production = Production(call, options, name, topic, partition)
-            await production.append_in_parts(chunk)
-            return production.answer()
-        finally:
-            gate.leave(holding.size_bytes)
+            body = await read_body(call, self._context.limits.body_bytes, receiving)
+            with receiving.at_work():
+                return await self._whole(call, name, topic, partition, options, media, body)
 
-    async def _whole_arrow(
-        self, call: Call, name: str, topic: Topic, partition: int | None, options: Options, holding: Holding
+    async def _whole(
+        self,
+        call: Call,
+        name: str,
+        topic: Topic | None,
+        partition: int | None,
+        options: Options,
+        media: str,
+        body: bytes,
     ) -> web.StreamResponse:
-        """What a producer sends again and again: a few batches, their size declared, one chunk."""
-        body = await read_body(call, ARROW_CHUNK_BYTES)
-        holding.set(len(body))
-        chunk = decode_arrow_whole(call, topic.schema, body)
-        if chunk.records and (partition is not None or len(topic.ranges) == 1):
+        """JSON, and anything else that is one value."""
+        content_type = call.headers.get("Content-Type")
+        if len(body) <= DECODED_AT_ONCE_BYTES:
+            chunk = decode_whole(call.query, media, content_type, body)
+        else:
+            chunk = await asyncio.to_thread(decode_whole, call.query, media, content_type, body)
+        one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
+        if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
             answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
             if answer is not None:
                 return answer
         production = Production(call, options, name, topic, partition)
-        await production.append(chunk)
+        await production.append_in_parts(chunk)
         return production.answer()
 
-    async def _stream(self, call: Call, media: str, production: Production, holding: Holding) -> web.Response:
+    async def _whole_arrow(
+        self,
+        call: Call,
+        name: str,
+        topic: Topic,
+        partition: int | None,
+        options: Options,
+        receiving: Receiving,
+    ) -> web.StreamResponse:
+        """What a producer sends again and again: a few batches, their size declared, one chunk."""
+        body = await read_body(call, ARROW_CHUNK_BYTES, receiving)
+        with receiving.at_work():
+            chunk = decode_arrow_whole(call, topic.schema, body)
+            if chunk.records and (partition is not None or len(topic.ranges) == 1):
+                answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
+                if answer is not None:
+                    return answer
+            production = Production(call, options, name, topic, partition)
+            await production.append(chunk)
+            return production.answer()
+
+    async def _stream(
+        self, call: Call, media: str, production: Production, receiving: Receiving
+    ) -> web.Response:
         schema, at_once = production.schema(), production.is_one_sequence
-        await production.stream(decode_stream(call, media, schema, holding, at_once=at_once))
+        chunks = decode_stream(call, media, schema, receiving, at_once=at_once)
+        await production.stream(chunks, receiving)
         return production.answer()
 
     async def _append_at_once(
@@ -261,13 +280,15 @@ class Production:
         """What Arrow records have to look like; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
 
-    async def stream(self, chunks: AsyncIterator[Chunk]) -> None:
-        """Append chunk after chunk. With a producer the request is one sequence, so it must be one chunk."""
+    async def stream(self, chunks: AsyncIterator[Chunk], receiving: Receiving) -> None:
+        """Append chunk after chunk, with a place for each. With a producer the request is one sequence, so it
+        must be one chunk."""
         held_back: Chunk | None = None
         try:
             async for chunk in chunks:
                 if self._options.producer is None:
-                    await self.append(chunk)
+                    with receiving.at_work():
+                        await self.append(chunk)
                 elif held_back is not None:
                     raise ShoalError(
                         "too-large",
@@ -280,7 +301,8 @@ class Production:
                 raise
             raise self._partial(error, self._count, []) from None
         if held_back is not None:
-            await self.append(held_back)
+            with receiving.at_work():
+                await self.append(held_back)
 
     async def append_in_parts(self, chunk: Chunk) -> None:
         """Append a whole body, cut where it would make too large a batch."""

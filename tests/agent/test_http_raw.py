@@ -179,10 +179,10 @@ async def test_a_client_that_leaves_in_the_middle(agent: Agent) -> None:
         await asyncio.sleep(0.02)
         writer.close()
     async with asyncio.timeout(15):
-        while agent.runner.context.gate.requests:
+        while agent.runner.context.gate.bytes_in_flight:
             await asyncio.sleep(0.01)
     assert agent.broker.cluster.stored() == 0
-    assert agent.runner.context.gate.bytes_in_flight == 0
+    assert agent.runner.context.gate.requests == 0
 
 
 async def test_one_connection_too_many(agent: Agent) -> None:
