@@ -273,7 +273,7 @@ async def test_partial_failure_over_partitions(agent: Agent) -> None:
 async def test_the_brokers_errors_pass_through(agent: Agent, code: str) -> None:
     """A broker's error keeps code, status and definiteness on its way to the client."""
     error = ShoalError(code, "said the broker", seen=3)
-    agent.broker.fail_next = [error, error]
+    agent.broker.fail_next = [error, error, error]  # the short way, the ordinary one, and its delivery
     answer = await agent.post("/v1/topics/t/records?forward=false", b"v")
     problem = answer.problem(code)
     assert (answer.status, problem["definite"], problem["seen"]) == (error.status, error.definite, 3)
