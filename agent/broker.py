@@ -29,6 +29,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.key_service import KeyService
 from shoal.agent.links import Links
 from shoal.agent.metrics import render_metrics
+from shoal.agent.reading import Admit
 from shoal.agent.roster import Roster
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import GroupKey, Leadership, RouteTable
@@ -626,7 +627,7 @@ class Broker:
         wait_ms: int,
         local: bool,
         limit: int | None = None,
-        in_pieces: bool = False,
+        admit: Admit | None = None,
     ) -> Fetch:
         """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
         host, group = self._led_here(topic, partition)
@@ -638,7 +639,7 @@ class Broker:
                 wait_ms=wait_ms,
                 local=local,
                 limit=limit,
-                in_pieces=in_pieces,
+                admit=admit,
             )
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None

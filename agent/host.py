@@ -29,7 +29,7 @@ from shoal.agent.outbox import Outbox
 from shoal.agent.partition import GroupState
 from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.peer_wire import Piece
-from shoal.agent.reading import Fetch, Offsets, Reader
+from shoal.agent.reading import Admit, Fetch, Offsets, Reader
 from shoal.agent.receiving import Receiving
 from shoal.agent.recovering import Recovery
 from shoal.agent.replica import Replica
@@ -503,12 +503,12 @@ class Host:
         wait_ms: int = 0,
         local: bool = False,
         limit: int | None = None,
-        in_pieces: bool = False,
+        admit: Admit | None = None,
     ) -> Fetch:
         """Committed batches from the one that holds `offset`. See reading.py."""
         reader = self._entry(group).reader
         return await reader.read(
-            offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, in_pieces=in_pieces
+            offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, admit=admit
         )
 
     async def offsets(self, group: GroupId, *, local: bool = False) -> Offsets:

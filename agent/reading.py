@@ -9,9 +9,9 @@ batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -31,6 +31,9 @@ MAX_FETCH_BYTES = 64 * 2**20
 LONG_FETCH_BYTES = 512 * 2**10
 """From here on a fetch may be read while it is sent: two pieces, below which there is nothing to gain."""
 WRITTEN_POLL_MS = 2
+
+Admit: TypeAlias = Callable[[int], Awaitable[None]]
+"""Told how much memory a long fetch takes, before it does; returns once that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +248,13 @@ class Reader:
         wait_ms: int,
         local: bool,
         limit: int | None = None,
-        in_pieces: bool = False,
+        admit: Admit | None = None,
     ) -> Fetch:
         """Whole batches from the one that holds `offset`, at most to the one that holds the last of `limit`
-        records; `in_pieces`: a long fetch may leave them in the log. Raises ShoalError trimmed, beyond-end,
+        records; with `admit` a long fetch leaves them in the log. Raises ShoalError trimmed, beyond-end,
         not-leader, damaged."""
         replica = self._replica
-        wanted = _Wanted(min(max_bytes, MAX_FETCH_BYTES), limit, in_pieces)
+        wanted = _Wanted(min(max_bytes, MAX_FETCH_BYTES), limit, admit)
         if local:
             if replica.failure is not None:
                 replica.require_leader()
@@ -295,7 +298,7 @@ class Reader:
         offsets = await self.offsets(local=local)
         if offsets.high_watermark > offset:
             # It came while the end was confirmed.
-            return await self._fetch_when_written(offset, _Wanted(1, 1, False))
+            return await self._fetch_when_written(offset, _Wanted(1, 1, None))
         return Fetch(
             self._replica.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
         )
@@ -325,9 +328,10 @@ class Reader:
             # Beyond what is written nothing is looked up: then the bytes decide where it ends.
             if wanted.limit is not None and offset + wanted.limit <= log.end_offset:
                 last = min(last, await log.find_offset(Offset(offset + wanted.limit - 1)))
-            if wanted.in_pieces and wanted.max_bytes >= LONG_FETCH_BYTES:
+            if wanted.admit is not None:
                 stored = await log.pieces(first, self._sound(first, last), wanted.max_bytes)
                 if stored.size_bytes >= LONG_FETCH_BYTES:
+                    await wanted.admit(stored.held_bytes)
                     await stored.begin()
                     pieces = FetchPieces(self._replica, stored)
                     return self._found([], stored.base_offset, stored.next_offset, pieces)
@@ -364,7 +368,7 @@ class _Wanted(NamedTuple):
 
     max_bytes: int
     limit: int | None
-    in_pieces: bool
+    admit: Admit | None
 
 
 def _retrieve(asked: asyncio.Future[LogIndex]) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from shoal.agent.host import Fetch, Offsets
 from shoal.agent.identity import GroupId
-from shoal.batch import Offset, parse_stamp, to_record_batch
+from shoal.batch import Offset, parse_stamp, timestamps_of
 
 ONE_BATCH_BYTES = 1  # a read gives one, however large
 READ_BYTES = 4 << 20  # one step where the index does not know; between steps the loop serves others
@@ -48,7 +48,7 @@ async def offset_at_time(host: Reads, group: GroupId, time_us: int) -> Offset:
         for frame in fetch.frames:
             stamp, _ = parse_stamp(frame, 0)
             if stamp.record_count and stamp.max_timestamp_us >= time_us:
-                row = first_row_at(to_record_batch(bytes(frame), fetch.schema), time_us)
+                row = first_row_at(timestamps_of(frame, fetch.schema), time_us)
                 return Offset(max(stamp.base_offset + row, position))
         if fetch.next_offset <= position:
             break

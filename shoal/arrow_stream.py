@@ -365,6 +365,16 @@ def _unpacked_bytes(header: RecordBatchHeader, body: memoryview) -> int:
     return total
 
 
+def unpacked_bytes(framed: bytes | memoryview) -> int:
+    """What the body of a framed record batch will take in memory, as it says itself. Nothing is unpacked;
+    Arrow refuses a body that unpacks to anything else. Raises BatchError."""
+    view = memoryview(framed)
+    size = _PREFIX.unpack_from(view)[1]
+    metadata = bytes(view[8 : 8 + size])
+    header = read_message_header(metadata)
+    return _unpacked_bytes(read_record_batch_header(metadata, header), view[8 + size :])
+
+
 def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(framed), schema)

@@ -35,6 +35,7 @@ from shoal.arrow_stream import (
     StreamDecoder,
     decode_stream,
     message_from_batch,
+    unpacked_bytes,
 )
 
 __all__ = [
@@ -79,7 +80,9 @@ __all__ = [
     "schema_message",
     "stamp_message",
     "stamp_of",
+    "timestamps_of",
     "to_record_batch",
+    "unpacked_bytes",
     "view_frame",
 ]
 
@@ -546,6 +549,16 @@ def to_record_batch(data: bytes | memoryview, schema: pa.Schema) -> pa.RecordBat
     """The batch inside a frame, sharing its memory. Raises BatchError("invalid")."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BatchError("invalid", str(error)) from error
+
+
+def timestamps_of(data: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """As to_record_batch, of all columns only the timestamps: the others are not unpacked."""
+    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(TIMESTAMP_COLUMN)])
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(schema_message(schema) + data), options=options) as reader:
+            return reader.read_next_batch()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("invalid", str(error)) from error
 

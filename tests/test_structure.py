@@ -80,6 +80,7 @@ PURE = (
     "agent/http/merging.py",
     "agent/http/places.py",
     "agent/log_time.py",
+    "agent/http/row_pieces.py",
     "agent/partition.py",
     "agent/producers.py",
     "agent/retention.py",

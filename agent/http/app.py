@@ -163,6 +163,7 @@ class HttpRunner(web.ServerRunner):
     async def cleanup(self) -> None:
         """Stop listening, let handlers finish, close connections to other agents."""
         await super().cleanup()
+        self.context.selector.close()
         await self.context.forwarder.close()
 
 

@@ -8,11 +8,13 @@ import time
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from shoal.agent.http.answer_room import AnswerHolding, AnswerRoom
 from shoal.agent.http.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.interface import Broker
 from shoal.agent.http.limits import Gate, HttpLimits
 from shoal.agent.http.parameters import Query, boolean, duration_ms, is_number, shown
 from shoal.agent.http.places import Places
+from shoal.agent.http.selecting import Selector
 from shoal.agent.http.waits import Waits
 from shoal.errors import ShoalError
 
@@ -20,7 +22,7 @@ from shoal.errors import ShoalError
 class Context:
     """Everything that lives as long as the server."""
 
-    __slots__ = ("broker", "forwarder", "gate", "limits", "places", "waits")
+    __slots__ = ("broker", "forwarder", "gate", "limits", "places", "room", "selector", "waits")
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
         self.broker = broker
@@ -28,6 +30,8 @@ class Context:
         self.forwarder = forwarder
         self.gate = Gate(limits)
         self.places = Places(limits, broker.knows_address)
+        self.room = AnswerRoom(self.gate, limits.answer_bytes)
+        self.selector = Selector(self.room)
         self.waits = Waits(self.gate)
 
 
@@ -65,6 +69,10 @@ class Call:
         if "wait" not in self.query:
             return 0
         return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
+
+    def holding(self) -> AnswerHolding:
+        """What this request's answer is going to hold; release it at the end."""
+        return AnswerHolding(self.context.room, self.timeout_ms())
 
     def may_forward(self) -> bool:
         """Whether another agent may be asked: not on the second hop, not when the client said

@@ -56,6 +56,7 @@ async def _send_all(call: Call, stream: EventStream, source: Source) -> None:
     while True:
         for piece in source.pieces():
             await stream.send(piece)
+            await asyncio.sleep(0)  # a reader that is quick is no reason to keep the others waiting
         if source.ended:
             return
         try:

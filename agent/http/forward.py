@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from shoal.agent.http.interface import Admit
 from shoal.agent.http.limits import MIB, HttpLimits
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
@@ -148,10 +149,11 @@ class Forwarder:
         timeout_ms: int,
         waits: bool = False,
         reply_bytes: int = REPLY_BYTES_MAX,
+        admit: Admit | None = None,
     ) -> Reply:
         """One request whose answer is held whole, of at most so many bytes. ShoalError: the other agent's
         problem, or that of the way there. `waits`: a long poll, which must not take a connection from those
-        that do not wait.
+        that do not wait. `admit`: told the answer's size before it is received.
         """
         try:
             async with await self._request(
@@ -163,6 +165,8 @@ class Forwarder:
                 timeout=_timeout(timeout_ms),
                 allow_redirects=False,
             ) as response:
+                if admit is not None and response.status < 300:
+                    await admit(min(response.content_length or reply_bytes, reply_bytes))
                 data = await _read_bounded(response, reply_bytes)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise broken(error, url, method) from None

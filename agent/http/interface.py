@@ -8,8 +8,8 @@ nothing else; documents are JSON-ready and have the shapes that docs/http.md sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from aiohttp import web
@@ -21,6 +21,8 @@ from shoal.membership.interface import KeyChange
 from shoal.records import RecordColumns
 
 Json = dict[str, Any]
+Admit: TypeAlias = "Callable[[int], Awaitable[None]]"
+"""Told how much memory reading will take, before it does; returns once that may be."""
 
 
 class Document(Protocol):
@@ -241,7 +243,7 @@ class Broker(Protocol):
         wait_ms: int,
         local: bool,
         limit: int | None = None,
-        in_pieces: bool = False,
+        admit: Admit | None = None,
     ) -> Fetch: ...
     async def offsets(self, topic: Any, partition: int) -> Offsets: ...
     async def wait_past(self, topic: Any, partition: int, offset: Any, wait_ms: int) -> bool: ...

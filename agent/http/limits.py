@@ -7,6 +7,8 @@ Knows neither routes nor the broker. Bounds of a single record or batch stand in
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shoal.errors import ShoalError
 
@@ -52,6 +54,8 @@ class HttpLimits:
     requests: int = 2_048
     # Bodies and answers held at once.
     bytes_in_flight: int = 256 * MIB
+    # Of these, what answers may hold until their readers have taken them: slow ones leave room for appends.
+    answer_bytes: int = 128 * MIB
     # Long polls at once: each holds a task and a few KiB.
     waits: int = 16_384
     # JSON and raw bodies (http-api.md).
@@ -165,6 +169,15 @@ class Gate:
         self.bytes_in_flight -= held_bytes
         assert self.requests >= 0, "a place was given back twice"
         assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for as long as the block lasts; ShoalError overloaded when there is none."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave(0)
 
     def hold(self, size_bytes: int) -> None:
         """Account for bytes of a request that has a place; ShoalError overloaded when they are too many.

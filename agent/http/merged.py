@@ -7,8 +7,7 @@ partition the next offset to read, and nothing is kept between two requests.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aiohttp import web
 
@@ -21,16 +20,14 @@ from shoal.agent.http.event_stream import EVENT_STREAM, LAST_EVENT_ID
 from shoal.agent.http.follow import follow
 from shoal.agent.http.interface import Topic
 from shoal.agent.http.merged_reader import Merged, MergedReader
-from shoal.agent.http.merging import Rows
 from shoal.agent.http.offsets import OffsetsGatherer, OffsetsWait
 from shoal.agent.http.parameters import Places, integer, invalid, is_number
-from shoal.agent.http.problems import JSON_TYPE
+from shoal.agent.http.problems import JSON_TYPE, json_bytes
 from shoal.agent.http.read import check_offset_form, offset_within, time_of
-from shoal.agent.http.render import MERGED_FORMS, SLICE_ROWS, Rendering, choose_rendering
-from shoal.agent.http.respond import send_parts
-from shoal.batch import VALUE_COLUMN
+from shoal.agent.http.render import MERGED_FORMS, Rendering, choose_rendering, lines, listed
+from shoal.agent.http.respond import send_made
+from shoal.agent.http.row_pieces import SLICE_ROWS, Rows, RowWriter, Style
 from shoal.errors import ShoalError
-from shoal.records import render_ndjson
 
 # offset=-N looks at N records of every partition.
 TAIL_RECORDS_MAX = 10_000
@@ -59,8 +56,11 @@ class MergedHandlers:
         waits = self._context.waits
         if follows:
             return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
-        lines, cursor = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
-        return await send_lines(call, topic, rendering, lines, cursor)
+        try:
+            found = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
+            return await send_merged(call, topic, rendering, found, format_places(reader.places))
+        finally:
+            reader.close()
 
 
 class Start:
@@ -127,62 +127,60 @@ async def follow_all(
 
 async def read_once(
     call: Call, topic: Topic, rendering: Rendering, reader: MergedReader, start: Start
-) -> tuple[list[bytes], str]:
-    """The records, each rendered, and the cursor behind them. Waits for news when there are none."""
+) -> list[Merged]:
+    """The records. Waits for news when there are none."""
     wait = Deadline(call.wait_ms())
     assert rendering.limit is not None, "only streams have none"
-    try:
-        reader.begin(await start.places(reader))
-        lines = await _read_lines(rendering, reader, rendering.limit)
-        if not lines and wait.remaining_ms():
-            await OffsetsWait(call, topic, reader.places, wait).until_one_passes()
-            await reader.look_again()
-            lines = await _read_lines(rendering, reader, rendering.limit)
-        return lines, format_places(reader.places)
-    finally:
-        reader.close()
+    reader.begin(await start.places(reader))
+    found = await _read(reader, rendering.limit)
+    if not found and wait.remaining_ms():
+        await OffsetsWait(call, topic, reader.places, wait).until_one_passes()
+        await reader.look_again()
+        found = await _read(reader, rendering.limit)
+    return found
 
 
-async def _read_lines(rendering: Rendering, reader: MergedReader, limit: int) -> list[bytes]:
-    lines: list[bytes] = []
-    while len(lines) < limit:
-        merged = await reader.more(min(limit - len(lines), SLICE_ROWS))
+async def _read(reader: MergedReader, limit: int) -> list[Merged]:
+    found: list[Merged] = []
+    while limit:
+        merged = await reader.more(min(limit, SLICE_ROWS))
         if merged is None:
             break
-        lines += lines_of(merged, rendering)
+        found.append(merged)
+        limit -= len(merged.order)
         await asyncio.sleep(0)
-    return lines
+    return found
 
 
-async def send_lines(
-    call: Call, topic: Topic, rendering: Rendering, lines: list[bytes], cursor: str
+async def send_merged(
+    call: Call, topic: Topic, rendering: Rendering, found: list[Merged], cursor: str
 ) -> web.StreamResponse:
-    """As NDJSON, or as a JSON document."""
+    """As NDJSON, or as a JSON document, made while it is sent."""
     headers = {CURSOR: cursor}
+    writer = RowWriter()
+    texts = (text for merged in found for _, text in texts_of(merged, rendering, writer))
     if rendering.media == NDJSON_TYPE:
-        return await send_parts(call, [line + b"\n" for line in lines], NDJSON_TYPE, headers)
-    head = json.dumps({"topic": topic.name}, separators=(",", ":"))[:-1] + ',"records":['
+        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers)
+    head = json_bytes({"topic": topic.name})[:-1] + b',"records":['
     tail = b'],"cursor":"%b"}\n' % cursor.encode("ascii")
-    return await send_parts(call, [head.encode("ascii"), b",".join(lines), tail], JSON_TYPE, headers)
+    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers)
 
 
-def lines_of(merged: Merged, rendering: Rendering) -> list[bytes]:
-    """Each record rendered, without a line feed, in order."""
-    made = {partition: iter(_lines(partition, rows, rendering)) for partition, rows in merged.rows.items()}
-    return [next(made[partition]) for partition in merged.order]
+def texts_of(
+    merged: Merged, rendering: Rendering, writer: RowWriter
+) -> Iterator[tuple[int, Iterable[bytes]]]:
+    """Of each record, in order, its partition and its text."""
+    made = {
+        partition: _texts(
+            found, Style(rendering.value_as, rendering.view, b'{"partition":%d,' % partition), writer
+        )
+        for partition, found in merged.rows.items()
+    }
+    return ((partition, next(made[partition])) for partition in merged.order)
 
 
-def _lines(partition: int, found: list[Rows], rendering: Rendering) -> list[bytes]:
-    lines: list[bytes] = []
-    for base_offset, batch in found:
-        if rendering.view == "value":
-            values = batch.column(VALUE_COLUMN).to_pylist()
-            lines += [b"null" if value is None else value for value in values]
-        else:
-            rendered = render_ndjson(batch, base_offset, "record", rendering.value_as)
-            opening = b'{"partition":%d,' % partition
-            lines += [opening + line[1:] for line in rendered.split(b"\n")[:-1]]
-    return lines
+def _texts(found: list[Rows], style: Style, writer: RowWriter) -> Iterator[Iterable[bytes]]:
+    return (text for rows in found for text in writer.texts(rows, style))
 
 
 class MergedSource:
@@ -204,6 +202,7 @@ class MergedSource:
 
     async def look(self, wait_ms: int) -> bool:
         """Merge what comes next; whether there is any."""
+        self._reader.sent()
         self._merged = await self._more()
         if self._merged is None and wait_ms:
             wait = Deadline(wait_ms)
@@ -223,11 +222,14 @@ class MergedSource:
             return
         if self._left is not None:
             self._left -= len(merged.order)
-        events = [
-            b"id: %b\ndata: %b\n\n" % (self._cursor.step(partition).encode("ascii"), line)
-            for partition, line in zip(merged.order, lines_of(merged, self._rendering), strict=True)
-        ]
-        yield b"".join(events)
+        writer = RowWriter()
+        yield from writer.pieces(self._events(merged, writer))
+
+    def _events(self, merged: Merged, writer: RowWriter) -> Iterator[bytes]:
+        for partition, text in texts_of(merged, self._rendering, writer):
+            yield b"id: %b\ndata: " % self._cursor.step(partition).encode("ascii")
+            yield from text
+            yield b"\n\n"
 
     def close(self) -> None:
         """Nothing is held any more."""

@@ -16,10 +16,11 @@ import pyarrow as pa
 from shoal.agent.http.context import Call, Deadline
 from shoal.agent.http.fetching import Found, Wanted, fetch_rows
 from shoal.agent.http.interface import Topic
-from shoal.agent.http.limits import KIB, MIB, Holding
-from shoal.agent.http.merging import Rows, Run, next_partitions, tail_counts
+from shoal.agent.http.limits import KIB
+from shoal.agent.http.merging import Run, next_partitions, tail_counts
 from shoal.agent.http.offsets import OffsetsGatherer
 from shoal.agent.http.parameters import Places
+from shoal.agent.http.row_pieces import Rows
 from shoal.batch import TIMESTAMP_COLUMN
 from shoal.errors import ShoalError
 
@@ -27,8 +28,6 @@ T = TypeVar("T")
 # Partitions asked at the same time: each may answer with a batch of 17 MiB.
 FETCHES_AT_ONCE = 8
 FETCH_BYTES_MIN = 64 * KIB
-# Kept of all partitions together, beside what one step needs: the rest of a larger batch is fetched again.
-KEPT_BYTES = 32 * MIB
 
 
 class Merged(NamedTuple):
@@ -46,8 +45,7 @@ class MergedReader:
         self._topic = topic
         self._max_bytes = max_bytes
         self._follows = follows
-        self._holding = Holding(call.context.gate)
-        self._passing_bytes = 0  # fetched, and not kept in a run
+        self._holding = call.holding()
         self._runs: list[Run] = []
         self._at_once = asyncio.Semaphore(FETCHES_AT_ONCE)
         self.fetched_bytes = 0
@@ -59,7 +57,7 @@ class MergedReader:
     def close(self) -> None:
         """Nothing is held any more."""
         self._runs = []
-        self._holding.set(0)
+        self._holding.release()
 
     @property
     def places(self) -> Places:
@@ -92,31 +90,28 @@ class MergedReader:
         rows = {
             run.partition: run.take(counts[run.partition]) for run in self._runs if run.partition in counts
         }
-        self._account()
         return Merged(order, rows)
 
     async def _fill(self, run: Run, limit: int) -> None:
         share = max(1, min(self._max_bytes, max(FETCH_BYTES_MIN, self._max_bytes // len(self._runs))))
         async with self._at_once:
-            found = await self._fetch(Wanted(run.partition, run.offset, share))
+            found = await self._fetch(Wanted(run.partition, run.offset, share, limit))
             self.fetched_bytes += found.size_bytes
             run.fill(found.rows, found.size_bytes, ended=found.next_offset >= found.high_watermark)
-            self._account()
-            if found.size_bytes > KEPT_BYTES // len(self._runs):
-                run.keep_copies(limit)
-                self._account()
         if not found.rows:
             run.offset = found.next_offset
 
     async def _fetch(self, wanted: Wanted) -> Found:
         try:
-            return await fetch_rows(self._call, self._topic, wanted, self._call.timeout_ms())
+            return await fetch_rows(self._call, self._topic, wanted, self._holding, self._call.timeout_ms())
         except ShoalError as error:
             error.extra.setdefault("partition", wanted.partition)
             raise
 
-    def _account(self) -> None:
-        self._holding.set(self._passing_bytes + sum(run.size_bytes for run in self._runs))
+    def sent(self) -> None:
+        """What was merged so far has gone to the reader: only the rows that still wait are held."""
+        kept = sum(run.size_bytes for run in self._runs)
+        self._holding.drop(self._holding.size_bytes - kept)
 
     async def tail(self, at: Places, ends: Places, count: int) -> Places:
         """Of the records from `at` to `ends` the last `count` in merged order: where they begin."""
@@ -130,22 +125,18 @@ class MergedReader:
         pieces = [pa.array([], pa.int64())]
         async with self._at_once:
             while offset < end:
-                found = await self._fetch(Wanted(partition, offset, self._max_bytes))
-                self._pass_by(found.size_bytes)
+                wanted = Wanted(partition, offset, self._max_bytes, end - offset, times_only=True)
+                found = await self._fetch(wanted)
                 for base_offset, batch in found.rows:
                     times = batch.column(TIMESTAMP_COLUMN).slice(0, end - base_offset)
                     pieces.append(times.take(pa.arange(0, len(times))).cast(pa.int64()))
-                self._pass_by(-found.size_bytes)
+                self._holding.drop(found.size_bytes)
                 if found.next_offset <= offset:
                     raise ShoalError(
                         "leadership-lost", f"nothing was read at offset {offset}, before the end"
                     )
                 offset = found.next_offset
         return pa.concat_arrays(pieces)
-
-    def _pass_by(self, size_bytes: int) -> None:
-        self._passing_bytes += size_bytes
-        self._account()
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

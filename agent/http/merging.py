@@ -10,22 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.agent.http.row_pieces import Rows
 from shoal.batch import TIMESTAMP_COLUMN
 
 # Rows of each partition that one step looks at, at least: fewer would make many steps of a long merge.
 STEP_ROWS_MIN = 8
-
-
-class Rows(NamedTuple):
-    """Consecutive rows of one stored batch."""
-
-    base_offset: int
-    batch: pa.RecordBatch
 
 
 class Run:
@@ -46,23 +39,6 @@ class Run:
         self.rows.extend(rows)
         self.size_bytes = size_bytes if rows else 0
         self.ended = ended
-
-    def keep_copies(self, count: int) -> None:
-        """Let go of a large fetch: only so many rows of it stay, in memory of their own."""
-        kept: list[Rows] = []
-        size_bytes = 0
-        for base_offset, batch in self.rows:
-            if not count:
-                self.ended = False
-                break
-            first = batch.slice(0, count)
-            self.ended = self.ended and first.num_rows == batch.num_rows
-            count -= first.num_rows
-            copied = first.take(pa.arange(0, first.num_rows))
-            size_bytes += copied.nbytes
-            kept.append(Rows(base_offset, copied))
-        self.rows = deque(kept)
-        self.size_bytes = size_bytes
 
     def timestamps(self, count: int) -> pa.Array:
         """Of the first rows, at most `count`, in microseconds."""

@@ -8,12 +8,10 @@ from shoal.agent.http.context import Call
 from shoal.agent.http.event_stream import LAST_EVENT_ID
 from shoal.agent.http.fetching import Found, Wanted, fetch_rows
 from shoal.agent.http.interface import Topic
-from shoal.agent.http.limits import Holding
-from shoal.agent.http.merging import Rows
 from shoal.agent.http.parameters import is_number, shown
-from shoal.agent.http.render import SLICE_ROWS, Rendering
+from shoal.agent.http.render import Rendering
+from shoal.agent.http.row_pieces import RowWriter, Style
 from shoal.errors import ShoalError
-from shoal.records import render_ndjson
 
 
 def resumed_offset(call: Call) -> int | None:
@@ -50,7 +48,7 @@ class PartitionSource:
         self._local = local
         self._left = rendering.limit
         self._found: Found | None = None
-        self._holding = Holding(call.context.gate)
+        self._holding = call.holding()
 
     @property
     def ended(self) -> bool:
@@ -60,10 +58,9 @@ class PartitionSource:
     async def look(self, wait_ms: int) -> bool:
         """Fetch what comes next; whether there is any."""
         self._let_go()
-        wanted = Wanted(self._partition, self._offset, self._max_bytes, wait_ms, self._local)
-        found = await fetch_rows(self._call, self._topic, wanted, self._call.timeout_ms())
+        wanted = Wanted(self._partition, self._offset, self._max_bytes, self._left, wait_ms, self._local)
+        found = await fetch_rows(self._call, self._topic, wanted, self._holding, self._call.timeout_ms())
         self._found = found
-        self._holding.set(found.size_bytes)
         if not found.rows:
             self._offset = max(self._offset, found.next_offset)
         return bool(found.rows)
@@ -73,15 +70,19 @@ class PartitionSource:
         found = self._found
         if found is None or not found.rows:
             return
-        for rows in sliced(found.rows, SLICE_ROWS):
-            if self._left is not None:
-                rows = Rows(rows.base_offset, rows.batch.slice(0, self._left))
-                self._left -= rows.batch.num_rows
-            yield record_events(rows, self._rendering)
-            self._offset = rows.base_offset + rows.batch.num_rows
-            if self._left == 0:
-                return
-        self._offset = max(self._offset, found.next_offset)
+        writer = RowWriter()
+        yield from writer.pieces(self._events(found, writer))
+        self._offset = found.next_offset
+        if self._left is not None:
+            self._left -= sum(rows.batch.num_rows for rows in found.rows)
+
+    def _events(self, found: Found, writer: RowWriter) -> Iterator[bytes]:
+        style = Style(self._rendering.value_as, "record")
+        for rows in found.rows:
+            for offset, text in enumerate(writer.texts(rows, style), rows.base_offset):
+                yield b"id: %d\ndata: " % offset
+                yield from text
+                yield b"\n\n"
 
     def close(self) -> None:
         """Nothing is held any more."""
@@ -89,19 +90,4 @@ class PartitionSource:
 
     def _let_go(self) -> None:
         self._found = None
-        self._holding.set(0)
-
-
-def sliced(found: list[Rows], rows_max: int) -> Iterator[Rows]:
-    """The same rows, in pieces short enough for one slice of the loop."""
-    for base_offset, batch in found:
-        for row in range(0, batch.num_rows, rows_max):
-            yield Rows(base_offset + row, batch.slice(row, rows_max))
-
-
-def record_events(rows: Rows, rendering: Rendering) -> bytes:
-    """An event for each record, as the JSON answers have it."""
-    lines = render_ndjson(rows.batch, rows.base_offset, "record", rendering.value_as).split(b"\n")
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (offset, line) for offset, line in enumerate(lines[:-1], rows.base_offset)
-    )
+        self._holding.release()

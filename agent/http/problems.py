@@ -46,7 +46,18 @@ def json_response(document: Any, *, status: int = 200) -> web.Response:
 
 def json_body(document: Any) -> bytes:
     """A JSON answer's bytes."""
-    return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"
+    return json_bytes(document) + b"\n"
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def json_bytes(document: Any) -> bytes:
+    """Compact JSON in UTF-8; what UTF-8 cannot express (half of a surrogate pair) is escaped."""
+    try:
+        return _ENCODER.encode(document).encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
 def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from shoal.agent.http import api
+from shoal.agent.http.answer_room import AnswerHolding
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.decode import ARROW_TYPE
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
@@ -13,11 +14,12 @@ from shoal.agent.http.event_stream import EVENT_STREAM
 from shoal.agent.http.fetching import records_path, where_led
 from shoal.agent.http.follow import follow
 from shoal.agent.http.forward import forward_target
-from shoal.agent.http.interface import Fetch, Json, Leader, Topic
+from shoal.agent.http.interface import Admit, Fetch, Json, Leader, Topic
 from shoal.agent.http.parameters import choice, integer, invalid, is_number, shown
 from shoal.agent.http.partition_stream import PartitionSource, resumed_offset
 from shoal.agent.http.problems import JSON_TYPE
-from shoal.agent.http.render import Rendering, choose_rendering, render
+from shoal.agent.http.render import Rendering, choose_rendering, render_arrow, render_text
+from shoal.agent.http.selecting import Portion
 from shoal.errors import ShoalError
 from shoal.records import parse_time
 
@@ -108,17 +110,32 @@ class ReadRequest:
     async def answer_here(self) -> web.StreamResponse:
         """Read from this agent's log and render; ShoalError not-leader when it may not."""
         offset = await self._offset()
-        fetch = await self._fetch(offset)
-        gate = self._call.context.gate
-        gate.enter()
-        held_bytes = 0
+        holding = self._call.holding()
         try:
-            size = sum(map(len, fetch.frames)) if fetch.pieces is None else fetch.pieces.held_bytes
-            gate.hold(size)
-            held_bytes = size
-            return await render(self._call, self._rendering, self._topic, self._partition, fetch, offset)
+            if self._rendering.media == ARROW_TYPE:
+                return await self._answer_arrow(offset, holding)
+            return await self._answer_text(offset, holding)
         finally:
-            gate.leave(held_bytes)
+            holding.release()
+
+    async def _answer_arrow(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
+        fetch = await self._fetch(offset, holding.await_room)
+        with self._call.context.gate.place():
+            if fetch.pieces is None:
+                await holding.add(sum(map(len, fetch.frames)))
+            return await render_arrow(self._call, self._rendering, fetch, offset)
+
+    async def _answer_text(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
+        fetch, selected = await self._call.context.selector.fetch_and_select(
+            lambda admit: self._fetch(offset, admit),
+            Portion(offset, self._max_bytes, self._rendering.limit),
+            holding,
+            self._call.timeout_ms(),
+        )
+        with self._call.context.gate.place():
+            return await render_text(
+                self._call, self._rendering, self._topic, self._partition, fetch, selected
+            )
 
     async def stream(self) -> web.StreamResponse:
         """Follow the partition from here, wherever it is led."""
@@ -161,13 +178,13 @@ class ReadRequest:
 
         return await where_led(call, topic, partition, here, there, timeout_ms)
 
-    async def _fetch(self, offset: int) -> Fetch:
+    async def _fetch(self, offset: int, admit: Admit) -> Fetch:
         if self._seen == 0:
-            return await self._fetch_once(offset)
+            return await self._fetch_once(offset, admit)
         deadline = Deadline(self._call.timeout_ms())
         while True:
             try:
-                fetch = await self._fetch_once(offset)
+                fetch = await self._fetch_once(offset, admit)
             except ShoalError as error:
                 # Even the offset lies beyond what this replica knows: it may be about to learn more.
                 if not is_behind(error) or not await deadline.pause(BEHIND_PAUSE_SECONDS):
@@ -188,7 +205,7 @@ class ReadRequest:
             term=0 if leader is None else leader.term,
         )
 
-    async def _fetch_once(self, offset: int) -> Fetch:
+    async def _fetch_once(self, offset: int, admit: Admit) -> Fetch:
         context = self._call.context
         return await context.waits.run(
             self._call.request,
@@ -200,7 +217,7 @@ class ReadRequest:
                 wait_ms=self._wait_ms,
                 local=self._local,
                 limit=self._rendering.limit,
-                in_pieces=self._rendering.media == ARROW_TYPE,
+                admit=admit,
             ),
         )
 

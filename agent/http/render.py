@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-import pyarrow as pa
 from aiohttp import web
 
 from shoal.agent.http.context import Call
@@ -16,16 +13,15 @@ from shoal.agent.http.event_stream import EVENT_STREAM
 from shoal.agent.http.interface import Fetch, Topic
 from shoal.agent.http.long_answer import send_pieces
 from shoal.agent.http.parameters import choice, integer, shown
-from shoal.agent.http.problems import JSON_TYPE
-from shoal.agent.http.respond import send_parts
-from shoal.batch import END_OF_STREAM, parse_stamp, schema_message, to_record_batch
+from shoal.agent.http.problems import JSON_TYPE, json_bytes
+from shoal.agent.http.respond import send_made, send_parts
+from shoal.agent.http.row_pieces import RowWriter, Style
+from shoal.agent.http.selecting import Selected
+from shoal.batch import END_OF_STREAM, parse_stamp, schema_message
 from shoal.errors import ShoalError
-from shoal.records import render_ndjson, render_records
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 10_000_000
-# Rows made into JSON in one go: about 3 ms, one slice of the loop (safety 26).
-SLICE_ROWS = 500
 PARTITION_FORMS = (JSON_TYPE, NDJSON_TYPE, ARROW_TYPE, EVENT_STREAM)
 MERGED_FORMS = (JSON_TYPE, NDJSON_TYPE, EVENT_STREAM)
 
@@ -37,13 +33,6 @@ class Rendering(NamedTuple):
     limit: int | None
     value_as: Literal["text", "json"]
     view: Literal["record", "value"]
-
-
-class Slice(NamedTuple):
-    """Some rows of one stored batch."""
-
-    batch: pa.RecordBatch
-    base_offset: int
 
 
 def choose_rendering(call: Call, forms: tuple[str, ...] = PARTITION_FORMS) -> Rendering:
@@ -100,63 +89,45 @@ def _quality(parameters: str) -> float:
     return 1.0
 
 
-async def render(
-    call: Call, rendering: Rendering, topic: Topic, partition: int, fetch: Fetch, offset: int
+async def render_text(
+    call: Call, rendering: Rendering, topic: Topic, partition: int, fetch: Fetch, selected: Selected
 ) -> web.StreamResponse:
-    """The answer to a read that began at `offset`."""
-    if rendering.media == ARROW_TYPE:
-        return await _render_arrow(call, rendering, fetch, offset)
-    records: list[bytes] = []
-    next_offset = max(offset, fetch.next_offset) if not fetch.frames else fetch.next_offset
-    remaining = rendering.limit
-    async for piece in _slices(fetch, offset, remaining):
-        if rendering.media == NDJSON_TYPE:
-            records.append(render_ndjson(piece.batch, piece.base_offset, rendering.view, rendering.value_as))
-        else:
-            rows = render_records(piece.batch, piece.base_offset, rendering.value_as)
-            records.append(json.dumps(rows, separators=(",", ":"))[1:-1].encode("ascii"))
-        if remaining is not None:
-            remaining -= piece.batch.num_rows
-            if remaining <= 0:
-                next_offset = piece.base_offset + piece.batch.num_rows
-    headers = _headers(fetch, next_offset)
+    """JSON or NDJSON of the selected rows, made while it is sent."""
+    writer = RowWriter()
+    headers = _headers(fetch, selected.next_offset)
+    style = Style(rendering.value_as, rendering.view)
+    texts = (text for rows in selected.rows for text in writer.texts(rows, style))
     if rendering.media == NDJSON_TYPE:
-        return await send_parts(call, records, NDJSON_TYPE, headers)
-    head = (
-        json.dumps({"topic": topic.name, "partition": partition}, separators=(",", ":"))[:-1] + ',"records":['
-    )
+        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers)
+    head = json_bytes({"topic": topic.name, "partition": partition})[:-1] + b',"records":['
     tail = b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d}\n' % (
-        next_offset,
+        selected.next_offset,
         fetch.log_start_offset,
         fetch.high_watermark,
     )
-    return await send_parts(call, [head.encode("ascii"), b",".join(records), tail], JSON_TYPE, headers)
+    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers)
 
 
-async def _slices(fetch: Fetch, offset: int, limit: int | None) -> AsyncIterator[Slice]:
-    """The fetch's rows from `offset`, at most `limit`, in slices that leave the loop free in between."""
-    remaining = limit
-    for frame in fetch.frames:
-        stamp, _ = parse_stamp(frame, 0)
-        end = stamp.base_offset + stamp.record_count
-        if stamp.record_count == 0 or end <= offset:
-            continue
-        batch = to_record_batch(bytes(frame), fetch.schema)
-        row = max(0, offset - stamp.base_offset)
-        while row < batch.num_rows and (remaining is None or remaining > 0):
-            rows = min(SLICE_ROWS, batch.num_rows - row)
-            if remaining is not None:
-                rows = min(rows, remaining)
-                remaining -= rows
-            yield Slice(batch.slice(row, rows), stamp.base_offset + row)
-            row += rows
-            if rows == SLICE_ROWS:
-                await asyncio.sleep(0)
-        if remaining == 0:
-            return
+def lines(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Each text and a line feed."""
+    for text in texts:
+        yield from text
+        yield b"\n"
 
 
-async def _render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: int) -> web.StreamResponse:
+def listed(head: bytes, texts: Iterable[Iterable[bytes]], tail: bytes) -> Iterator[bytes]:
+    """The texts as the elements of a JSON array."""
+    before = head
+    for text in texts:
+        yield before
+        yield from text
+        before = b","
+    if before is head:
+        yield head
+    yield tail
+
+
+async def render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: int) -> web.StreamResponse:
     """Whole stored batches; the reader drops the rows before the offset it asked for."""
     schema = schema_message(fetch.schema)
     if fetch.pieces is not None:

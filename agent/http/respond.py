@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from aiohttp import web
 
@@ -54,6 +55,41 @@ async def send_parts(
             for piece in coalesced(parts):
                 patience.renew()
                 await response.write(piece)
+            limit.reschedule(asyncio.get_running_loop().time() + stall_seconds)
+            await response.write_eof()
+    except TimeoutError:
+        cut_off(call.request)
+        raise ConnectionResetError(f"the reader took nothing for {stall_seconds:g} s") from None
+    return response
+
+
+async def send_made(
+    call: Call, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Answer 200 with what is made piece by piece, each when the one before has left: nobody else waits for
+    the whole, and none of it waits in memory. A reader that stalls is cut off."""
+    first: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        first.append(piece)
+        size += len(piece)
+        if size > SENT_AT_ONCE_BYTES:
+            break
+    else:
+        return web.Response(body=b"".join(first), headers=headers, content_type=content_type)
+    response = web.StreamResponse(headers=headers)
+    response.content_type = content_type
+    await response.prepare(call.request)
+    if call.request.method == "HEAD":
+        return response
+    stall_seconds = call.context.limits.send_stall_ms / 1000
+    try:
+        async with asyncio.timeout(stall_seconds) as limit:
+            patience = Patience(limit, stall_seconds)
+            for piece in chain((b"".join(first),), pieces):
+                await response.write(piece)
+                patience.renew()
+                await asyncio.sleep(0)
             limit.reschedule(asyncio.get_running_loop().time() + stall_seconds)
             await response.write_eof()
     except TimeoutError:

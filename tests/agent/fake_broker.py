@@ -534,7 +534,7 @@ class FakeBroker:
         wait_ms: int,
         local: bool,
         limit: int | None = None,
-        in_pieces: bool = False,
+        admit: Any = None,
     ) -> FakeFetch:
         self._raise_injected()
         log = self._log(topic, partition, local=local)
@@ -558,8 +558,10 @@ class FakeBroker:
         frames: list[bytes] = []
         base, following, size = offset, offset, 0
         for first, count, _, data in log.batches:
-            if first + count <= offset or (frames and size + len(data) > max_bytes):
+            if first + count <= offset:
                 continue
+            if frames and size + len(data) > max_bytes:
+                break
             if (first + count > end and local) or (limit is not None and first >= offset + limit):
                 break
             if not frames:

@@ -15,7 +15,9 @@ import pytest
 from http_fixtures import one_agent
 from json_schema import answer_faults
 
+from shoal.agent.http.answer_room import ANSWER_SHARE
 from shoal.agent.http.limits import MIB, HttpLimits
+from shoal.records import EMBEDDED_BYTES_MAX
 from tests.agent.agents import agents_in
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "http.md"
@@ -139,7 +141,10 @@ def test_the_limits_on_the_page() -> None:
     text = " ".join(PAGE.read_text().split())
     for sentence in (
         f"{limits.connections:,} connections", f"{limits.requests:,} appends and reads",
-        f"{limits.bytes_in_flight // MIB} MiB of bodies", f"{limits.waits:,} waiting requests",
+        f"{limits.bytes_in_flight // MIB} MiB of bodies", f"{limits.answer_bytes // MIB} MiB of them answers",
+        f"end one at {limits.answer_bytes // ANSWER_SHARE // MIB} MiB",
+        f"of up to {EMBEDDED_BYTES_MAX // 1024} KiB",
+        f"{limits.waits:,} waiting requests",
         f"{limits.request_line_bytes:,} bytes", f"{limits.header_count} headers",
         f"within {limits.idle_ms // 1000} s",
         f"nothing for {limits.body_stall_ms // 1000} s", f"nothing for {limits.send_stall_ms // 1000} s",

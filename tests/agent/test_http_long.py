@@ -15,6 +15,7 @@ import pytest
 from fake_broker import FakeFetch
 from http_fixtures import Agent, one_agent
 
+from shoal.agent.http.interface import Admit
 from shoal.agent.http.limits import HttpLimits
 from shoal.batch import DEFAULT_SCHEMA, END_OF_STREAM, schema_message
 from shoal.errors import ShoalError
@@ -120,9 +121,9 @@ def tell(agent: Agent, *told: Told) -> None:
     """What the next reads find, the last one again and again."""
     answers = list(told)
 
-    async def read(*_: object, in_pieces: bool, **__: object) -> FakeFetch:
-        assert in_pieces, "only Arrow answers are read in pieces"
+    async def read(*_: object, admit: Admit, **__: object) -> FakeFetch:
         pieces = answers.pop(0) if len(answers) > 1 else answers[0]
+        await admit(pieces.held_bytes)
         return FakeFetch(DEFAULT_SCHEMA, [], 5, 9, 20, 0, pieces)
 
     agent.broker.read = read  # type: ignore[method-assign]

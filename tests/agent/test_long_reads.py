@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from shoal.agent.reading import LONG_FETCH_BYTES
-from shoal.batch import LogIndex, Offset
+from shoal.batch import MAX_FRAME_BYTES, LogIndex, Offset
 from shoal.errors import ShoalError
 from shoal.spark_fetch import FetchPolicy, RangeReader, Scan
 from shoal.spark_http import RetryPolicy
@@ -179,9 +179,12 @@ async def test_a_long_fetch_is_promised_up_to_known_damage(agents: Agents) -> No
     bad = IN_FILE[5] * BATCH_ROWS
     flip(alone, bad)
 
+    async def admitted(held_bytes: int) -> None:
+        assert held_bytes <= MAX_FRAME_BYTES
+
     async def fetch(offset: int) -> Any:
         return await broker.read(
-            broker.topic("t"), 0, Offset(offset), max_bytes=2**24, wait_ms=0, local=False, in_pieces=True
+            broker.topic("t"), 0, Offset(offset), max_bytes=2**24, wait_ms=0, local=False, admit=admitted
         )
 
     first = await fetch(0)

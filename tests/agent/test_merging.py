@@ -58,9 +58,6 @@ class World:
                 pieces.append(Rows(begin, batch(times[begin : begin + rows])))
             begin = min(len(times), begin + rows)
         run.fill(pieces, 100, ended=begin == len(times))
-        if self.rng.random() < 0.3:
-            run.keep_copies(self.rng.randrange(1, 6))
-            begin = sum(rows.batch.num_rows for rows in run.rows) + run.offset
         self.fetched[run.partition] = begin
 
     def read(self, limit: int) -> list[Record]:
