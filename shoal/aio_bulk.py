@@ -13,24 +13,16 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
-HEAD_BYTES_MAX: Final = 64 << 10
+from shoal.http_wire import HEAD_BYTES_MAX, BrokenAnswer, UnknownLength, parse_head, request_head
+
 IDLE_PER_AGENT_MAX: Final = 8
 """Connections kept for the next request: as many fetches as a consumer has ahead, twice."""
-
 
 WOKEN_BYTES: Final = 512 << 10
 """Of a long body the kernel wakes us for so many at once: a round of the event loop for each packet costs
 more than copying it, and waking us for each costs an agent on this machine a tenth of its time."""
-
-
-class BrokenAnswer(ConnectionError):
-    """The connection ended within an answer, or what came is no HTTP."""
-
-
-class UnknownLength(Exception):
-    """The answer does not declare its length (a proxy's, perhaps): ask in another way."""
 
 
 class BulkAnswer(NamedTuple):
@@ -67,9 +59,7 @@ class BulkConnections:
         UnknownLength.
         """
         parts = urlsplit(base)
-        lines = [f"GET {parts.path.rstrip('/')}{path}?{urlencode(params)} HTTP/1.1", f"Host: {parts.netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        request = ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+        request = request_head("GET", base, path, params, headers)
         while True:
             idle = self._idle.get(base)
             reused = bool(idle)
@@ -187,7 +177,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _begin_body(self, end: int) -> None:
         """The head is there: make room for the body, of which some may have come with it."""
-        status, headers = _parse_head(bytes(self._head[:end]))
+        status, headers = parse_head(bytes(self._head[:end]))
         if self._waiter is None:
             raise BrokenAnswer("an answer that nobody asked for")
         length = "0" if status in (204, 304) else headers.get("Content-Length", "")
@@ -226,21 +216,3 @@ class _Connection(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-
-
-def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers. Raises BrokenAnswer."""
-    try:
-        first, *lines = head.decode("ascii").split("\r\n")
-        version, status, *_ = first.split(" ", 2)
-        if not version.startswith("HTTP/1.") or not status.isdecimal():
-            raise ValueError(first[:40])
-        headers = {}
-        for line in lines:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise ValueError(line[:40])
-            headers[name.title()] = value.strip()
-        return int(status), headers
-    except ValueError as error:
-        raise BrokenAnswer("what answers there does not speak HTTP (a gossip port, perhaps)") from error

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,9 +18,11 @@ from urllib.parse import quote
 import aiohttp
 
 from shoal import client_routing as routing
-from shoal.aio_bulk import BulkConnections, OnHead, UnknownLength
+from shoal.aio_bulk import BulkConnections, OnHead
+from shoal.aio_post import NotConnected, PostConnections, Unsupported
 from shoal.client_routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.errors import ERRORS, ShoalError
+from shoal.http_wire import BrokenAnswer, UnknownLength, request_head
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
 ANSWER_BYTES_MAX = 96 << 20
@@ -83,10 +85,12 @@ class Call(NamedTuple):
     path: str
     params: Mapping[str, str] = {}
     headers: Mapping[str, str] = {}
-    body: bytes | None = None
+    body: bytes | memoryview | None = None
     wait_ms: int = 0  # how long the agent may hold it beyond the attempt's timeout
     bulk: bool = False  # a GET whose answer is large: it is received in place
     on_head: OnHead | None = None  # for those: hears the headers before the body has come
+    append: bool = False  # a POST with a body, which leaves uncopied
+    on_written: Callable[[], None] | None = None  # for those: may hear that all of it has left
 
 
 class AttemptFailed(Exception):
@@ -123,6 +127,7 @@ class Cluster:
         self._distances: dict[str, tuple[float, int]] = {}
         """Seconds to an answer of each agent that was measured, and when (now_ms)."""
         self._bulk = BulkConnections(config.connect_timeout_ms / 1_000, ANSWER_BYTES_MAX)
+        self._posts = PostConnections(config.connect_timeout_ms / 1_000, config.connections_max)
         self._not_in_place: set[str] = set()
         """Agents behind something that hides the length of answers; at most as many as AgentList holds."""
         self._answered = False
@@ -139,6 +144,7 @@ class Cluster:
             look.cancel()
         await asyncio.gather(*self._looks.values(), return_exceptions=True)
         self._bulk.close()
+        self._posts.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -377,6 +383,7 @@ class Cluster:
             async with asyncio.timeout(seconds):
                 answer = await self._answer(self._session, url, call)
         except (
+            NotConnected,
             aiohttp.ClientConnectorError,
             aiohttp.ConnectionTimeoutError,
             ConnectionRefusedError,
@@ -404,7 +411,25 @@ class Cluster:
                 self._not_in_place.add(url)
             else:
                 return _judged(got.status, got.headers, got.body)
+        if call.append and url not in self._not_in_place and url.startswith("http://"):
+            try:
+                return await self._post(url, call)
+            except Unsupported:  # the same for every agent, and nothing has happened
+                self._not_in_place.add(url)
         return await self._exchange(session, url, call)
+
+    async def _post(self, url: str, call: Call) -> Answer:
+        body = call.body or b""
+        headers = {"Content-Length": str(len(body)), **call.headers}
+        head = request_head(call.method, url, call.path, call.params, headers)
+        try:
+            got = await self._posts.post(url, head, body, call.on_written)
+        except UnknownLength as error:  # it may have happened: whoever repeats it does so by aiohttp
+            self._not_in_place.add(url)
+            raise BrokenAnswer("an answer without its length") from error
+        if got.status < 300:
+            return Answer(got.status, {}, got.body)
+        return _judged(got.status, got.headers(), got.body)
 
     async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
         request = session.request(

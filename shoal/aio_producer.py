@@ -83,12 +83,16 @@ def batch_of(
 
 def encode_stream(batches: Sequence[pa.RecordBatch], compression: Compression | None = None) -> bytes:
     """The batches as one Arrow IPC stream of a single batch: one request, one sequence, one log entry."""
+    return bytes(_stream(batches, compression))
+
+
+def _stream(batches: Sequence[pa.RecordBatch], compression: Compression | None) -> memoryview:
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
 class Delivered(NamedTuple):
@@ -429,6 +433,8 @@ class Producer(LiveObject):
     async def _deliver(self, request: Request[Piece]) -> None:
         try:
             answer = await self._post(request)
+            if not self._batcher.is_oldest(request):  # one answered before those ahead of it
+                await self._until(lambda: self._batcher.is_oldest(request) or self._ended)
             self._acknowledged(request, answer)
         except (ShoalError, Unreachable) as error:
             self._refused(request, self._explained(request, error))
@@ -437,7 +443,7 @@ class Producer(LiveObject):
 
     def _acknowledged(self, request: Request[Piece], answer: Answer) -> None:
         base_offset, duplicate = _outcome(answer)
-        self._batcher.settle(request.partition)
+        self._batcher.settle(request)
         self._counts.records_acknowledged += request.rows
         self._counts.duplicates += duplicate
         first = base_offset
@@ -462,19 +468,30 @@ class Producer(LiveObject):
             )
 
     async def _post(self, request: Request[Piece]) -> Answer:
-        """Deliver, with a new identity if the agents have forgotten the old one and nothing can be stored
-        twice.
+        """Deliver. What came before the requests ahead of it is sent again behind them; one that the agents
+        cannot tell from a gap, since they have forgotten its producer, under a new identity, if nothing can
+        be stored twice.
         """
-        try:
-            return await self._post_as(request, request.sequence)
-        except ShoalError as error:
-            if error.code != "sequence-gap" or request.sequence == 0 or not error.definite:
-                raise
-            self._identities[request.partition] = uuid.uuid4().hex
-            self._batcher.restart(request.partition)
-            return await self._post_as(request, 0)
+        doubt = request.repeats
+        while True:
+            was_oldest = self._batcher.is_oldest(request)
+            try:
+                return await self._post_as(self._batcher.numbered(request))
+            except ShoalError as error:
+                if error.code != "sequence-gap":
+                    raise
+                doubt = doubt or not error.definite
+                if was_oldest:
+                    if doubt or self._batcher.numbered(request).sequence == 0:
+                        raise
+                    self._identities[request.partition] = uuid.uuid4().hex
+                    self._batcher.restart(request.partition)
+                    continue
+                await self._until(lambda: self._batcher.is_oldest(request) or self._ended)
+                if self._ended:
+                    raise
 
-    async def _post_as(self, request: Request[Piece], sequence: int) -> Answer:
+    async def _post_as(self, request: Request[Piece]) -> Answer:
         identity = self._identities.setdefault(request.partition, uuid.uuid4().hex)
         config = self._cluster.config
         call = Call(
@@ -485,9 +502,11 @@ class Producer(LiveObject):
                 "Content-Type": ARROW_STREAM,
                 "Shoal-Producer-Id": identity,
                 "Shoal-Producer-Epoch": str(PRODUCER_EPOCH),
-                "Shoal-Producer-Sequence": str(sequence),
+                "Shoal-Producer-Sequence": str(request.sequence),
             },
-            encode_stream([piece.batch for piece in request.items], self._compression),
+            _stream([piece.batch for piece in request.items], self._compression),
+            append=True,
+            on_written=lambda: self._written(request),
         )
         self._counts.requests += 1
         return await self._cluster.at_leader(
@@ -497,6 +516,11 @@ class Producer(LiveObject):
             retry_ms=config.retry.total_ms,
             deposed_grace_ms=DEPOSED_GRACE_MS,
         )
+
+    def _written(self, request: Request[Piece]) -> None:
+        self._batcher.written(request)
+        if self._batcher.deadline() == 0:
+            self._turn()
 
     def _explained(self, request: Request[Piece], error: ShoalError | Unreachable) -> ProduceFailed:
         code = error.code if isinstance(error, ShoalError) else "unreachable"

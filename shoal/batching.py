@@ -1,8 +1,9 @@
 """When buffered records become a request: linger, counts, bytes, bounds, sequences.
 
-Law of this file: pure. What is buffered is opaque but for its rows and bytes; time is an argument. One
-request per partition is in flight, which keeps a partition's order under retries, and everything that
-arrives meanwhile goes into the next: the slower the answers, the larger the requests.
+Law of this file: pure. What is buffered is opaque but for its rows and bytes; time is an argument. While a
+partition's request is in flight, what arrives goes into the next: the slower the answers, the larger the
+requests. Only a full one leaves before the answer, and only after those before it have left: agents store a
+producer's requests in the order of their sequences, and refuse what is ahead of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 CATCH_UP_BURSTS = 5
+REQUESTS_IN_FLIGHT_MAX = 3
+"""Of a partition: while one is being synced and acknowledged, the next arrives. Fewer than the sequences that
+an agent remembers (5), so that the oldest is known again when it has to be repeated."""
 
 Item = TypeVar("Item")
 Rows = TypeVar("Rows", bound="Sliceable")
@@ -59,6 +63,8 @@ class Request(NamedTuple, Generic[Item]):
     items: tuple[Item, ...]
     rows: int
     size_bytes: int
+    repeats: bool = False
+    """It may have been stored under this sequence: nothing joins it, and it is never numbered anew."""
 
 
 class _Buffered(NamedTuple, Generic[Item]):
@@ -66,6 +72,7 @@ class _Buffered(NamedTuple, Generic[Item]):
     rows: int
     size_bytes: int
     due_ms: int
+    repeats: bool = False
 
 
 @dataclass(slots=True)
@@ -74,7 +81,9 @@ class _Partition(Generic[Item]):
     rows: int = 0
     size_bytes: int = 0
     next_sequence: int = 0
-    in_flight: Request[Item] | None = None
+    in_flight: deque[Request[Item]] = field(default_factory=deque)
+    leaving: bool = False
+    """The newest of these has not left whole."""
 
 
 class Batcher(Generic[Item]):
@@ -94,28 +103,34 @@ class Batcher(Generic[Item]):
         """
         return self.buffered_bytes >= self.config.buffered_bytes_max
 
-    def add(self, partition: int, item: Item, rows: int, size_bytes: int, now_ms: int) -> None:
+    def add(
+        self, partition: int, item: Item, rows: int, size_bytes: int, now_ms: int, *, repeats: bool = False
+    ) -> None:
         """Buffer `item`; it must itself keep within batch_rows_max and batch_bytes_max unless it is one
-        row.
+        row. `repeats`: it may have been stored as the partition's next sequence; nothing is buffered or in
+        flight there.
         """
         assert rows > 0
         state = self._partitions.setdefault(partition, _Partition())
+        assert not repeats or not (state.waiting or state.in_flight)
         due_ms = now_ms + self.config.linger_ms
         if state.waiting and due_ms < state.waiting[0].due_ms:  # in a hurry, and so are those before it
             state.waiting[0] = state.waiting[0]._replace(due_ms=due_ms)
-        state.waiting.append(_Buffered(item, rows, size_bytes, due_ms))
+        state.waiting.append(_Buffered(item, rows, size_bytes, due_ms, repeats))
         state.rows += rows
         state.size_bytes += size_bytes
         self.buffered_rows += rows
         self.buffered_bytes += size_bytes
 
     def take(self, now_ms: int) -> list[Request[Item]]:
-        """Requests that should leave now, at most one per idle partition. Each must be settled or dropped
-        later.
+        """Requests that should leave now, at most one per partition. Each must be settled or dropped later,
+        and `written` says when it has left whole.
         """
         requests = []
         for partition, state in self._partitions.items():
-            if state.in_flight is None and state.waiting and self._due_ms(state) <= now_ms:
+            if state.waiting and (
+                self._may_follow(state) if state.in_flight else self._due_ms(state) <= now_ms
+            ):
                 requests.append(self._request(partition, state))
         return requests
 
@@ -123,39 +138,65 @@ class Batcher(Generic[Item]):
         """When `take` will next have something, given no event before; None when nothing waits at an idle
         partition.
         """
-        due = [self._due_ms(s) for s in self._partitions.values() if s.in_flight is None and s.waiting]
+        states = self._partitions.values()
+        due = [self._due_ms(s) for s in states if s.waiting and not s.in_flight]
+        due += [0 for s in states if s.waiting and s.in_flight and self._may_follow(s)]
         return min(due, default=None)
+
+    def written(self, request: Request[Item]) -> None:
+        """It has left whole: the next may follow."""
+        state = self._partitions.get(request.partition)
+        if state is not None and state.in_flight and state.in_flight[-1].items is request.items:
+            state.leaving = False
+
+    def _may_follow(self, state: _Partition[Item]) -> bool:
+        """Whether another request may leave before those in flight are answered."""
+        if state.leaving or len(state.in_flight) >= REQUESTS_IN_FLIGHT_MAX:
+            return False
+        return self._is_full(state) and not state.in_flight[0].repeats
+
+    def numbered(self, request: Request[Item]) -> Request[Item]:
+        """A request in flight, with the sequence that it has now."""
+        state = self._partitions[request.partition]
+        return next(one for one in state.in_flight if one.items is request.items)
+
+    def is_oldest(self, request: Request[Item]) -> bool:
+        """Whether all before it in its partition were answered."""
+        state = self._partitions.get(request.partition)
+        return state is not None and bool(state.in_flight) and state.in_flight[0].items is request.items
 
     def expedite(self) -> None:
         """What is buffered now lingers no longer."""
         for state in self._partitions.values():
             state.waiting = deque(entry._replace(due_ms=0) for entry in state.waiting)
 
-    def settle(self, partition: int) -> Request[Item]:
-        """The partition's request was answered: the next may leave."""
-        state = self._partitions[partition]
-        request = state.in_flight
-        assert request is not None
-        state.in_flight = None
+    def settle(self, request: Request[Item]) -> None:
+        """The request was answered: the next may leave."""
+        state = self._partitions[request.partition]
+        if state.in_flight[-1].items is request.items:
+            state.leaving = False
+        state.in_flight.remove(self.numbered(request))
         self.buffered_rows -= request.rows
         self.buffered_bytes -= request.size_bytes
         self.check_invariants()
-        return request
 
     def restart(self, partition: int) -> None:
-        """Number the partition's requests from 0 again, the one in flight included (a new producer
-        identity).
+        """Number the partition's requests from 0 again, those in flight included (a new producer identity).
+        None of them is stored.
         """
         state = self._partitions[partition]
-        assert state.in_flight is not None
-        state.in_flight = state.in_flight._replace(sequence=0)
-        state.next_sequence = 1
+        assert state.in_flight
+        assert not any(request.repeats for request in state.in_flight)
+        numbered = [request._replace(sequence=number) for number, request in enumerate(state.in_flight)]
+        state.in_flight = deque(numbered)
+        state.next_sequence = len(numbered)
 
     def items(self) -> Iterator[tuple[int, Item]]:
         """What is in flight and what waits, by partition, oldest first."""
         for partition, state in self._partitions.items():
-            for item in state.in_flight.items if state.in_flight else ():
-                yield partition, item
+            for request in state.in_flight:
+                for item in request.items:
+                    yield partition, item
             for entry in state.waiting:
                 yield partition, entry.item
 
@@ -169,19 +210,27 @@ class Batcher(Generic[Item]):
     def check_invariants(self) -> None:
         """Asserts that the totals are the sums of their parts."""
         states = self._partitions.values()
-        flights = [state.in_flight for state in states if state.in_flight]
+        flights = [request for state in states for request in state.in_flight]
         assert self.buffered_rows == sum(s.rows for s in states) + sum(f.rows for f in flights)
         assert self.buffered_bytes == sum(s.size_bytes for s in states) + sum(f.size_bytes for f in flights)
         assert all((s.rows == 0) == (not s.waiting) for s in states)
+        assert all(len(s.in_flight) <= REQUESTS_IN_FLIGHT_MAX for s in states)
+        for state in states:
+            sequences = [request.sequence for request in state.in_flight]
+            assert sequences == sorted(set(sequences))
+            assert not sequences or sequences[-1] < state.next_sequence
+
+    def _is_full(self, state: _Partition[Item]) -> bool:
+        return state.rows >= self.config.batch_rows_max or state.size_bytes >= self.config.batch_bytes_max
 
     def _due_ms(self, state: _Partition[Item]) -> int:
-        full = state.rows >= self.config.batch_rows_max or state.size_bytes >= self.config.batch_bytes_max
-        return 0 if full else state.waiting[0].due_ms
+        return 0 if self._is_full(state) else state.waiting[0].due_ms
 
     def _request(self, partition: int, state: _Partition[Item]) -> Request[Item]:
         items: list[Item] = []
         rows = size_bytes = 0
-        while state.waiting:
+        repeats = state.waiting[0].repeats
+        while state.waiting and not (repeats and items):
             entry = state.waiting[0]
             over = rows + entry.rows > self.config.batch_rows_max
             over = over or size_bytes + entry.size_bytes > self.config.batch_bytes_max
@@ -193,9 +242,10 @@ class Batcher(Generic[Item]):
             size_bytes += entry.size_bytes
         state.rows -= rows
         state.size_bytes -= size_bytes
-        request = Request(partition, state.next_sequence, tuple(items), rows, size_bytes)
+        request = Request(partition, state.next_sequence, tuple(items), rows, size_bytes, repeats)
         state.next_sequence += 1
-        state.in_flight = request
+        state.in_flight.append(request)
+        state.leaving = True
         return request
 
 

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.aio import batch_of
-from shoal.batching import CATCH_UP_BURSTS, Batcher, BatchingConfig, Pacer, Request, split
+from shoal.batching import (
+    CATCH_UP_BURSTS,
+    REQUESTS_IN_FLIGHT_MAX,
+    Batcher,
+    BatchingConfig,
+    Pacer,
+    Request,
+    split,
+)
 
 CONFIG = BatchingConfig(linger_ms=10, batch_rows_max=5, batch_bytes_max=100, buffered_bytes_max=300)
 
@@ -44,19 +52,53 @@ def test_a_full_request_does_not_wait(rows: int, size_bytes: int) -> None:
     assert [request.items for request in batcher.take(100)] == [("a",)]
 
 
-def test_one_request_a_partition_is_in_flight_and_the_rest_gathers_behind_it() -> None:
-    """That is what keeps a partition's order when a request must be repeated."""
+def test_what_comes_while_a_request_is_in_flight_gathers_behind_it() -> None:
+    """The slower the answers, the larger the requests; other partitions do not wait."""
     batcher: Batcher[str] = Batcher(CONFIG)
     batcher.add(0, "a", 1, 10, now_ms=0)
-    assert len(batcher.take(10)) == 1
+    (first,) = batcher.take(10)
     for item in "bcd":
         batcher.add(0, item, 1, 10, now_ms=20)
+    batcher.written(first)
     assert batcher.take(1_000) == []
     assert batcher.deadline() is None
     batcher.add(1, "x", 1, 10, now_ms=20)
     assert [request.partition for request in batcher.take(1_000)] == [1]
-    batcher.settle(0)
+    batcher.settle(first)
     assert batcher.take(1_000) == [Request(0, 1, ("b", "c", "d"), 3, 30)]
+
+
+def test_a_full_request_follows_those_in_flight_once_they_have_left() -> None:
+    """A bounded number of them, each behind the one before."""
+    batcher: Batcher[str] = Batcher(CONFIG)
+    for item in "abcde":
+        batcher.add(0, item, 5, 50, now_ms=0)
+    flights = []
+    for number in range(REQUESTS_IN_FLIGHT_MAX):
+        assert batcher.deadline() == 0
+        (request,) = batcher.take(0)
+        assert request.sequence == number
+        assert batcher.take(0) == []
+        assert batcher.deadline() is None
+        batcher.written(request)
+        flights.append(request)
+    assert batcher.take(1_000) == []
+    assert [batcher.is_oldest(request) for request in flights] == [True, False, False]
+    batcher.settle(flights[1])  # one answered before its time
+    assert batcher.is_oldest(flights[0])
+
+
+def test_what_may_be_stored_already_goes_alone_under_its_sequence() -> None:
+    """Nothing joins it, nothing follows it before it was answered."""
+    batcher: Batcher[str] = Batcher(CONFIG)
+    batcher.add(0, "again", 1, 10, now_ms=0, repeats=True)
+    batcher.add(0, "next", 5, 10, now_ms=0)
+    (request,) = batcher.take(20)
+    assert request == Request(0, 0, ("again",), 1, 10, repeats=True)
+    batcher.written(request)
+    assert batcher.take(1_000) == []
+    batcher.settle(request)
+    assert [one.items for one in batcher.take(1_000)] == [("next",)]
 
 
 def test_an_item_larger_than_a_request_goes_alone() -> None:
@@ -64,8 +106,9 @@ def test_an_item_larger_than_a_request_goes_alone() -> None:
     batcher: Batcher[str] = Batcher(CONFIG)
     batcher.add(0, "small", 1, 10, now_ms=0)
     batcher.add(0, "huge", 1, 5_000, now_ms=0)
-    assert [request.items for request in batcher.take(0)] == [("small",)]
-    batcher.settle(0)
+    (small,) = batcher.take(0)
+    assert small.items == ("small",)
+    batcher.settle(small)
     assert [request.items for request in batcher.take(0)] == [("huge",)]
 
 
@@ -78,19 +121,22 @@ def test_expedite_ends_the_linger_of_what_is_there() -> None:
 
 
 def test_a_new_identity_numbers_from_zero() -> None:
-    """The request in flight becomes sequence 0, its successor 1."""
+    """The requests in flight become sequences 0 and 1, their successor 2."""
     batcher: Batcher[str] = Batcher(CONFIG)
     for _ in range(3):
         batcher.add(0, "a", 1, 10, now_ms=0)
         request = batcher.take(1_000)[0]
-        batcher.settle(0)
+        batcher.settle(request)
     assert request.sequence == 2
-    batcher.add(0, "b", 1, 10, now_ms=0)
-    batcher.take(1_000)
+    flights = []
+    for item in "bcd":
+        batcher.add(0, item, 5, 10, now_ms=0)
+    for _ in range(2):
+        flights += batcher.take(1_000)
+        batcher.written(flights[-1])
     batcher.restart(0)
-    assert batcher.settle(0).sequence == 0
-    batcher.add(0, "c", 1, 10, now_ms=0)
-    assert batcher.take(1_000)[0].sequence == 1
+    assert [batcher.numbered(one).sequence for one in flights] == [0, 1]
+    assert batcher.take(1_000)[0].sequence == 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +163,7 @@ class BatcherMachine(RuleBasedStateMachine):
         self.now_ms = 0
         self.added: dict[int, list[int]] = {}
         self.answered: dict[int, list[int]] = {}
-        self.in_flight: dict[int, Request[int]] = {}
+        self.in_flight: dict[int, list[Request[int]]] = {}
         self.sequences: dict[int, int] = {}
         self.next_item = 0
 
@@ -134,18 +180,45 @@ class BatcherMachine(RuleBasedStateMachine):
         requests = self.batcher.take(self.now_ms)
         assert bool(requests) == (deadline is not None and deadline <= self.now_ms)
         for request in requests:
-            assert request.partition not in self.in_flight
+            flights = self.in_flight.setdefault(request.partition, [])
+            assert len(flights) < REQUESTS_IN_FLIGHT_MAX
+            full = request.rows >= 5 or request.size_bytes >= 100
+            assert not flights or full or self.waits_behind(request)
             assert request.sequence == self.sequences.get(request.partition, 0)
             assert len(request.items) == 1 or (request.rows <= 5 and request.size_bytes <= 100)
             self.sequences[request.partition] = request.sequence + 1
-            self.in_flight[request.partition] = request
+            flights.append(request)
 
-    @precondition(lambda self: self.in_flight)
+    def waits_behind(self, request: Request[int]) -> bool:
+        """Whether the request was cut where the next item would have been too much."""
+        taken = sum(len(one.items) for one in self.in_flight.get(request.partition, []))
+        done = len(self.answered.get(request.partition, []))
+        return len(self.added[request.partition]) > done + taken + len(request.items)
+
+    @precondition(lambda self: any(self.in_flight.values()))
+    @rule(data=st.data())
+    def written(self, data: st.DataObject) -> None:
+        flights = data.draw(st.sampled_from([one for one in self.in_flight.values() if one]))
+        self.batcher.written(data.draw(st.sampled_from(flights)))
+
+    @precondition(lambda self: any(self.in_flight.values()))
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        partition = data.draw(st.sampled_from(sorted(self.in_flight)))
-        assert self.batcher.settle(partition) == self.in_flight[partition]
-        self.answered.setdefault(partition, []).extend(self.in_flight.pop(partition).items)
+        flights = data.draw(st.sampled_from([one for one in self.in_flight.values() if one]))
+        assert self.batcher.is_oldest(flights[0])
+        request = flights.pop(0)
+        self.batcher.settle(request)
+        self.answered.setdefault(request.partition, []).extend(request.items)
+
+    @precondition(lambda self: any(self.in_flight.values()))
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        partition = data.draw(st.sampled_from([one for one, flights in self.in_flight.items() if flights]))
+        self.batcher.restart(partition)
+        flights = [self.batcher.numbered(request) for request in self.in_flight[partition]]
+        assert [request.sequence for request in flights] == list(range(len(flights)))
+        self.in_flight[partition] = flights
+        self.sequences[partition] = len(flights)
 
     @rule()
     def flush(self) -> None:
@@ -159,9 +232,11 @@ class BatcherMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         while self.batcher.buffered_rows:
-            for partition in list(self.in_flight):
-                self.batcher.settle(partition)
-                self.answered.setdefault(partition, []).extend(self.in_flight.pop(partition).items)
+            for partition, flights in self.in_flight.items():
+                for request in flights:
+                    self.batcher.settle(request)
+                    self.answered.setdefault(partition, []).extend(request.items)
+                flights.clear()
             self.take(1_000)
         assert self.answered == self.added
         assert self.batcher.buffered_bytes == 0
