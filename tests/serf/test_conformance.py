@@ -120,9 +120,9 @@ async def test_the_agent_behind_a_serf_agent_dies_alone(
         await one.shows("own", "alive")
         await two.gossip.stop()
         await one.shows("two", "failed")
-        assert ("failed", "two") in one.events
+        await one.hears(("failed", "two"))
         await eventually(lambda: _status(own, "two") == "failed", "the one of the other kind sees it too")
-        assert "failed" in heard
+        await eventually(lambda: "failed" in heard, "and hears of it")
         assert (await two.agent.members())["host-of-two"][0] == "alive"
 
         await two.attach()
