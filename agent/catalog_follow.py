@@ -53,7 +53,8 @@ FOLLOW_INTERVAL_MS = 1_000  # without any hint: how often the members' versions 
 RETRY_MS_MIN = 200
 RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
-MAX_OPENING = 8  # replicas opened at the same time: each recovers a log and syncs
+MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
+MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
 
 CATALOG_SEGMENT_BYTES = 4 * 2**20
 CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
@@ -460,9 +461,11 @@ class CatalogService:
                     yield entry, partition, record.replica_id
 
     async def _open_missing(self) -> bool:
-        limit = asyncio.Semaphore(MAX_OPENING)
+        openings, births = asyncio.Semaphore(MAX_OPENING), asyncio.Semaphore(MAX_BIRTHS)
         missing = list(self._missing())
-        results = await asyncio.gather(*(self._open(*item, limit) for item in missing))
+        results = await asyncio.gather(
+            *(self._open(*item, births if item[2] is None else openings) for item in missing)
+        )
         if missing:
             logger.info("opened %d of %d replicas", sum(results), len(missing))
         return all(results)

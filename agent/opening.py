@@ -25,6 +25,7 @@ from shoal.agent.identity import (
     ReplicaRegistry,
     ReplicaState,
 )
+from shoal.agent.new_directories import NewDirectories
 from shoal.agent.partition import Checkpoint, FoldError, GroupState, PartitionState, decode_configuration
 from shoal.agent.replica import Replica, ReplicaHost
 from shoal.agent.retention import Retention
@@ -36,6 +37,7 @@ from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
 from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log import PartitionLog
+from shoal.segment_store.segment import SegmentFiles
 from shoal.segment_store.shared import SharedFiles
 
 COPIES_DIRECTORY = "copies"
@@ -119,9 +121,11 @@ class Stores:
     registry: ReplicaRegistry
     hard_states: HardStateFile
     shared: SharedFiles = field(init=False)
+    new_directories: NewDirectories = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", SharedFiles(self.disk))
+        object.__setattr__(self, "new_directories", NewDirectories(self.disk))
 
     def directory(self, group: GroupId) -> str:
         """Of one partition: ids only, never a name (safety 4)."""
@@ -162,8 +166,16 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
             raise UnknownReplica(f"replica {record.replica_id} of {plan.group} was removed from its group")
         await erase(stores, plan.group)
         record = None
+    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    directory = stores.directory(plan.group)
     if record is None or record.state is ReplicaState.CREATING:
-        record = await _give_birth(stores, host.agent_id, plan)
+        record, is_new = await _give_birth(stores, host.agent_id, plan)
+        if is_new:
+            files = SegmentFiles(
+                stores.disk, directory, identity, plan.schema, plan.log_config, stores.shared
+            )
+            log = PartitionLog.begin(files)
+            return await _start(stores, host, plan, record, log, rng)
     if record.state is ReplicaState.INSTALLING:
         record = await finish_install(stores, record)
     if record.state is ReplicaState.RECOVERING:
@@ -177,13 +189,26 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
         raise await _lose(stores, record, str(error)) from error
     if stored is None or stored[0] != record.replica_id:
         raise await _lose(stores, record, "its term and vote are gone")
-    directory = stores.directory(plan.group)
     if not await stores.disk.exists(directory):
         raise await _lose(stores, record, f"its directory {directory} is gone")
-    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
     log = await PartitionLog.open(
         stores.disk, directory, identity, plan.schema, plan.log_config, shared=stores.shared
     )
+    return await _start(stores, host, plan, record, log, rng)
+
+
+async def _start(
+    stores: Stores,
+    host: ReplicaHost,
+    plan: Plan,
+    record: ReplicaRecord,
+    log: PartitionLog,
+    rng: random.Random,
+) -> Replica:
+    """The replica over its log, which is closed when this raises as open_replica does, but for damage."""
+    stored = stores.hard_states.get(plan.group)
+    assert stored is not None
+    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
     try:
         await _check_log(stores, record, stored[1], log, plan)
         floor = await _raise_floor(stores, plan.group, log)
@@ -252,7 +277,8 @@ async def erase(stores: Stores, group: GroupId) -> None:
     await stores.hard_states.remove(group)
 
 
-async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> ReplicaRecord:
+async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[ReplicaRecord, bool]:
+    """Its record, and whether its directory is new: then nothing has to be looked for in it."""
     replica_id = plan.replica_id
     if replica_id is None:
         replica_id = next((item.id for item in plan.birth.replicas if item.agent_id == agent_id), None)
@@ -260,12 +286,12 @@ async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> ReplicaRecor
         raise UnknownReplica(f"{plan.group} was not born on agent {agent_id}")
     record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
     await stores.registry.put(record)
-    await stores.disk.make_directory(stores.directory(plan.group))
+    is_new = await stores.new_directories.make(stores.directory(plan.group))
     await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
     await stores.hard_states.save(plan.group, replica_id, HardState())
     record = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(record)
-    return record
+    return record, is_new
 
 
 async def _lose(stores: Stores, record: ReplicaRecord, reason: str) -> ReplicaLost:

@@ -47,6 +47,7 @@ KIND_SECONDS_MAX = 270.0
 MEDIAN_BAR_SECONDS, WORST_BAR_SECONDS = 1.0, 2.0
 PARTITIONS = 1000
 IDLE_SECONDS = 15.0
+MADE_BAR_SECONDS, EMPTY_REPLICA_BAR_KIB = 3.0, 16.0
 IDLE_BAR_PERCENT, MEMORY_BAR_MB, LED_AGAIN_BAR_SECONDS = 5.0, 200.0, 5.0
 SETTLE_SECONDS = 45.0  # leadership is handed out evenly for a while; idle is what comes after
 QUIET_PERCENT = 8.0
@@ -403,13 +404,17 @@ def thousand(bench: Bench) -> list[Row]:
     """Idle they cost next to nothing, and one lost agent leaves none of them without a leader for long."""
     with bench.agents(AGENTS) as agents:
         urls = [agent.url for agent in agents.agents]
+        disk_before = _disk_kib(bench.directory)
+        created = time.monotonic()
         bench_topics.create_topic(urls[0], "many", PARTITIONS, AGENTS)
         _wait_led(urls[0], set(urls))
+        creation = time.monotonic() - created
         deadline = time.monotonic() + SETTLE_SECONDS
         while max(_busy_percent(agents, 2.0)) > QUIET_PERCENT and time.monotonic() < deadline:
             continue
         percent = max(_busy_percent(agents, IDLE_SECONDS))
         memory = max(_resident_mb(agent.pid) for agent in agents.agents)
+        disk = (_disk_kib(bench.directory) - disk_before) / (PARTITIONS * AGENTS)
         lost, survivor = agents.agents[0], agents.agents[1].url
         lost.signal(signal.SIGKILL)
         started = time.monotonic()
@@ -418,6 +423,22 @@ def thousand(bench: Bench) -> list[Row]:
     name = f"{PARTITIONS:,} partitions on 3 agents"
     bar = f"bar: {IDLE_BAR_PERCENT:.0f} % of a core"
     return [
+        Row(
+            f"{name}, made",
+            f"all led after {creation:.1f} s",
+            f"bar: {MADE_BAR_SECONDS:.0f} s",
+            creation / MADE_BAR_SECONDS,
+            1.0,
+            True,
+        ),
+        Row(
+            f"{name}, disk",
+            f"{disk:.1f} KiB an empty replica",
+            f"bar: {EMPTY_REPLICA_BAR_KIB:.0f} KiB",
+            disk / EMPTY_REPLICA_BAR_KIB,
+            1.0,
+            True,
+        ),
         Row(f"{name}, idle", f"{percent:.1f} % of a core each", bar, percent / IDLE_BAR_PERCENT, 1.0, True),
         Row(
             f"{name}, memory",
@@ -456,6 +477,12 @@ def _busy_percent(agents: cluster.LocalCluster, seconds: float) -> list[float]:
     elapsed = time.monotonic() - started
     scale = 100.0 / os.sysconf("SC_CLK_TCK") / elapsed
     return [(_ticks(agent.pid) - ticks) * scale for agent, ticks in zip(agents.agents, before, strict=True)]
+
+
+def _disk_kib(directory: pathlib.Path) -> float:
+    """What everything below it takes on the disk."""
+    paths = [directory, *directory.rglob("*")]
+    return sum(path.lstat().st_blocks for path in paths) / 2
 
 
 def _ticks(pid: int) -> int:

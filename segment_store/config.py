@@ -9,7 +9,8 @@ class LogConfig:
 
     segment_bytes: the leader proposes to roll when the active segment would pass this.
     first_allocation_bytes, max_allocation_step_bytes: preallocation doubles from the first to steps of the
-        second, so that an idle partition holds 64 KiB and a busy one extends its file 8 times per segment.
+        second, so that a partition without records holds a block of the file system and a busy one extends
+        its file in large steps.
     fsync: False answers appends before the disk has synced: reported as unsafe wherever the topic is shown.
     index_interval_ms, index_interval_bytes: the active segment's index is on disk at most so far behind.
     tail_cache_bytes: newest frames kept in memory, so that followers and consumers at the end never read
@@ -21,7 +22,7 @@ class LogConfig:
     """
 
     segment_bytes: int = 64 * 2**20
-    first_allocation_bytes: int = 64 * 2**10
+    first_allocation_bytes: int = 4 * 2**10
     max_allocation_step_bytes: int = 8 * 2**20
     fsync: bool = True
     index_interval_ms: int = 1_000

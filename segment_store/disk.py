@@ -118,8 +118,9 @@ class Disk(Protocol):
         """Names in the directory, sorted; empty when there is no such directory."""
 
     async def exists(self, path: str) -> bool: ...
-    async def make_directory(self, path: str) -> None:
-        """With parents; each new one is synced into its parent."""
+    async def make_directory(self, *paths: str) -> set[str]:
+        """All of them, with parents; on return each new one is synced into its parent, once for all that are
+        new in it. Those that were not there before."""
 
     async def rename(self, old: str, new: str) -> None:
         """Replaces a file `new`. A directory, whose files are synced, moves with all of them at once, to
@@ -333,17 +334,25 @@ def release_blocks(fd: int, offset: int, length: int) -> None:
             raise OSError(error, os.strerror(error))
 
 
-def _make_directories(path: str) -> None:
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        parent = os.path.dirname(path) or "."
-        if parent == path:
-            break
-        path = parent
-    for directory in reversed(missing):
-        os.makedirs(directory, exist_ok=True)
-        _sync_directory(os.path.dirname(directory) or ".")
+def _make_directories(paths: Sequence[str]) -> set[str]:
+    made: set[str] = set()
+    parents: dict[str, None] = {}  # outermost first for each path: no name is durable before its parent's
+    for path in paths:
+        missing = []
+        if not os.path.isdir(path):
+            made.add(path)
+        while not os.path.isdir(path):
+            missing.append(path)
+            parent = os.path.dirname(path) or "."
+            if parent == path:
+                break
+            path = parent
+        for directory in reversed(missing):
+            os.makedirs(directory, exist_ok=True)
+            parents[os.path.dirname(directory) or "."] = None
+    for parent in parents:
+        _sync_directory(parent)
+    return made
 
 
 def _sync_directory(path: str) -> None:
@@ -418,8 +427,8 @@ class ThreadDisk:
     async def exists(self, path: str) -> bool:
         return await self.run(os.path.lexists, path)
 
-    async def make_directory(self, path: str) -> None:
-        await self.run(_make_directories, path)
+    async def make_directory(self, *paths: str) -> set[str]:
+        return await self.run(_make_directories, paths)
 
     async def rename(self, old: str, new: str) -> None:
         await self.run(os.replace, old, new)

@@ -82,8 +82,8 @@ class FairDisk:
     async def exists(self, path: str) -> bool:
         return await self.disk.exists(path)
 
-    async def make_directory(self, path: str) -> None:
-        await self.disk.make_directory(path)
+    async def make_directory(self, *paths: str) -> set[str]:
+        return await self.disk.make_directory(*paths)
 
     async def rename(self, old: str, new: str) -> None:
         await self.disk.rename(old, new)

@@ -275,9 +275,12 @@ class MemoryDisk:
         await self.begin("exists", path)
         return path in self._names or path in self._directories
 
-    async def make_directory(self, path: str) -> None:
-        await self.begin("make_directory", path)
-        self._add_directories(path)
+    async def make_directory(self, *paths: str) -> set[str]:
+        made = {path for path in paths if path not in self._directories}
+        for path in paths:
+            await self.begin("make_directory", path)
+            self._add_directories(path)
+        return made
 
     def _add_directories(self, path: str) -> None:
         while path not in self._directories:

@@ -23,6 +23,8 @@ from shoal.segment_store.tail import TRAILER_BYTES, TailRecord, encode_trailer
 PREWRITE_WINDOW_BYTES = 256 * 2**10
 PREWRITE_MAX_WRITE_BYTES = 16 * 2**10
 ZERO_CHUNK_BYTES = 2**20
+SMALL_STEP_BYTES = 64 * 2**10
+"""Once a log has records, blocks are taken by no less than this, and less is not worth giving back."""
 RELEASE_ALIGNMENT_BYTES = 4096
 """The blocks of most file systems: parts of one cannot be given back."""
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
@@ -144,7 +146,8 @@ class Segment:
         config, reserved = self.files.config, self.files.shared.reserved
         disk_bytes = await self.files.shared.disk_bytes(self.files.directory)
         first, most = config.first_allocation_bytes, config.max_allocation_step_bytes
-        step = reserved.step_bytes(self.unused_bytes, first, most, disk_bytes)
+        least = min(SMALL_STEP_BYTES, most)
+        step = reserved.step_bytes(self.unused_bytes, least, most, disk_bytes)
         length = next_allocation(self.allocated, needed, first, step, config.segment_bytes)
         await file.allocate(length)
         self.allocated = max(self.allocated, length)
@@ -161,7 +164,7 @@ class Segment:
         make it the active one again, it takes blocks as it is written."""
         end = max(self.written_end, self.planned_end, self.soiled_end) + TRAILER_BYTES
         end += -end % RELEASE_ALIGNMENT_BYTES
-        if self.allocated - end >= self.files.config.first_allocation_bytes:
+        if self.allocated - end >= SMALL_STEP_BYTES:
             await file.release(end, self.allocated - end)
 
     def zeros_after(self, end: int, written: int) -> list[Buffer]:

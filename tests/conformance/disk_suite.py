@@ -150,8 +150,9 @@ class DiskSuite:
 
     async def test_names(self, disk: Disk, root: str) -> None:
         """Directories are made with parents, listed sorted; rename replaces; removal is complete."""
-        await disk.make_directory(f"{root}/x/y")
-        await disk.make_directory(f"{root}/x/y")
+        assert await disk.make_directory(f"{root}/x/y") == {f"{root}/x/y"}
+        assert await disk.make_directory(f"{root}/x/y", f"{root}/x/z") == {f"{root}/x/z"}
+        assert await disk.list(f"{root}/x") == ["y", "z"]
         assert await disk.list(f"{root}/nowhere") == []
         for name in ("b", "a"):
             file = await disk.open(f"{root}/x/y/{name}", create=True)

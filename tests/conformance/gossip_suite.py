@@ -56,7 +56,6 @@ class Node(ABC):
         """Wait until it does."""
         await eventually(lambda: self.statuses().get(name) in statuses, f"{self.name}: {name} is {statuses}")
 
-
     async def hears(self, *events: tuple[str, str]) -> None:
         """Wait until it does: the list is new some turns of the loop before its events are told."""
         await eventually(lambda: set(events) <= set(self.events), f"{self.name} hears {events}")
