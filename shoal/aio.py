@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from types import TracebackType
+from weakref import WeakSet
 
 from shoal.aio_admin import AdminClient
 from shoal.aio_cluster import ClientConfig, Unreachable
@@ -93,18 +94,35 @@ class AsyncClient(AdminClient):
     def _opening(self) -> asyncio.Lock:
         return asyncio.Lock()
 
+    @cached_property
+    def _made(self) -> WeakSet[Producer | AsyncConsumer]:
+        """What was made by it and may be open when it is closed."""
+        return WeakSet()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.close(flush=kind is None)
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Take nothing more, flush all producers, end all that was made by it. Idempotent. Raises
+        ProduceFailed; it is closed all the same."""
+        made = list(self._made)
+        producers = [one for one in made if isinstance(one, Producer) and one.is_open]
         try:
-            if kind is None:
-                for producer in self._producers.values():
+            if flush:
+                for producer in producers:
                     producer.finish()
-                await self.flush()
+                for producer in producers:
+                    await producer.flush()
         finally:
-            for producer in self._producers.values():
+            for producer in producers:
                 await producer.abort()
-            await super().__aexit__(kind, error, traceback)
+            for consumer in made:
+                if isinstance(consumer, AsyncConsumer):
+                    await consumer.close()
+            self._producers.clear()
+            await super().close()
 
     async def offsets(self, topic: str, at: str | None = None) -> list[PartitionOffsets]:
         """The valid offsets of every partition."""
@@ -120,12 +138,12 @@ class AsyncClient(AdminClient):
         compression: Compression | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Producer:
-        """An idempotent producer for one topic; `partition` sends everything there, whatever the keys.
+        """An idempotent producer for one topic, to be opened: by `async with`, or `open` and `close`.
 
-        `compression` of the stored batches: lz4 or zstd. `on_delivery` is called once for each request, in
-        the event loop.
+        `partition` sends everything there, whatever the keys. `compression` of the stored batches: lz4 or
+        zstd. `on_delivery` is called once for each request, in the event loop.
         """
-        return Producer(
+        producer = Producer(
             self._cluster,
             topic,
             acks=acks,
@@ -134,6 +152,8 @@ class AsyncClient(AdminClient):
             compression=compression,
             on_delivery=on_delivery,
         )
+        self._made.add(producer)
+        return producer
 
     async def send(
         self,
@@ -181,7 +201,7 @@ class AsyncClient(AdminClient):
                     raise ClientError(
                         f"send() keeps a producer for each topic, at most {SEND_TOPICS_MAX}: use producer()"
                     )
-                self._producers[topic] = await self.producer(topic).__aenter__()
+                self._producers[topic] = await self.producer(topic).open()
             return self._producers[topic]
 
     def consumer(
@@ -194,13 +214,14 @@ class AsyncClient(AdminClient):
         max_bytes: int = CONSUMER_FETCH_BYTES,
         nearest: bool = False,
     ) -> AsyncConsumer:
-        """A reader of some or all partitions, with positions; use it in an `async with` block.
+        """A reader of some or all partitions, with positions. It opens when it is first read, or in an
+        `async with` block, which also closes it; so does `close` of the client.
 
         `start`: earliest, latest, -N (the last N of each partition), @TIME, or a mapping of partitions to
         these or to offsets (partitions it does not name are not read). `nearest`: replicas may answer, with
         committed records only.
         """
-        return AsyncConsumer(
+        consumer = AsyncConsumer(
             self._cluster,
             topic,
             partitions=partitions,
@@ -209,6 +230,8 @@ class AsyncClient(AdminClient):
             max_bytes=max_bytes,
             nearest=nearest,
         )
+        self._made.add(consumer)
+        return consumer
 
     async def fetch(
         self,

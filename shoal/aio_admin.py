@@ -72,6 +72,17 @@ class AdminClient(LiveObject):
         )
 
     async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Idempotent."""
+        if self._cluster.is_open:
+            return self
         sealed = {"gossip_key": self._gossip_key, "gossip_label": self._gossip_label}
         if self._seeds is not None:
             self._cluster.agents.replace(await urls_of_seeds(self._seeds, **sealed))  # type: ignore[arg-type]
@@ -81,9 +92,8 @@ class AdminClient(LiveObject):
         await self._cluster.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
+        """Close the connections. Idempotent; `open` opens it again."""
         await self._cluster.close()
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from shoal import client_routing as routing
 from shoal.aio_bulk import BulkConnections, OnHead
 from shoal.aio_post import NotConnected, PostConnections, Unsupported
 from shoal.client_routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
-from shoal.errors import ERRORS, ShoalError
+from shoal.errors import ERRORS, ClientClosed, ShoalError
 from shoal.http_wire import BrokenAnswer, UnknownLength, request_head
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
@@ -46,9 +46,12 @@ class Unreachable(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Times in milliseconds. `attempt_timeout_ms` is what an agent is given to answer one attempt."""
+    """Times in milliseconds. `attempt_timeout_ms` is what an agent is given to answer one attempt;
+    `first_contact_ms` is how long a client that no agent has ever answered waits for one to listen: a cluster
+    may start beside it, and a wrong URL should not look like a hang."""
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    first_contact_ms: int = 10_000
     attempt_timeout_ms: int = 5_000
     connect_timeout_ms: int = 1_000
     connections_max: int = 100
@@ -134,7 +137,13 @@ class Cluster:
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has connections to ask by."""
+        return self._session is not None
+
     async def open(self) -> None:
+        assert self._session is None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
         connector = aiohttp.TCPConnector(limit=self.config.connections_max)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
@@ -153,7 +162,8 @@ class Cluster:
         """Ask agents in turn until one answers. For requests that may be repeated.
 
         Raises ShoalError with an agent's refusal, Unreachable when none answered within `retry_ms`
-        (default: every agent once).
+        (default: every agent once). While none has ever answered, and none listens, what counts is the
+        configuration's `first_contact_ms`.
         """
         started_ms, attempt, definite = now_ms(), 0, True
         policy = RetryPolicy(total_ms=retry_ms or 0)
@@ -164,12 +174,13 @@ class Cluster:
             # What a living agent said tells more than that another one is down.
             failure = next((one for one in failures if one.code not in routing.NO_ANSWER), failures[-1])
             definite = definite and all(one.definite for one in failures)
+            # Nobody has ever answered: nothing runs yet, or the URLs are wrong.
+            unmet = failure.code == routing.UNREACHABLE and not self._answered
+            limits = RetryPolicy(total_ms=self.config.first_contact_ms) if unmet else policy
             verdict = routing.after_failure(
-                failure, attempt, now_ms() - started_ms, policy, self._rng, settle_ms=0
+                failure, attempt, now_ms() - started_ms, limits, self._rng, settle_ms=0
             )
-            # Nobody has ever answered: the URLs are wrong or nothing runs, and waiting would only hide that.
-            hopeless = failure.code == routing.UNREACHABLE and not self._answered
-            if retry_ms is None or hopeless or not verdict.retry:
+            if (retry_ms is None and not unmet) or not verdict.retry:
                 raise _error(failure, now_ms() - started_ms, definite)
             attempt += 1
             self.retries += 1
@@ -377,7 +388,11 @@ class Cluster:
             return
 
     async def _attempt(self, url: str, call: Call) -> Answer:
-        assert self._session is not None, "the client is used outside its `async with`"
+        if self._session is None:
+            raise ClientClosed(
+                "the client is not open: `await client.open()` first (and `close()` at the end), or use it in"
+                " `async with`"
+            )
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):

@@ -119,7 +119,7 @@ OnDelivery: TypeAlias = Callable[[Delivered], None]
 
 
 class Producer(LiveObject):
-    """Sends records to one topic. Use as `async with client.producer(topic) as producer`.
+    """Sends records to one topic: `async with client.producer(topic) as producer`, or `open` and `close`.
 
     Leaving the block flushes: it raises ProduceFailed unless everything was acknowledged. Several tasks may
     share it.
@@ -160,6 +160,15 @@ class Producer(LiveObject):
         self._aborted = False
 
     async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def open(self) -> Self:
+        """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Raises
+        ShoalError, Unreachable, and ClientClosed for one that was closed."""
+        if self._aborted:
+            raise ClientClosed(f"the producer of {self.topic} is closed: make another")
+        if self._gatherer is not None:
+            return self
         # Arrow looks for pandas when it makes its first value: at the interpreter's end, when what is unsent
         # is flushed, that would fail.
         pa.scalar(0, pa.int64())
@@ -173,12 +182,24 @@ class Producer(LiveObject):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self.abort()
+
+    async def close(self) -> None:
+        """Take nothing more, flush, then stop. Idempotent. Raises ProduceFailed; it is closed even so."""
         try:
-            if kind is None and not self._aborted:
+            if self.is_open:
                 self.finish()
                 await self.flush()
         finally:
             await self.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and is not closed."""
+        return self._gatherer is not None and not self._aborted
 
     def __repr__(self) -> str:
         state = "closed" if self._aborted else "not open" if self._gatherer is None else "open"
@@ -190,7 +211,9 @@ class Producer(LiveObject):
     def gatherer(self) -> Gatherer:
         """Where single records are put, by any thread. Raises ClientClosed before the producer is opened."""
         if self._gatherer is None:
-            raise ClientClosed(f"the producer of {self.topic} is not open: use it in a with block")
+            raise ClientClosed(
+                f"the producer of {self.topic} is not open: `await` its open(), or use it in `async with`"
+            )
         return self._gatherer
 
     @property

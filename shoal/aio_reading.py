@@ -30,7 +30,10 @@ FETCHES_AHEAD_MAX: Final = 4
 """Fetches of a backlog that were made and not taken, over all partitions: with fetches of 1 to 64 MiB this
 bounds memory, and it is enough to fetch while the user works."""
 TAIL_BYTES_MAX: Final = 1 << 20
-"""Of a fetch that waits at a log's end: every partition may have one that is not taken yet."""
+"""Of a fetch that waits at a log's end."""
+TAILS_AHEAD_MAX: Final = 2
+"""Such fetches of one partition that are not taken yet: one is worked on while the next waits at the end. Who
+follows and does not read holds no more of what arrives."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +49,7 @@ class _Reading:
     paused: bool = False
     lap: int = 0
     task: asyncio.Task[None] | None = None
+    tails: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TAILS_AHEAD_MAX))
 
     @property
     def finished(self) -> bool:
@@ -67,7 +71,14 @@ class _Lot:
     found: deque[Fetched] = field(default_factory=deque)
     next_offset: int = 0
     error: Exception | None = None
-    holds_slot: bool = False
+    slot: asyncio.Semaphore | None = None
+    """Given back once it is taken, or dropped."""
+
+    def let_go(self) -> None:
+        """Make room for another fetch."""
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
 
 
 def _by_number(start: Mapping[Any, str | int]) -> dict[int, str | int]:
@@ -82,8 +93,8 @@ def _by_number(start: Mapping[Any, str | int]) -> dict[int, str | int]:
 
 
 class AsyncConsumer(LiveObject):
-    """Reads one topic. Use as `async with client.consumer(topic) as consumer`, then `async for record in
-    consumer`, or `consumer.chunks()`, `.batches()`, `.frames()`; not from several tasks at once.
+    """Reads one topic: `async for record in client.consumer(topic)`, or its `chunks()`, `batches()`,
+    `frames()`; not from several tasks at once. It opens when first read; `async with` opens and closes it.
 
     Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
     Without `follow` it ends at the high watermarks of the moment it was opened.
@@ -119,8 +130,19 @@ class AsyncConsumer(LiveObject):
         """What is being taken record by record: the rest of it goes back if something else is asked for."""
         self._records: Iterator[Record] = iter(())
         self._open = False
+        self._closed = False
 
     async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def open(self) -> Self:
+        """Learn where the partitions are, and where to begin; reading does so by itself. Idempotent.
+
+        Raises ShoalError, Unreachable, and ClientClosed for one that was closed."""
+        if self._open:
+            return self
+        if self._closed:
+            raise ClientClosed(f"the consumer of {self.topic} is closed: make another")
         retry_ms = self._cluster.config.retry.total_ms
         await self._cluster.refresh(self.topic, retry_ms=retry_ms)
         await self._cluster.learn_agents(retry_ms=retry_ms)
@@ -146,7 +168,7 @@ class AsyncConsumer(LiveObject):
 
     async def close(self) -> None:
         """Stop fetching. Positions stay readable."""
-        self._open = False
+        self._open, self._closed = False, True
         tasks = [reading.task for reading in self._readings.values() if reading.task is not None]
         for task in tasks:
             task.cancel()
@@ -199,6 +221,8 @@ class AsyncConsumer(LiveObject):
         self._give_back()
         try:
             async with asyncio.timeout(timeout_seconds):
+                if not self._closed:
+                    await self.open()
                 while not self.at_end:
                     found = self._taken()
                     if found is not None:
@@ -314,6 +338,7 @@ class AsyncConsumer(LiveObject):
     async def seek(self, partition: int, offset: int | str) -> None:
         """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
         end."""
+        await self.open()
         reading = self._reading(partition)
         text = str(offset)
         if not text.isdecimal():
@@ -325,6 +350,7 @@ class AsyncConsumer(LiveObject):
     async def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
         """All partitions to their first record of that time or later; returns the offsets."""
         at = str(timestamp_us(moment) // 1_000)
+        await self.open()
         known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
         for partition, reading in self._readings.items():
             found = known[partition].at
@@ -333,6 +359,7 @@ class AsyncConsumer(LiveObject):
 
     async def lag(self) -> dict[int, int]:
         """How many committed records are ahead of each position, asked of the agents now."""
+        await self.open()
         known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic)}
         return {
             partition: max(0, known[partition].high_watermark - reading.position)
@@ -341,6 +368,7 @@ class AsyncConsumer(LiveObject):
 
     async def pause(self, *partitions: int) -> None:
         """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        await self.open()
         for reading in self._named(partitions):
             reading.paused = True
             await self._restart(reading, reading.position)
@@ -400,8 +428,7 @@ class AsyncConsumer(LiveObject):
             stale = lot.lap != lot.reading.lap
             if stale or not lot.found:
                 self._current = None
-                if lot.holds_slot:
-                    self._slots.release()
+                lot.let_go()
                 if lot.error is not None and not stale:
                     lot.reading.task = None
                     lot.reading.offset = lot.reading.position
@@ -420,7 +447,7 @@ class AsyncConsumer(LiveObject):
     def _fetch_on(self) -> None:
         """Every partition that may have more is being fetched."""
         if not self._open:
-            raise ClientClosed(f"the consumer of {self.topic} is not open: use it in a with block")
+            raise ClientClosed(f"the consumer of {self.topic} is not open")
         for reading in self._readings.values():
             over = reading.end is not None and reading.offset >= reading.end
             if reading.task is None and not reading.paused and not over:
@@ -456,8 +483,8 @@ class AsyncConsumer(LiveObject):
                 reading.offset = lot.next_offset
                 if lot.found:
                     self._lots.put_nowait(lot)
-                elif lot.holds_slot:
-                    self._slots.release()
+                else:
+                    lot.let_go()
         except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             self._lots.put_nowait(_Lot(reading, lap, error=error))
         finally:
@@ -474,21 +501,21 @@ class AsyncConsumer(LiveObject):
         return tasks
 
     def _let_go(self, task: asyncio.Task[_Lot]) -> None:
-        if not task.cancelled() and task.exception() is None and task.result().holds_slot:
-            self._slots.release()
+        if not task.cancelled() and task.exception() is None:
+            task.result().let_go()
 
     async def _fetched(
         self, reading: _Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None
     ) -> _Lot:
-        backlog = offset < reading.high_watermark
-        if not backlog:
-            return await self._fetch(reading, lap, offset, backlog, on_next)
-        await self._slots.acquire()
+        slot = self._slots if offset < reading.high_watermark else reading.tails
+        await slot.acquire()
         try:
-            return await self._fetch(reading, lap, offset, backlog, on_next)
+            lot = await self._fetch(reading, lap, offset, offset < reading.high_watermark, on_next)
         except BaseException:
-            self._slots.release()
+            slot.release()
             raise
+        lot.slot = slot
+        return lot
 
     async def _fetch(
         self,
@@ -510,7 +537,7 @@ class AsyncConsumer(LiveObject):
             on_next=on_next,
         )
         reading.high_watermark = max(reading.high_watermark, found.high_watermark)
-        lot = _Lot(reading, lap, next_offset=found.next_offset, holds_slot=backlog)
+        lot = _Lot(reading, lap, next_offset=found.next_offset)
         for piece in found.pieces:
             rows = piece.batch.num_rows
             if reading.end is not None and piece.base_offset + rows > reading.end:

@@ -94,7 +94,7 @@ class Client(LiveObject):
         self._closed = False
         self._thread = LoopThread("shoal-client")
         try:
-            self._thread.run(self._async.__aenter__())
+            self._thread.run(self._async.open())
         except BaseException:
             self._thread.close()
             raise
@@ -133,7 +133,7 @@ class Client(LiveObject):
                     producer.abort()
                 for reader in list(self._readers):
                     self._run(reader.close())
-                self._run(self._async.__aexit__(None, None, None))
+                self._run(self._async.close(flush=False))
             finally:
                 self._thread.close()
 
@@ -247,7 +247,7 @@ class Client(LiveObject):
             compression=compression,
             on_delivery=on_delivery,
         )
-        self._run(inner.__aenter__())
+        self._run(inner.open())
         self._inner.add(inner)
         producer = Producer(self, self._thread, inner, self._left)
         self._producers.add(producer)
@@ -327,7 +327,7 @@ class Client(LiveObject):
             max_bytes=max_bytes,
             nearest=nearest,
         )
-        self._run(inner.__aenter__())
+        self._run(inner.open())
         self._readers.add(inner)
         return Consumer(self, self._thread, inner)
 
@@ -625,8 +625,8 @@ def _close_in_passing(thread: LoopThread, client: AsyncClient, producers: set[As
     async def finish() -> None:
         try:
             for producer in list(producers):
-                await producer.__aexit__(None, None, None)
-            await client.__aexit__(None, None, None)
+                await producer.close()
+            await client.close()
         except ProduceFailed as error:
             logger.error("a client was dropped without close(), and %s", error)
         finally:

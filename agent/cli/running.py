@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from shoal.agent.cli.output import DEFAULT_AGENT, CliError, agent_urls
@@ -45,7 +46,7 @@ def with_client(
     urls = _urls(agent)
     from shoal.aio import AsyncClient
 
-    return _explained(AsyncClient(urls, config), work)
+    return _explained(AsyncClient(urls, _at_once(config)), work)
 
 
 def with_admin(
@@ -55,7 +56,14 @@ def with_admin(
     urls = _urls(agent)
     from shoal.aio_admin import AdminClient
 
-    return _explained(AdminClient(urls, config), work)
+    return _explained(AdminClient(urls, _at_once(config)), work)
+
+
+def _at_once(config: ClientConfig | None) -> ClientConfig:
+    """A command says at once that no agent is there: whoever typed it sees that sooner than it can wait."""
+    from shoal.aio_cluster import ClientConfig
+
+    return replace(config or ClientConfig(), first_contact_ms=0)
 
 
 def _urls(agent: str) -> list[str]:

@@ -210,7 +210,7 @@ class FakeAgent:
         self.frozen = False  # takes connections and requests, and answers nothing: a stopped process
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=64 << 20, middlewares=[self._problems])
         app.add_routes(
             [
@@ -233,7 +233,7 @@ class FakeAgent:
         )
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self.alive = True
