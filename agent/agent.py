@@ -23,6 +23,7 @@ from shoal import __version__
 from shoal.agent.broker import Broker, Joined
 from shoal.agent.burying import Burying
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_version import CatalogVersion
 from shoal.agent.claims import claim_of
 from shoal.agent.clock import SystemClock
 from shoal.agent.cluster_file import (
@@ -527,6 +528,7 @@ class Agent:
         self._links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
         self._links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
         self._links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
+        self._links.handle_request(PeerMessage.CATALOG_KEPT, catalog.keeping.on_kept)
         self._links.handle_request(PeerMessage.GROUP_HOLD, holding.on_hold)
         self._links.handle_request(PeerMessage.GROUP_CONFIGURATION, holding.on_ask)
         self._links.handle_request(PeerMessage.GROUP_LOST, self._losses.on_lost)
@@ -539,9 +541,9 @@ class Agent:
 
     async def _tell_catalog_version(self, catalog: CatalogService) -> None:
         while True:
-            state = catalog.catalog
-            self.roster.set_catalog(state.version, has_topics=bool(state.topics))
-            await catalog.wait_for(state.version + 1, 60_000)
+            epoch, offset = catalog.published
+            self.roster.set_catalog(catalog.published, has_topics=bool(catalog.catalog.topics))
+            await catalog.wait_published(CatalogVersion(epoch, offset + 1), 60_000)
 
     async def _announce(self, on_ready: Callable[[Agent], None]) -> None:
         said_at_ms = self._clock.now_ms()

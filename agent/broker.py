@@ -24,12 +24,14 @@ from shoal.agent.clock import Clock
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
 from shoal.agent.draining import Draining
 from shoal.agent.event_feed import EventFeed
-from shoal.agent.host import MIN_FREE_BYTES, Fetch, Host, Offsets
+from shoal.agent.host import Fetch, Host, Offsets
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.key_service import KeyService
 from shoal.agent.links import Links
 from shoal.agent.metrics import render_metrics
+from shoal.agent.readiness import catalog_check, disk_check
 from shoal.agent.reading import Admit
+from shoal.agent.recovering import check_lineage
 from shoal.agent.roster import Roster
 from shoal.agent.route_exchange import RouteExchange
 from shoal.agent.routes import GroupKey, Leadership, RouteTable
@@ -221,9 +223,10 @@ class Broker:
             "uptime_seconds": (self._clock.now_ms() - self._started_ms) // 1_000,
             "catalog": None
             if not self.catalog_birth
-            else {"birth": list(self.catalog_birth), "version": self._catalog.version},
+            else documents.catalog_document(self.catalog_birth, self._catalog),
             "damage": self._damage(),
             "not_serving": self._not_serving(),
+            "kept": [] if self._joined is None else documents.kept_here(self._joined.catalog.keeping.here()),
             "configuration": self.config.as_document(),
         }
 
@@ -231,22 +234,15 @@ class Broker:
         """Whether this agent can serve, and the state of each check ("ok" or why not)."""
         joined = self._joined
         checks = {"joined": "ok" if joined is not None else self.waiting_reason}
-        checks["catalog"] = "not joined yet" if joined is None else self._catalog_check(joined)
-        checks["disk"] = "not opened yet" if joined is None else _disk_check(joined.host)
+        checks["catalog"] = "not joined yet" if joined is None else self._catalog_state(joined)
+        checks["disk"] = "not opened yet" if joined is None else disk_check(joined.host)
         if self.stopping:
             checks["running"] = "stopping"
         return all(state == "ok" for state in checks.values()), checks
 
-    def _catalog_check(self, joined: Joined) -> str:
-        service = joined.catalog
-        if service.halted is not None:
-            return service.halted
-        if self.catalog_leader() is None:
-            return _own_catalog_fault(joined.host) or "the catalog has no leader"
-        newest = max(self._roster.catalog_versions().values(), default=0)
-        if service.catalog.version < newest:
-            return f"at version {service.catalog.version} of {newest}"
-        return "ok"
+    def _catalog_state(self, joined: Joined) -> str:
+        versions = self._roster.catalog_versions().values()
+        return catalog_check(joined.catalog, joined.host, self.catalog_leader() is not None, versions)
 
     def metrics(self) -> bytes:
         """GET /metrics, Prometheus text."""
@@ -260,6 +256,7 @@ class Broker:
             dropped_frames=self._links.dropped_frames,
             uptime_ms=self._clock.now_ms() - self._started_ms,
             scrub=None if joined is None else joined.scrubber.statistics,
+            kept_topics=0 if joined is None else len(joined.catalog.keeping.here()),
         )
 
     def _damage(self) -> list[dict[str, Any]]:
@@ -337,16 +334,15 @@ class Broker:
         """GET and POST /v1/agent/recover: what it would do, or what it did. Raises ShoalError."""
         host = self._parts().host
         if topic == documents.CATALOG_TOPIC:
-            group, known = CATALOG_GROUP, self._catalog.version
+            group = CATALOG_GROUP
+            check_lineage(host, self._catalog.epoch)
         else:
-            group, known = self._group(self.topic(topic), partition), 0
-        assessment = await host.recovery.assess(group)
-        if assessment.own.end_offset < known:
-            raise ShoalError("recovery-refused", "this agent knows of topics that its own catalog log lacks")
-        if carry_out:
-            assessment = await host.recovery.recover(group)
-        names = {member.name: member.tags.get(documents.TAG_NAME, "") for member in self._roster.members()}
-        return assessment.document(topic, partition, names)
+            group = self._group(self.topic(topic), partition)
+        assessment = await (host.recovery.recover(group) if carry_out else host.recovery.assess(group))
+        return assessment.document(topic, partition, self._names())
+
+    def _names(self) -> dict[str, str]:
+        return {member.name: member.tags.get(documents.TAG_NAME, "") for member in self._roster.members()}
 
     async def accept_peer(self, request: web.BaseRequest) -> None:
         """GET /v1/peer: the links take the connection over until its end."""
@@ -484,6 +480,15 @@ class Broker:
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
         """DELETE /v1/topics/{topic}; see TopicAdmin.delete."""
         await self._admin.delete(self._parts().catalog, name, timeout_ms)
+
+    async def kept_topics(self) -> list[dict[str, Any]]:
+        """GET /v1/kept-topics: what live agents hold of topics that the catalog does not know."""
+        kept = await self._parts().catalog.keeping.everywhere()
+        return [item.document(self._names()) for item in kept]
+
+    async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> dict[str, Any]:
+        """POST /v1/kept-topics/{kept}/adopt; see TopicAdmin.adopt."""
+        return await self._admin.adopt(self._parts().catalog, kept, name, timeout_ms)
 
     # ---- records ---------------------------------------------------------------------------------
 
@@ -675,21 +680,3 @@ class Broker:
             return await offset_at_time(host, group, time_us)
         except ShoalError as error:
             raise self._translated(error, topic, partition) from None
-
-
-def _own_catalog_fault(host: Host) -> str | None:
-    """Why this agent's own replica of the catalog cannot help to elect a leader; None when it can, or when
-    it holds none."""
-    status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
-    if status is None or status.state == "active":
-        return None
-    return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
-
-
-def _disk_check(host: Host) -> str:
-    statistics = host.statistics()
-    if statistics.free_bytes < MIN_FREE_BYTES:
-        return f"{statistics.free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
-    if statistics.failed or statistics.lost:
-        return f"replicas here: {statistics.failed} failed, {statistics.lost} lost; the log says why"
-    return "ok"

@@ -7,7 +7,8 @@ trust that whatever stands here was committed.
 
 Rules kept here (safety 1, 4, 6): a topic's birth never changes; a deleted topic leaves a tombstone until
 each of its holders has confirmed that the data are gone, or is itself gone for good; once the catalog is
-sealed no topic can be created, and it can be sealed only while it holds none.
+sealed no topic can be created, and it can be sealed only while it holds none. A state is of the lineage that
+its epoch names (catalog_version.py), and numbers count in that alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
+from shoal.agent.catalog_version import MAX_NUMBER, CatalogVersion
 from shoal.agent.topic_settings import TopicSettings, settings_from_body, with_changes
 from shoal.errors import ShoalError
 from shoal.hash_ranges import HashRange
@@ -25,6 +28,7 @@ COMMAND_VERSION = 1
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
 MAX_SNAPSHOT_BYTES = 16 << 20  # one link frame; about ten thousand ordinary topics
 ID_BYTES = 16
+DIGEST_BYTES = 16
 
 
 class CatalogError(ValueError):
@@ -41,13 +45,16 @@ class PartitionBirth:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """One topic as the catalog holds it. Times are unix microseconds."""
+    """One topic as the catalog holds it. Times are unix microseconds. adopted: it came back into a catalog
+    that did not know it. Nobody gives birth to its replicas then: who was born with one and has it no more
+    has forgotten its vote (safety 2)."""
 
     name: str
     topic_id: bytes
     settings: TopicSettings
     partitions: tuple[PartitionBirth, ...]
     created_us: int
+    adopted: bool = False
 
     def holders(self) -> frozenset[str]:
         """Every agent that was ever asked by the catalog to hold a replica."""
@@ -66,7 +73,7 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Takes effect only if the name is free and the catalog is not sealed."""
+    """Takes effect only if name and id are free and the catalog is not sealed."""
 
     entry: TopicEntry
 
@@ -103,15 +110,34 @@ class Seal:
     successor: bytes
 
 
-Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal
-Outcome = Literal["done", "name-taken", "unknown-id", "sealed", "not-empty", "already-applied"]
+@dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """What comes from here on belongs to the lineage that a recovery by force has begun. base: digest of the
+    state before it, as the survivor had it: whoever has another one needs a copy of what it became."""
+
+    epoch: int
+    base: bytes
+
+
+Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal | BeginEpoch
+Outcome = Literal[
+    "done",
+    "name-taken",
+    "id-taken",
+    "unknown-id",
+    "sealed",
+    "not-empty",
+    "other-base",
+    "already-applied",
+]
 
 
 @dataclass(slots=True)
 class Catalog:
-    """The fold of the commands at offsets 0 to version - 1."""
+    """The fold of the commands at offsets 0 to offset - 1 of its lineage."""
 
-    version: int = 0
+    offset: int = 0
+    epoch: int = 0
     topics: dict[str, TopicEntry] = field(default_factory=dict)
     tombstones: dict[bytes, Tombstone] = field(default_factory=dict)
     sealed_for: bytes | None = None
@@ -121,6 +147,11 @@ class Catalog:
         names = ",".join(sorted(self.topics))
         return f"Catalog(version={self.version} topics=[{names}] tombstones={len(self.tombstones)})"
 
+    @property
+    def version(self) -> CatalogVersion:
+        """Equal versions are equal states, newer ones greater."""
+        return CatalogVersion(self.epoch, self.offset)
+
     def by_id(self, topic_id: bytes) -> TopicEntry | None:
         return self._by_id.get(topic_id)
 
@@ -129,10 +160,12 @@ class Catalog:
 
         The outcome is a function of state and command alone, so every agent reaches the same one.
         """
-        if offset < self.version:
+        if isinstance(command, BeginEpoch) and command.epoch > self.epoch:
+            return self._begin_epoch(offset, command)
+        if offset < self.offset:
             return "already-applied"
-        assert offset == self.version, f"catalog at version {self.version} was given offset {offset}"
-        self.version += 1
+        assert offset == self.offset, f"catalog at version {self.version} was given offset {offset}"
+        self.offset += 1
         match command:
             case CreateTopic(entry):
                 return self._create(entry)
@@ -144,6 +177,19 @@ class Catalog:
                 return self._confirm(topic_id, agent_id)
             case Seal(successor):
                 return self._seal(successor)
+            case BeginEpoch():
+                return "already-applied"
+
+    def _begin_epoch(self, offset: int, command: BeginEpoch) -> Outcome:
+        """The numbers go on from this command's place in the survivor's log, wherever the state was."""
+        if self.digest() != command.base:
+            return "other-base"
+        self.epoch, self.offset = command.epoch, offset + 1
+        return "done"
+
+    def digest(self) -> bytes:
+        """Of the whole state; equal for equal states only."""
+        return blake2b(self.to_bytes(), digest_size=DIGEST_BYTES).digest()
 
     def subject(self, command: Command) -> TopicEntry | None:
         """The topic that a command is about, as it stands now."""
@@ -159,6 +205,8 @@ class Catalog:
             return "sealed"
         if entry.name in self.topics:
             return "name-taken"
+        if entry.topic_id in self._by_id or entry.topic_id in self.tombstones:
+            return "id-taken"
         self.topics[entry.name] = entry
         self._by_id[entry.topic_id] = entry
         return "done"
@@ -212,9 +260,10 @@ class Catalog:
         """The whole state, for a follower's pull and for the copy on disk."""
         document = {
             "v": COMMAND_VERSION,
-            "version": self.version,
+            "version": self.offset,
+            **({"epoch": self.epoch} if self.epoch else {}),
             "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
-            "topics": [_entry_document(self.topics[name]) for name in sorted(self.topics)],
+            "topics": [entry_document(self.topics[name]) for name in sorted(self.topics)],
             "tombstones": [_tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
         }
         return json.dumps(document, separators=(",", ":")).encode()
@@ -223,11 +272,11 @@ class Catalog:
     def from_bytes(cls, data: bytes) -> Catalog:
         """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
         document = _load(data, MAX_SNAPSHOT_BYTES)
-        catalog = cls(version=_integer(document, "version"))
+        catalog = cls(offset=_integer(document, "version"), epoch=_integer({"epoch": 0, **document}, "epoch"))
         sealed_for = document.get("sealed_for")
         catalog.sealed_for = None if sealed_for is None else _id(document, "sealed_for")
         for item in _list(document, "topics"):
-            entry = _entry_from(item)
+            entry = entry_from(item)
             if entry.name in catalog.topics or entry.topic_id in catalog._by_id:
                 raise CatalogError(f"topic {entry.name!r} stands twice in the snapshot")
             catalog.topics[entry.name] = entry
@@ -246,7 +295,7 @@ def encode_command(command: Command) -> bytes:
     document: dict[str, Any] = {"v": COMMAND_VERSION}
     match command:
         case CreateTopic(entry):
-            document |= {"op": "create", "topic": _entry_document(entry)}
+            document |= {"op": "create", "topic": entry_document(entry)}
         case ChangeTopic(topic_id, settings):
             document |= {"op": "change", "id": topic_id.hex(), "settings": settings.to_document()}
         case DeleteTopic(topic_id, holders):
@@ -255,6 +304,8 @@ def encode_command(command: Command) -> bytes:
             document |= {"op": "confirm", "id": topic_id.hex(), "agent": agent_id}
         case Seal(successor):
             document |= {"op": "seal", "successor": successor.hex()}
+        case BeginEpoch(epoch, base):
+            document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -264,7 +315,7 @@ def decode_command(data: bytes) -> Command:
     operation = document.get("op")
     match operation:
         case "create":
-            return CreateTopic(_entry_from(document.get("topic")))
+            return CreateTopic(entry_from(document.get("topic")))
         case "change":
             return ChangeTopic(_id(document, "id"), _settings_from(document.get("settings")))
         case "delete":
@@ -274,16 +325,20 @@ def decode_command(data: bytes) -> Command:
             return ConfirmDeletion(_id(document, "id"), _agent_id(document.get("agent")))
         case "seal":
             return Seal(_id(document, "successor"))
+        case "epoch":
+            return BeginEpoch(_integer(document, "epoch"), _id(document, "base"))
         case _:
             raise CatalogError(f"unknown operation {operation!r}")
 
 
-def _entry_document(entry: TopicEntry) -> dict[str, Any]:
+def entry_document(entry: TopicEntry) -> dict[str, Any]:
+    """A topic as JSON; entry_from() reads it."""
     return {
         "name": entry.name,
         "id": entry.topic_id.hex(),
         "settings": entry.settings.to_document(),
         "created_us": entry.created_us,
+        **({"adopted": True} if entry.adopted else {}),
         "partitions": [
             {"range": [birth.hash_range.low, birth.hash_range.high], "voters": list(birth.voters)}
             for birth in entry.partitions
@@ -291,7 +346,8 @@ def _entry_document(entry: TopicEntry) -> dict[str, Any]:
     }
 
 
-def _entry_from(item: Any) -> TopicEntry:
+def entry_from(item: Any) -> TopicEntry:
+    """Raises CatalogError, and nothing else."""
     document = _mapping(item)
     settings = _settings_from(document.get("settings"))
     partitions = tuple(_birth_from(birth) for birth in _list(document, "partitions"))
@@ -300,7 +356,14 @@ def _entry_from(item: Any) -> TopicEntry:
     name = document.get("name")
     if not isinstance(name, str) or not name:
         raise CatalogError("a topic without a name")
-    return TopicEntry(name, _id(document, "id"), settings, partitions, _integer(document, "created_us"))
+    return TopicEntry(
+        name,
+        _id(document, "id"),
+        settings,
+        partitions,
+        _integer(document, "created_us"),
+        adopted=document.get("adopted") is True,
+    )
 
 
 def _settings_from(item: Any) -> TopicSettings:
@@ -371,7 +434,7 @@ def _list(document: Mapping[str, Any], name: str) -> list[Any]:
 
 def _integer(document: Mapping[str, Any], name: str) -> int:
     value = document.get(name)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < MAX_NUMBER:
         raise CatalogError(f"{name} must be a whole number")
     return value
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import pyarrow as pa
-
-from shoal.agent.appending import Acks
 from shoal.agent.applying import StateMachine
 from shoal.agent.catalog import (
+    BeginEpoch,
     Catalog,
     CatalogError,
     Command,
@@ -28,20 +27,23 @@ from shoal.agent.catalog import (
     decode_command,
     encode_command,
 )
-from shoal.agent.cluster_file import ClusterRecord
-from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
-from shoal.agent.links import PeerRequestFailed, PeerUnavailable
-from shoal.agent.peer_messages import (
-    PeerMessage,
-    decode_topic_id,
-    decode_version,
-    encode_version,
+from shoal.agent.catalog_version import (
+    EPOCH_RANDOM_BITS,
+    CatalogVersion,
+    epoch_of,
+    recoveries,
 )
+from shoal.agent.cluster_file import ClusterRecord
+from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaState
+from shoal.agent.keeping import Keeping
+from shoal.agent.kept import remember
+from shoal.agent.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peer_messages import PeerMessage, decode_topic_id, decode_version
+from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.retention import Retention
-from shoal.agent.topic_settings import TopicSettings
-from shoal.agent.waiting import Appended
+from shoal.agent.topic_replicas import Groups, TopicReplicas
 from shoal.agent.watch import Watch
-from shoal.batch import DEFAULT_SCHEMA, Frame, Message, ProducerStamp, message_from_batch, to_record_batch
+from shoal.batch import DEFAULT_SCHEMA, Frame, message_from_batch, to_record_batch
 from shoal.errors import ShoalError
 from shoal.records import RecordColumns, columns_to_batch
 from shoal.replication.interfaces import Configuration, ReplicaId
@@ -53,9 +55,6 @@ FOLLOW_INTERVAL_MS = 1_000  # without any hint: how often the members' versions 
 RETRY_MS_MIN = 200
 RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
-MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
-MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
-
 CATALOG_SEGMENT_BYTES = 4 * 2**20
 CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
 """Some thousand commands: nobody reads them again but a voter that lags, and each has the whole state beside
@@ -72,61 +71,13 @@ class Applied(NamedTuple):
     entry: TopicEntry | None
 
 
-class Offsets(Protocol):
-    """The part of the host's answer that counts here."""
-
-    @property
-    def high_watermark(self) -> int: ...
-
-
-class LogStart(Protocol):
-    """The part of a replica's status that counts here."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-
-class Groups(Protocol):
-    """What the catalog needs of the host."""
-
-    def has(self, group: GroupId) -> bool: ...
-    def status(self, group: GroupId) -> LogStart: ...
-    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
-    def set_retention(self, group: GroupId, retention: Retention) -> None: ...
-    async def open_group(
-        self,
-        group: GroupId,
-        *,
-        birth: Configuration,
-        schema: pa.Schema,
-        log_config: LogConfig,
-        retention: Retention | None = None,
-        machine: StateMachine | None = None,
-        replica_id: ReplicaId | None = None,
-    ) -> None: ...
-    async def delete_group(self, group: GroupId) -> None: ...
-    def replica_record(self, group: GroupId) -> ReplicaRecord | None: ...
-    def replica_records(self) -> Iterator[ReplicaRecord]: ...
-    async def append(
-        self,
-        group: GroupId,
-        messages: Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        acks: Acks,
-        timeout_ms: int,
-    ) -> Appended: ...
-    async def offsets(self, group: GroupId) -> Offsets:
-        """By a read index: linearizable. ShoalError not-leader elsewhere."""
-
-
 class Peers(Protocol):
     """What the catalog needs of the links and the member list."""
 
     async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
     def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool: ...
     def live_peers(self) -> list[str]: ...
-    def catalog_versions(self) -> dict[str, int]:
+    def catalog_versions(self) -> dict[str, CatalogVersion]:
         """What the live members of this cluster gossip about their catalogs."""
 
 
@@ -158,19 +109,31 @@ class CatalogService:
         self._save = save
         self._catalog_leader = catalog_leader
         self._now_us = now_us
-        self._heard: dict[str, int] = {}
+        self._heard: dict[str, CatalogVersion] = {}
         self._work = asyncio.Event()
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._outcomes: dict[int, Applied] = {}
         """Of the newest commands applied here, by offset, until whoever proposed one has taken it."""
         self._saved_version = self.catalog.version
+        self.published = self.catalog.version
+        """What peers may be told of: never a state that is about to become another epoch's."""
+        self.astray = False
+        """The log goes on from another state than the one here: a peer has to give a copy of what is true."""
+        self._beginning = asyncio.Lock()
         self.sealed = asyncio.Event()
-        self._held_topics: set[bytes] = set()
-        """Topics that the catalog here has had, of which this agent holds a replica."""
+        self._replicas = TopicReplicas(agent_id, groups, lambda: self.catalog)
         self.changing = asyncio.Lock()
         """Held by whoever opens or deletes replicas: one at a time decides what is here."""
-        self._remember_held()
+        self._replicas.remember_held()
+        self.keeping = Keeping(
+            agent_id=agent_id,
+            peers=peers,
+            records=groups.replica_records,
+            catalog=lambda: self.catalog,
+            dead=self._replicas.dead_topics,
+            remembered=lambda: self._record.kept,
+        )
         if self.catalog.sealed_for is not None:
             self.sealed.set()  # a crash came between the seal and giving the cluster up
 
@@ -189,13 +152,6 @@ class CatalogService:
                 await self._open_catalog(record.replica_id)
         self._work.set()
 
-    def _remember_held(self) -> None:
-        """Before any newer state is taken: what was here and is there no more was deleted, and not merely
-        never heard of. This holds when an agent has been away for so long that no tombstone waits for it."""
-        for record in self._groups.replica_records():
-            if self.catalog.by_id(record.group.topic_id) is not None:
-                self._held_topics.add(record.group.topic_id)
-
     async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
         await self._groups.open_group(
             CATALOG_GROUP,
@@ -203,7 +159,7 @@ class CatalogService:
             schema=DEFAULT_SCHEMA,
             log_config=LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES),
             retention=CATALOG_RETENTION,
-            machine=StateMachine(self.apply, lambda: self.catalog.version, lambda: self._saved_version),
+            machine=StateMachine(self.apply, self._next_offset, self._saved_offset),
             replica_id=replica_id,
         )
 
@@ -211,14 +167,18 @@ class CatalogService:
         """Open a replica that a committed configuration has added; `changing` is held. ShoalError
         unknown-topic while the topic is not known here: it may be soon."""
         if group == CATALOG_GROUP:
+            if replica_id.term >> EPOCH_BITS > recoveries(self.catalog.epoch):
+                self.look()
+                raise ShoalError("not-ready", "the catalog here is of an epoch before this replica's")
             await self._open_catalog(replica_id)
             return
         entry = self.catalog.by_id(group.topic_id)
         if entry is None or group.partition >= len(entry.partitions):
             self.look()
             raise ShoalError("unknown-topic", f"the catalog here knows no topic {group.topic_id.hex()}")
+        self._replicas.note_held(entry.topic_id)
         await self._save_state()
-        await self._open_partition(entry, group.partition, replica_id)
+        await self._replicas.open_partition(entry, group.partition, replica_id)
 
     async def run(self) -> None:
         """Follow and carry out, until cancelled.
@@ -235,42 +195,95 @@ class CatalogService:
         """One committed frame of the `_catalog` log, in order, each exactly once per run (the host's
         promise).
         """
-        if self.halted is not None:
-            return
+        epoch = frame.stamp.term >> EPOCH_BITS
+        if self.halted is not None or epoch < recoveries(self.catalog.epoch):
+            return  # of a lineage that was left
         values = to_record_batch(frame.data, DEFAULT_SCHEMA).column("value").to_pylist()
         for offset, value in enumerate(values, start=frame.stamp.base_offset):
-            if offset < self.catalog.version:
+            if offset < self.catalog.offset and epoch == recoveries(self.catalog.epoch):
                 continue  # it came in a newer state already
             try:
                 command = decode_command(value or b"")
             except CatalogError as error:
-                # Going on would leave this agent with another state than its peers.
+                # Whoever skipped a command would have another catalog than its peers.
                 self.halted = f"the catalog's record {offset} cannot be understood: {error}"
                 logger.error("%s", self.halted)
                 return
-            outcome = self.catalog.apply(offset, command)
-            self._outcomes[offset] = Applied(outcome, self.catalog.subject(command))
-            if len(self._outcomes) > MAX_OUTCOMES:
-                del self._outcomes[next(iter(self._outcomes))]
+            self._apply_command(offset, command)
         self._after_change()
 
+    def _apply_command(self, offset: int, command: Command) -> None:
+        if offset > self.catalog.offset and not isinstance(command, BeginEpoch):
+            self._stray()
+            return
+        outcome = self.catalog.apply(offset, command)
+        if outcome == "other-base":
+            self._stray()
+        elif isinstance(command, BeginEpoch) and outcome == "done":
+            self.astray = False
+            logger.warning("the catalog was recovered by force and goes on as %s", self.catalog.version)
+        self._outcomes[offset] = Applied(outcome, self.catalog.subject(command))
+        if len(self._outcomes) > MAX_OUTCOMES:
+            del self._outcomes[next(iter(self._outcomes))]
+
+    def _stray(self) -> None:
+        """What the log goes on from is not the state here; a peer has what it has become."""
+        if not self.astray:
+            logger.warning("the catalog here (%s) is of another lineage than its log", self.catalog.version)
+        self.astray = True
+        self.look()
+
+    def _is_between_epochs(self) -> bool:
+        """The log was recovered by force, and the epoch of that has not begun in the state here. What such a
+        state says may contradict what others know under the same numbers: nobody is told, nothing is carried
+        out."""
+        groups = self._groups
+        if not groups.has(CATALOG_GROUP):
+            return False
+        return groups.status(CATALOG_GROUP).term >> EPOCH_BITS > recoveries(self.catalog.epoch)
+
+    def _next_offset(self) -> int:
+        """Of the first command of the log that has to be looked at. Numbers of an earlier epoch do not say
+        how much of this log is known: all of it is gone through for where the new one begins."""
+        if not self._is_between_epochs():
+            return self.catalog.offset
+        return min(self.catalog.offset, self._groups.status(CATALOG_GROUP).log_start_offset)
+
+    def _saved_offset(self) -> int:
+        saved = self._saved_version
+        is_of_this_log = saved.epoch == self.catalog.epoch and not self._is_between_epochs()
+        return saved.offset if is_of_this_log else 0
+
     def _after_change(self) -> None:
+        between = self._is_between_epochs()
+        if not between:
+            self.published = self.catalog.version
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if between:
+            self._news.set()  # if this agent leads it, the epoch begins now
+            return
         if self.catalog.sealed_for is not None:
             self.sealed.set()
         self._work.set()
-        self._changed.set()
-        self._changed = asyncio.Event()
         self._watch.changed()
         if self._groups.has(CATALOG_GROUP):
-            hint = encode_version(self.catalog.version)
+            hint = self.published.to_bytes()
             for peer in self._peers.live_peers():
                 self._peers.send_control(peer, PeerMessage.CATALOG_HINT, hint)
 
-    async def wait_for(self, version: int, timeout_ms: int) -> bool:
-        """True once the state is at least that version."""
+    async def wait_for(self, version: CatalogVersion, timeout_ms: int) -> bool:
+        """True once the state is at least that version, of whichever epoch."""
+        return await self._wait_until(lambda: self.catalog.version >= version, timeout_ms)
+
+    async def wait_published(self, version: CatalogVersion, timeout_ms: int) -> bool:
+        """True once peers may be told of a state that is at least that version."""
+        return await self._wait_until(lambda: self.published >= version, timeout_ms)
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_ms: int) -> bool:
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
-                while self.catalog.version < version:
+                while not condition():
                     await self._changed.wait()
         except TimeoutError:
             return False
@@ -280,6 +293,10 @@ class CatalogService:
 
     async def make_current(self, timeout_ms: int) -> None:
         """Return once everything committed before this call has been applied here. ShoalError otherwise."""
+        await self._begin_epoch(timeout_ms)
+        await self._apply_committed(timeout_ms)
+
+    async def _apply_committed(self, timeout_ms: int) -> None:
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 end = (await self._groups.offsets(CATALOG_GROUP)).high_watermark
@@ -287,28 +304,51 @@ class CatalogService:
             raise ShoalError(
                 "timeout", "the catalog's leader was not confirmed in time", definite=True
             ) from None
-        if not await self.wait_for(end, timeout_ms):
+        if not await self._wait_until(lambda: self.catalog.offset >= end, timeout_ms):
             raise ShoalError("timeout", "the catalog was not applied in time", definite=True)
 
     async def propose(self, command: Command, timeout_ms: int) -> Applied:
         """Commit and apply one command; what came of it, at its place among all the others."""
+        await self._begin_epoch(timeout_ms)
+        return await self._append(command, timeout_ms)
+
+    async def _append(self, command: Command, timeout_ms: int) -> Applied:
         columns = RecordColumns([None], [None], [encode_command(command)], [None])
         message = message_from_batch(columns_to_batch(columns, self._now_us()))
         appended = await self._groups.append(
             CATALOG_GROUP, [message], producer=None, acks="all", timeout_ms=timeout_ms
         )
-        if not await self.wait_for(appended.base_offset + 1, timeout_ms):
+        offset = appended.base_offset
+
+        def is_applied() -> bool:
+            if offset in self._outcomes:
+                return True  # a new epoch's numbers may begin below those of the state before
+            return self.catalog.offset > offset and not isinstance(command, BeginEpoch)
+
+        if not await self._wait_until(is_applied, timeout_ms):
             raise ShoalError("timeout", "committed, but not applied here in time", definite=False)
-        applied = self._outcomes.pop(appended.base_offset, None)
+        applied = self._outcomes.pop(offset, None)
         if applied is None:  # the state came from a peer, which does not say what came of whom
             raise ShoalError("timeout", "committed, but what came of it is not known here", definite=False)
         return applied
+
+    async def _begin_epoch(self, timeout_ms: int) -> None:
+        """The first command after a recovery by force; nothing to do in any other case."""
+        async with self._beginning:
+            if not self._is_between_epochs():
+                return
+            await self._apply_committed(timeout_ms)
+            count = self._groups.status(CATALOG_GROUP).term >> EPOCH_BITS
+            epoch = epoch_of(count, self._rng.getrandbits(EPOCH_RANDOM_BITS))
+            applied = await self._append(BeginEpoch(epoch, self.catalog.digest()), timeout_ms)
+            if applied.outcome != "done":
+                raise ShoalError("not-ready", "the recovered catalog begins its epoch: ask again")
 
     async def tell_peers(self) -> None:
         """Wait, for a bounded time, until the live members know the present version: what a client has just
         been
         told exists should be found wherever it asks next."""
-        payload = encode_version(self.catalog.version)
+        payload = self.catalog.version.to_bytes()
         peers = self._peers.live_peers()
         await asyncio.gather(*(self._await_peer(peer, payload) for peer in peers))
 
@@ -322,14 +362,16 @@ class CatalogService:
 
     async def on_pull(self, _peer: str, payload: bytes) -> bytes:
         """A snapshot for a follower that is behind; nothing when it is not."""
-        return b"" if decode_version(payload) >= self.catalog.version else self.catalog.to_bytes()
+        if self._is_between_epochs() or decode_version(payload) >= self.catalog.version:
+            return b""
+        return self.catalog.to_bytes()
 
     async def on_await(self, peer: str, payload: bytes) -> bytes:
         """Answer when this agent has reached the version, or cannot in time."""
         wanted = decode_version(payload)
         self.on_hint(peer, payload)
-        await self.wait_for(wanted, AWAIT_MS)
-        return encode_version(self.catalog.version)
+        await self.wait_published(wanted, AWAIT_MS)
+        return self.published.to_bytes()
 
     def on_hint(self, peer: str, payload: bytes) -> None:
         """A voter has a newer version. Raises PeerMessageError."""
@@ -355,12 +397,23 @@ class CatalogService:
     async def _follow_for_ever(self) -> None:
         while True:
             self._news.clear()
+            await self._begin_epoch_if_leading()
+            self._report_kept()
             source = self._newest_peer()
             if source is None or not await self._pull(source):
                 await _wait_or(self._news, FOLLOW_INTERVAL_MS)
 
+    async def _begin_epoch_if_leading(self) -> None:
+        if self._catalog_leader() != self._agent_id or not self._is_between_epochs():
+            return
+        try:
+            await self._begin_epoch(CONFIRM_TIMEOUT_MS)
+        except ShoalError as error:
+            logger.info("the recovered catalog has not begun its epoch yet: %s", error)
+
     def _newest_peer(self) -> str | None:
-        if self._catalog_leader() == self._agent_id and not self._lacks_what_was_trimmed():
+        leads = self._catalog_leader() == self._agent_id
+        if leads and not self.astray and not self._lacks_what_was_trimmed():
             return None  # nobody knows more, and whoever proposes here wants to know what came of it
         versions = self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):
@@ -378,12 +431,12 @@ class CatalogService:
         """The copy of the state that made it dispensable was lost."""
         groups = self._groups
         return (
-            groups.has(CATALOG_GROUP) and groups.status(CATALOG_GROUP).log_start_offset > self.catalog.version
+            groups.has(CATALOG_GROUP) and groups.status(CATALOG_GROUP).log_start_offset > self.catalog.offset
         )
 
     async def _pull(self, peer: str) -> bool:
         """True when the state has advanced."""
-        payload = encode_version(self.catalog.version)
+        payload = self.catalog.version.to_bytes()
         try:
             data = await self._peers.request(peer, PeerMessage.CATALOG_PULL, payload, PULL_TIMEOUT_MS)
             newer = Catalog.from_bytes(data) if data else None
@@ -394,9 +447,19 @@ class CatalogService:
         if newer is None or newer.version <= self.catalog.version:
             self._heard.pop(peer, None)
             return False
+        held = [record.group for record in self._groups.replica_records()]
+        self._record = replace(self._record, kept=remember(self._record.kept, self.catalog, newer, held))
         self.catalog = newer
+        self.astray = False
         self._after_change()
         return True
+
+    def _report_kept(self) -> None:
+        """Not while the catalog here may only be late."""
+        late = self._catalog_leader() is None or self.astray or self._is_between_epochs()
+        newest = max(self._peers.catalog_versions().values(), default=self.published)
+        if not late and newest <= self.published:
+            self.keeping.report()
 
     # ---- carrying out ----------------------------------------------------------------------------
 
@@ -416,6 +479,8 @@ class CatalogService:
         """Save the state, open what should be here, delete what is dead. False: something must be tried
         again.
         """
+        if self._is_between_epochs():
+            return True  # what begins the epoch sets to work
         async with self.changing:
             try:
                 await self._save_state()
@@ -424,10 +489,12 @@ class CatalogService:
                     "the catalog's state is not saved, and nothing new is opened until it is: %s", error
                 )
                 return False
-            dead = self._dead_topics()
-            done = await self._open_missing()
-            self._pass_settings_on()
-            gone = [topic_id for topic_id, parts in dead.items() if await self._delete(topic_id, parts)]
+            dead = self._replicas.dead_topics()
+            done = await self._replicas.open_missing()
+            self._replicas.pass_settings_on()
+            gone = [
+                topic_id for topic_id, parts in dead.items() if await self._replicas.delete(topic_id, parts)
+            ]
         for topic_id in gone:
             tombstone = self.catalog.tombstones.get(topic_id)
             if tombstone is not None and self._agent_id in tombstone.waiting_for:
@@ -440,97 +507,10 @@ class CatalogService:
         to a replica without its memory.
         """
         while self.catalog.version != self._saved_version:  # it goes on while it is being saved
-            version, record = self.catalog.version, self._record
-            self._record = ClusterRecord(
-                record.cluster, record.cluster_id, record.catalog_birth, self.catalog.to_bytes()
-            )
-            await self._save(self._record)
+            version = self.catalog.version
+            record = self._record = replace(self._record, catalog=self.catalog.to_bytes())
+            await self._save(record)
             self._saved_version = version
-
-    def _missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
-        """What the registry knows of, and what this agent was born with; never what was removed."""
-        for entry in self.catalog.topics.values():
-            for partition, birth in enumerate(entry.partitions):
-                group = GroupId(entry.topic_id, partition)
-                if self._groups.has(group):
-                    continue
-                record = self._groups.replica_record(group)
-                if record is None and self._agent_id in birth.voters:
-                    yield entry, partition, None
-                elif record is not None and record.state is not ReplicaState.REMOVED:
-                    yield entry, partition, record.replica_id
-
-    async def _open_missing(self) -> bool:
-        openings, births = asyncio.Semaphore(MAX_OPENING), asyncio.Semaphore(MAX_BIRTHS)
-        missing = list(self._missing())
-        results = await asyncio.gather(
-            *(self._open(*item, births if item[2] is None else openings) for item in missing)
-        )
-        if missing:
-            logger.info("opened %d of %d replicas", sum(results), len(missing))
-        return all(results)
-
-    def _pass_settings_on(self) -> None:
-        """What a change of settings means to replicas that are open already."""
-        for entry in self.catalog.topics.values():
-            for partition in range(len(entry.partitions)):
-                group = GroupId(entry.topic_id, partition)
-                if self._groups.has(group):
-                    self._groups.set_segment_bytes(group, entry.settings.segment_bytes)
-                    self._groups.set_retention(group, _retention_of(entry.settings))
-
-    async def _open(
-        self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None, limit: asyncio.Semaphore
-    ) -> bool:
-        async with limit:
-            try:
-                await self._open_partition(entry, partition, replica_id)
-            except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
-                logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)
-                return False
-        return True
-
-    async def _open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
-        settings = entry.settings
-        self._held_topics.add(entry.topic_id)
-        await self._groups.open_group(
-            GroupId(entry.topic_id, partition),
-            birth=Configuration.birth(entry.partitions[partition].voters),
-            schema=DEFAULT_SCHEMA,
-            log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
-            retention=_retention_of(settings),
-            replica_id=replica_id,
-        )
-
-    def _dead_topics(self) -> dict[bytes, set[int]]:
-        """Deleted topics, with the partitions of which something may be here. Only a committed deletion leads
-        here (safety 4): a tombstone, or a topic that the catalog had in this run and has no more. What it
-        never had may be news that has not come yet."""
-        dead = {
-            topic_id: set(range(tombstone.partitions))
-            for topic_id, tombstone in self.catalog.tombstones.items()
-            if self._agent_id in tombstone.waiting_for
-        }
-        for record in self._groups.replica_records():
-            topic_id, partition = record.group
-            if record.group == CATALOG_GROUP:
-                continue
-            if self.catalog.by_id(topic_id) is not None:
-                self._held_topics.add(topic_id)
-            elif topic_id in self.catalog.tombstones or topic_id in self._held_topics:
-                dead.setdefault(topic_id, set()).add(partition)
-        return dead
-
-    async def _delete(self, topic_id: bytes, partitions: set[int]) -> bool:
-        """Free the disk."""
-        try:
-            for partition in sorted(partitions):
-                await self._groups.delete_group(GroupId(topic_id, partition))
-        except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
-            logger.warning("deletion of %s is not finished: %s", topic_id.hex(), error)
-            return False
-        self._held_topics.discard(topic_id)
-        return True
 
     async def _confirm(self, topic_id: bytes) -> bool:
         """Say to the catalog that nothing is left here."""
@@ -554,7 +534,3 @@ async def _wait_or(event: asyncio.Event, timeout_ms: int) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _retention_of(settings: TopicSettings) -> Retention:
-    return Retention(settings.retention_age_ms, settings.retention_bytes, settings.segment_age_ms)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import crc32c
 
 from shoal.agent.catalog import ID_BYTES, MAX_SNAPSHOT_BYTES, Catalog, CatalogError
+from shoal.agent.kept import Remembered, remembered_document, remembered_from
 from shoal.segment_store.disk import Disk
 
 FILE_NAME = "cluster"
@@ -30,19 +33,25 @@ class ClusterFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """`catalog_birth`: agent ids of the catalog's birth voters, by ordinal."""
+    """`catalog_birth`: agent ids of the catalog's birth voters, by ordinal. `kept`: topics held here that an
+    earlier catalog knew and this one does not, by id."""
 
     cluster: str
     cluster_id: bytes
     catalog_birth: tuple[str, ...]
     catalog: bytes  # Catalog.to_bytes()
+    kept: Mapping[bytes, Remembered] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """A line with magic and checksum, a line of JSON, then the catalog's own bytes."""
-        head = json.dumps(
-            {"cluster": self.cluster, "id": self.cluster_id.hex(), "birth": list(self.catalog_birth)},
-            separators=(",", ":"),
-        ).encode()
+        document: dict[str, Any] = {
+            "cluster": self.cluster,
+            "id": self.cluster_id.hex(),
+            "birth": list(self.catalog_birth),
+        }
+        if self.kept:
+            document["kept"] = remembered_document(self.kept)
+        head = json.dumps(document, separators=(",", ":")).encode()
         body = head + b"\n" + self.catalog
         return b"%s %08x\n" % (_MAGIC, crc32c.crc32c(body)) + body
 
@@ -61,11 +70,12 @@ class ClusterRecord:
                 bytes.fromhex(document["id"]),
                 tuple(str(voter) for voter in document["birth"]),
                 catalog,
+                remembered_from(document.get("kept", [])),
             )
             if len(record.cluster_id) != ID_BYTES or not 1 <= len(record.catalog_birth) <= MAX_VOTERS:
                 raise ValueError("an id or a birth that cannot be")
             Catalog.from_bytes(catalog)
-        except (ValueError, KeyError, TypeError, RecursionError, CatalogError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CatalogError) as error:
             raise ClusterFileError(str(error)) from None
         return record
 

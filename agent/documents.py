@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.agent.catalog import Catalog, TopicEntry
+from shoal.agent.kept import Kept
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
 from shoal.discovery import TAG_CLUSTER as TAG_CLUSTER
 from shoal.discovery import TAG_URL as TAG_URL
@@ -131,6 +132,18 @@ def _role_now(claim: Claim, agent_id: str, routes: RouteTable, is_live: Callable
         return claim.role
     leadership = routes.leadership(claim.group, is_live)
     return "leader" if leadership is not None and leadership.agent_id == agent_id else "follower"
+
+
+def catalog_document(birth: Sequence[str], catalog: Catalog) -> dict[str, Any]:
+    """What an agent says of its catalog. epoch: in hexadecimal digits, "0" until a recovery by force."""
+    return {"birth": list(birth), "version": catalog.offset, "epoch": format(catalog.epoch, "x")}
+
+
+def kept_here(kept: Sequence[Kept]) -> list[dict[str, Any]]:
+    """What an agent holds of topics that the catalog does not know."""
+    return [
+        {"id": item.topic_id.hex(), "name": item.name, "partitions": list(item.partitions)} for item in kept
+    ]
 
 
 def topic_name(group: GroupKey, catalog: Catalog) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from shoal.agent.bootstrap import can_never_have_lived, must_dissolve
 from shoal.agent.catalog import Seal
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_version import NO_VERSION
 from shoal.agent.clock import Clock
 from shoal.agent.roster import Foreign, Roster
 from shoal.errors import ShoalError
@@ -74,7 +75,7 @@ class Guard:
         if since_ms < SETTLE_MS:
             return None
         catalog = self._catalog.catalog
-        if catalog.version == 0 and can_never_have_lived(self._catalog.birth, foreign.agents):
+        if catalog.version == NO_VERSION and can_never_have_lived(self._catalog.birth, foreign.agents):
             return "its other founders belong to another cluster, so it never held anything"
         yields = must_dissolve(
             own,

@@ -40,6 +40,7 @@ def render_metrics(
     dropped_frames: int,
     uptime_ms: int,
     scrub: ScrubStatistics | None = None,
+    kept_topics: int = 0,
 ) -> bytes:
     """`members`: (status, is a shoal agent). `statuses`: (topic, partition, ReplicaStatus) of replicas held
     here.
@@ -53,6 +54,11 @@ def render_metrics(
             "shoal_link_frames_dropped",
             "Frames to peers that were dropped; Raft repeats them.",
             value=dropped_frames,
+        ),
+        GaugeMetricFamily(
+            "shoal_kept_topics",
+            "Topics that the catalog does not know and this agent holds replicas of.",
+            value=kept_topics,
         ),
         _members(members),
         *_partitions(statuses),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
+from shoal.agent.catalog_version import CatalogVersion, version_from_bytes
 from shoal.agent.identity import GROUP_ID_BYTES, GroupId, IdentityError, group_id_from_bytes
 from shoal.agent.peer_wire import PeerWireError
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, ReplicaId
 
-_VERSION = struct.Struct("<Q")
 _REPLICA = struct.Struct("<qq")
 TOPIC_ID_BYTES = 16
 
@@ -40,18 +40,14 @@ class PeerMessage(IntEnum):
     GROUP_POSITION = 76  # request: group -> where the log of a working replica ends
     GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
     CLOCK = 77  # request -> the receiver's wall clock, microseconds since the epoch
+    CATALOG_KEPT = 78  # request -> what the receiver holds of topics that its catalog does not know
 
 
-def encode_version(version: int) -> bytes:
-    """A catalog version."""
-    return _VERSION.pack(version)
-
-
-def decode_version(payload: bytes) -> int:
-    """Raises PeerMessageError."""
-    if len(payload) != _VERSION.size:
-        raise PeerMessageError(f"a version of {len(payload)} bytes")
-    version: int = _VERSION.unpack(payload)[0]
+def decode_version(payload: bytes) -> CatalogVersion:
+    """Of the catalog. Raises PeerMessageError."""
+    version = version_from_bytes(payload)
+    if version is None:
+        raise PeerMessageError(f"no version of the catalog, {len(payload)} bytes")
     return version
 
 

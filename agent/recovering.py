@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from shoal.agent.catalog_version import recoveries
 from shoal.agent.clock import Clock
-from shoal.agent.identity import GroupId, ReplicaRecord, ReplicaState
+from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.opening import Plan, Stores, Work, finish_recovery
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_group
@@ -84,6 +85,26 @@ class RecoveryHost(Protocol):
 
     async def reopen(self, group: GroupId, work: Work) -> None:
         """Close the replica, do the work, open it again."""
+
+
+class StatusHost(Protocol):
+    """What says how far the replicas here are."""
+
+    def has(self, group: GroupId) -> bool: ...
+    def status(self, group: GroupId) -> Any: ...
+
+
+def check_lineage(host: StatusHost, epoch: int) -> None:
+    """epoch: of the catalog as it is known here. The replica of its log here may go on by force only while no
+    other one did. ShoalError recovery-refused, no-leader (none is here)."""
+    if not host.has(CATALOG_GROUP):
+        raise ShoalError("no-leader", "this agent holds no replica of the catalog")
+    if recoveries(epoch) > host.status(CATALOG_GROUP).term >> EPOCH_BITS:
+        raise ShoalError(
+            "recovery-refused",
+            "the catalog was recovered at another agent already, and this one follows it: what its own log"
+            " has was left behind",
+        )
 
 
 class Recovery:

@@ -15,6 +15,7 @@ from ipaddress import IPv6Address, ip_address
 
 from shoal.agent.bootstrap import Peer
 from shoal.agent.catalog import ID_BYTES
+from shoal.agent.catalog_version import CatalogVersion, version_from_text
 from shoal.agent.documents import (
     LIVE,
     TAG_BOOT_NONCE,
@@ -147,7 +148,7 @@ class Roster:
         """Called with agent id, run and placement version of every route event of another agent."""
         self._announcement_listeners.append(listener)
 
-    def set_catalog(self, version: int, *, has_topics: bool) -> None:
+    def set_catalog(self, version: CatalogVersion, *, has_topics: bool) -> None:
         """The catalog version of this agent, and whether its cluster holds anything."""
         self._set_later(TAG_CATALOG, str(version))
         self._set_later(TAG_TOPICS, "1" if has_topics else "0")
@@ -256,11 +257,11 @@ class Roster:
             for member in self._members
         )
 
-    def catalog_versions(self) -> dict[str, int]:
-        """What live peers gossip; a tag that is no number counts as zero."""
+    def catalog_versions(self) -> dict[str, CatalogVersion]:
+        """What live peers gossip; a tag that is no version counts as the lowest."""
         live = set(self.live_peers())
         return {
-            member.name: natural(member.tags.get(TAG_CATALOG, ""))
+            member.name: version_from_text(member.tags.get(TAG_CATALOG, ""))
             for member in self._members
             if member.name in live
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.agent import documents
@@ -104,6 +104,38 @@ class TopicAdmin:
             return False, self._equal_or_differs(applied.entry, settings)
         await asyncio.gather(service.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
+
+    async def adopt(
+        self, service: CatalogService, kept: str, name: str | None, timeout_ms: int
+    ) -> dict[str, Any]:
+        """A topic that the catalog does not know gets its place back: its id, hash ranges and settings, under
+        its old name or another one. kept: its name or id. Only the catalog's leader answers.
+
+        ShoalError unknown-topic (nobody keeps it, or knows its settings), topic-differs (the name is taken),
+        illegal-name, bad-request, not-leader, no-leader, timeout.
+        """
+        if name is not None:
+            check_topic_name(name)
+        self._require_leader()
+        await service.make_current(timeout_ms)
+        known = next((item for item in service.catalog.topics.values() if item.topic_id.hex() == kept), None)
+        known = known or service.catalog.topics.get(kept)
+        if known is not None and known.adopted:  # an answer was lost, and this is asked again
+            return self._document(known)
+        remembered = await service.keeping.find(kept)
+        entry = replace(remembered.entry, name=name or remembered.entry.name, adopted=True)
+        applied = await service.propose(CreateTopic(entry), timeout_ms)
+        if applied.outcome == "name-taken":
+            raise ShoalError(
+                "topic-differs",
+                f"another topic is called {entry.name} now: adopt {entry.topic_id.hex()} under another name",
+            )
+        if applied.outcome != "done":
+            raise ShoalError(
+                "unknown-topic", f"{kept[:64]} was adopted or deleted meanwhile by somebody else"
+            )
+        await service.tell_peers()
+        return self._document(entry)
 
     async def _let_newcomers_in(self, settings: TopicSettings) -> None:
         """Agents that have just been introduced count as members a moment later than they see themselves."""

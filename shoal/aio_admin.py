@@ -186,6 +186,17 @@ class AdminClient(LiveObject):
             if error.code != "unknown-topic":
                 raise
 
+    async def kept_topics(self) -> list[dict[str, Any]]:
+        """GET /v1/kept-topics: topics that the catalog does not know, and whose replicas live agents keep."""
+        return list((await self._get("/v1/kept-topics")).get("topics", []))
+
+    async def adopt_topic(self, kept: str, name: str | None = None) -> dict[str, Any]:
+        """POST /v1/kept-topics/{kept}/adopt, by the name it had or by its id: the catalog knows it again,
+        under another name if one is given. Returns the topic."""
+        path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+        call = _json_call("POST", path, {} if name is None else {"name": name})
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+
     async def join(self, addresses: Sequence[str]) -> dict[str, Any]:
         """POST /v1/agent/join: the first bootstrap agent contacts the gossip addresses ("host:port")."""
         call = _json_call("POST", "/v1/agent/join", {"addresses": list(addresses)})

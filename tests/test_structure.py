@@ -75,6 +75,8 @@ PURE = (
     "segment_store/newest_write.py",
     "agent/bootstrap.py",
     "agent/catalog.py",
+    "agent/catalog_version.py",
+    "agent/kept.py",
     "agent/config.py",
     "agent/documents.py",
     "agent/http/merging.py",

@@ -168,6 +168,11 @@ def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> li
             f"restart {', '.join(report['failed'][:LISTED_PROBLEMS_MAX])} on the same --data; an agent that"
             " will not come back: `shoal force-leave NAME`"
         )
+    if report.get("kept"):
+        lines.append(
+            "agents keep topics that the catalog does not know, as after its recovery by force: `shoal topic"
+            " adopt` lists them and takes them back; one that nobody wants is adopted and deleted"
+        )
     factors = [entry.get("replication_factor") for entry in topics]
     wanted = max((factor for factor in factors if isinstance(factor, int)), default=0)
     if wanted > report["alive"]:
@@ -217,11 +222,13 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         found = (await client.members())["members"]
         routes = (await client.routes())["topics"]
         topics = await client.topics()
+        kept = await client.kept_topics() if unready is None else []
     except (Unreachable, ShoalError):
         if not patient:
             raise
-        unready, found, routes, topics = "it does not answer", [], {}, []
+        unready, found, routes, topics, kept = "it does not answer", [], {}, [], []
     trouble = problems(found, routes, topics)
+    trouble["kept"] = [str(item["name"] or item["id"]) for item in kept]
     report: dict[str, Any] = {
         "healthy": unready is None and not any(trouble.values()),
         "ready": unready is None,
@@ -243,7 +250,7 @@ def _show_report(report: Mapping[str, Any]) -> None:
     print(f"{verdict}: {alive}, {topics}, {partitions}")
     if not report["ready"]:
         print(f"not ready: {report['unready_reason']}")
-    for kind in ("failed", "leaderless", "under_replicated"):
+    for kind in ("failed", "leaderless", "under_replicated", "kept"):
         names = report[kind]
         if names:
             more = f" and {len(names) - LISTED_PROBLEMS_MAX} more" if len(names) > LISTED_PROBLEMS_MAX else ""

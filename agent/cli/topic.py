@@ -1,4 +1,4 @@
-"""`shoal topic create|list|describe|delete`.
+"""`shoal topic create|list|describe|delete|adopt`.
 
 Law of this file: it shows and asks; what a legal topic is, the agents decide.
 """
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the commands to `shoal`."""
     topics = typer.Typer(
-        help="Create, list, describe and delete topics.",
+        help="Create, list, describe, delete and adopt topics.",
         epilog=example("shoal topic create flights --partitions 6", "shoal topic list"),
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -53,6 +53,7 @@ def register(app: typer.Typer) -> None:
     topics.command("list", epilog=example("shoal topic list --output json"))(list_)
     topics.command("describe", epilog=example("shoal topic describe flights"))(describe)
     topics.command("delete", epilog=example("shoal topic delete flights --yes"))(delete)
+    topics.command("adopt", epilog=example("shoal topic adopt", "shoal topic adopt orders"))(adopt)
     app.add_typer(topics, name="topic")
 
 
@@ -199,3 +200,51 @@ def delete(
         typer.confirm(f"Delete topic {name} and all its records?", abort=True, err=True)
     with_admin(agent, lambda client: client.delete_topic(name))
     say(f"topic {name} is deleted")
+
+
+def adopt(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[NAME|ID]", help="The kept topic; without it all are listed.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Another name than it had.")
+    ] = None,
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List topics that agents keep and the catalog does not know, or take one back.
+
+    They are left over where a catalog was recovered by force that had not heard of them. Adopted, a topic has
+    its old id and settings, and its replicas serve again; one that nobody wants is adopted and deleted.
+    """
+    if topic is None:
+        _list_kept(with_admin(agent, lambda client: client.kept_topics()), output)
+        return
+    document = with_admin(agent, lambda client: client.adopt_topic(topic, name))
+    if output is Output.JSON:
+        show_json(document)
+        return
+    say(f"topic {document['name']} is adopted: {_summary(document)}")
+    say("`shoal status` names partitions that lack a majority of their replicas still")
+
+
+def _list_kept(kept: list[dict[str, Any]], output: Output) -> None:
+    if output is Output.JSON:
+        show_json({"topics": kept})
+        return
+    if not kept:
+        say("the catalog knows every topic that agents hold")
+        return
+    show_table(
+        ["NAME", "ID", "PARTITIONS", "HELD", "AGENTS"],
+        [
+            [
+                item["name"] if item["adoptable"] else "unknown: cannot be adopted",
+                item["id"],
+                item["partitions"],
+                ", ".join(str(part["partition"]) for part in item["held"]),
+                ", ".join(sorted({agent["name"] for part in item["held"] for agent in part["agents"]})),
+            ]
+            for item in kept
+        ],
+    )

@@ -110,6 +110,22 @@ DELETE_TOPIC = Operation(
     {204: Answer("Gone, durably.")},
     _CHANGES,
 )
+KEPT_TOPICS = Operation(
+    "listKeptTopics",
+    "GET",
+    "/v1/kept-topics",
+    "Topics that the catalog does not know, and whose replicas live agents keep.",
+    _ok("KeptTopics", "By name."),
+)
+ADOPT_TOPIC = Operation(
+    "adoptTopic",
+    "POST",
+    "/v1/kept-topics/{kept}/adopt",
+    "Take a kept topic, by name or id, back into the catalog.",
+    {201: Answer("It is known again.", {JSON: reference("Topic")})},
+    _CHANGES,
+    body=Body({JSON: reference("Adopt")}, required=False),
+)
 OFFSETS = Operation(
     "readOffsets",
     "GET",

@@ -31,6 +31,7 @@ _VARIABLES = {
     "topic": "1 to 249 of a-z A-Z 0-9 . _ -",
     "partition": "The partition's number.",
     "member": "A member's name or id.",
+    "kept": "The name that a kept topic had, or its id.",
 }
 
 

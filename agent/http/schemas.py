@@ -167,6 +167,18 @@ SCHEMAS: dict[str, Schema] = {
         effective_replication_factor=COUNT,
         created_at=TIME,
     ),
+    "KeptTopics": members_of(
+        topics=list_of(
+            members_of(
+                id=TEXT,
+                name=described(or_null(TEXT), "The name it had, where an agent remembers it."),
+                partitions=described(or_null(COUNT), "How many it had."),
+                adoptable=described(BOOLEAN, "Whether an agent remembers its settings."),
+                held=list_of(members_of(partition=COUNT, agents=list_of(members_of(id=TEXT, name=TEXT)))),
+            )
+        )
+    ),
+    "Adopt": members_of({"name": described(TEXT, "Another name than it had.")}),
     "Offsets": members_of(
         partitions=list_of(
             members_of(
@@ -225,7 +237,13 @@ SCHEMAS: dict[str, Schema] = {
         run=TEXT,
         started_at=TIME,
         uptime_seconds=COUNT,
-        catalog=or_null(members_of(birth=list_of(ANYTHING), version=COUNT)),
+        catalog=or_null(
+            members_of(
+                birth=list_of(ANYTHING),
+                version=COUNT,
+                epoch=described(TEXT, 'In hexadecimal digits; "0" until the catalog is recovered by force.'),
+            )
+        ),
         damage=list_of(
             members_of(
                 topic=TEXT,
@@ -239,6 +257,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
+        kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),
     ),
     "Join": members_of(addresses=list_of(described(TEXT, "HOST:PORT"))),

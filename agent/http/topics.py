@@ -41,6 +41,8 @@ class TopicHandlers:
             Route(api.DESCRIBE_TOPIC, self.describe),
             Route(api.CHANGE_TOPIC, self.change),
             Route(api.DELETE_TOPIC, self.delete),
+            Route(api.KEPT_TOPICS, self.kept),
+            Route(api.ADOPT_TOPIC, self.adopt),
         ]
 
     async def list_topics(self, call: Call) -> web.Response:
@@ -93,6 +95,27 @@ class TopicHandlers:
         await at_catalog(call, delete_here, delete_there, Deadline(call.timeout_ms()))
         return web.Response(status=204)
 
+    async def kept(self, call: Call) -> web.Response:
+        """What live agents hold of topics that the catalog does not know."""
+        return json_response({"topics": await self._context.broker.kept_topics()})
+
+    async def adopt(self, call: Call) -> web.Response:
+        """201 with the topic once the catalog knows it again, durably."""
+        kept, body = call.arguments[0], await optional_object(call) or {}
+        name = body.get("name")
+        if set(body) - {"name"} or not isinstance(name, str | None):
+            raise ShoalError("bad-request", 'nothing, or {"name": NEW_NAME}, is wanted')
+
+        async def adopt_here(timeout_ms: int) -> Json:
+            return await self._context.broker.adopt_topic(kept, name, timeout_ms)
+
+        async def adopt_there(url: str, timeout_ms: int) -> Json:
+            path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+            return (await exchange(call, url, "POST", path, body, timeout_ms)).document()
+
+        deadline = Deadline(call.timeout_ms())
+        return json_response(await at_catalog(call, adopt_here, adopt_there, deadline), status=201)
+
 
 def _name(topic: Json) -> str:
     return str(topic["name"])
@@ -134,10 +157,15 @@ async def exchange_change(
     call: Call, url: str, method: str, name: str, body: Json | None, timeout_ms: int
 ) -> Reply:
     """A change of one topic, sent to the agent that leads the catalog."""
+    return await exchange(call, url, method, f"/v1/topics/{quote(name, safe='')}", body, timeout_ms)
+
+
+async def exchange(call: Call, url: str, method: str, path: str, body: Json | None, timeout_ms: int) -> Reply:
+    """A request about topics, sent to the agent that leads the catalog."""
     return await call.context.forwarder.exchange(
         url,
         method,
-        forward_target(f"/v1/topics/{quote(name, safe='')}", {}, timeout_ms),
+        forward_target(path, {}, timeout_ms),
         headers={"Content-Type": JSON_TYPE} if body is not None else {},
         body=None if body is None else json.dumps(body).encode("ascii"),
         timeout_ms=timeout_ms,

@@ -226,6 +226,7 @@ class FakeBroker:
         self.unheard: set[str] = set()
         self.recovered: list[tuple[str, int]] = []
         self.recovery_refusal: str | None = None
+        self.kept: list[Json] = []
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
@@ -314,6 +315,17 @@ class FakeBroker:
         return {"topic": topic, "partition": partition, "log_end_offset": 5, "entries": 7,
                 "committed_entries": 6, "lost": [{"id": "b" * 32, "name": "sardine"}],
                 "refusal": self.recovery_refusal}  # fmt: skip
+
+    async def kept_topics(self) -> list[Json]:
+        return self.kept
+
+    async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> Json:
+        self._check_catalog_leader()
+        found = next((item for item in self.kept if kept in (item["name"], item["id"])), None)
+        if found is None:
+            raise ShoalError("unknown-topic", f"no live agent keeps {kept}")
+        self.kept.remove(found)
+        return (await self.create_topic(name or found["name"], {"partitions": 2}, timeout_ms))[1]
 
     def drain_document(self) -> Json:
         return {"id": self.agent_id, "name": self.name, "draining": self.draining, "replicas": 0, "leads": 0,

@@ -13,6 +13,7 @@ import pytest
 from shoal.agent.broker import Broker, Joined, Topic
 from shoal.agent.catalog import Catalog, CreateTopic, DeleteTopic
 from shoal.agent.catalog_follow import Applied
+from shoal.agent.catalog_version import NO_VERSION, CatalogVersion
 from shoal.agent.config import AgentConfig
 from shoal.agent.documents import CATALOG_KEY, members_document
 from shoal.agent.event_feed import EventFeed
@@ -68,8 +69,8 @@ class FakeRoster:
     def find(self, name_or_id: str) -> Member | None:
         return next((item for item in self.list if name_or_id in (item.name, item.tags["name"])), None)
 
-    def catalog_versions(self) -> dict[str, int]:
-        return {OTHER: 0}
+    def catalog_versions(self) -> dict[str, CatalogVersion]:
+        return {OTHER: NO_VERSION}
 
 
 @dataclass
@@ -81,6 +82,8 @@ class FakeCatalog:
     catalog: Catalog = field(default_factory=Catalog)
     race: Any = None
     halted: str | None = None
+    astray: bool = False
+    keeping: Any = field(default_factory=lambda: SimpleNamespace(here=list))
     birth: tuple[str, ...] = (SELF,)
     told: int = 0
 
@@ -90,8 +93,8 @@ class FakeCatalog:
     async def propose(self, command: Any, timeout_ms: int) -> Applied:
         if self.race is not None:
             race, self.race = self.race, None
-            self.catalog.apply(self.catalog.version, race)
-        outcome = self.catalog.apply(self.catalog.version, command)
+            self.catalog.apply(self.catalog.offset, race)
+        outcome = self.catalog.apply(self.catalog.offset, command)
         return Applied(outcome, self.catalog.subject(command))
 
     async def tell_peers(self) -> None:
@@ -360,7 +363,7 @@ async def test_waiting_for_a_leader() -> None:
     other = await fixture.topic("u")
     waiting = asyncio.create_task(fixture.broker.wait_leader(other, 0, 5_000))
     await asyncio.sleep(0)
-    fixture.catalog.catalog.apply(fixture.catalog.catalog.version, DeleteTopic(other.id))
+    fixture.catalog.catalog.apply(fixture.catalog.catalog.offset, DeleteTopic(other.id))
     fixture.watch.changed()
     assert (await code(waiting)).code == "unknown-topic"
 

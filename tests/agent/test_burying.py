@@ -41,7 +41,7 @@ class Fixture:
         )
 
     def apply(self, command: Command) -> None:
-        self.catalog.apply(self.catalog.version, command)
+        self.catalog.apply(self.catalog.offset, command)
         self.catalog.check_invariants()
 
     async def propose(self, command: Command, _timeout_ms: int) -> None:
@@ -85,8 +85,8 @@ async def test_so_many_commands_at_a_time() -> None:
     fixture = Fixture(2 * MAX_BURIED_PER_LOOK)
     fixture.lost = {GONE}
     await fixture.pass_time(0)
-    before = fixture.catalog.version
+    before = fixture.catalog.offset
     await fixture.pass_time(REPLACE_AFTER_MS)
-    assert fixture.catalog.version == before + MAX_BURIED_PER_LOOK
+    assert fixture.catalog.offset == before + MAX_BURIED_PER_LOOK
     await fixture.pass_time(0)
     assert fixture.awaited() == {HERE, AWAY}

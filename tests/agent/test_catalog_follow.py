@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,10 +25,12 @@ from shoal.agent.catalog import (
     encode_command,
 )
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_version import CatalogVersion
 from shoal.agent.cluster_file import ClusterFileError, ClusterRecord
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
+from shoal.agent.kept import Remembered
 from shoal.agent.links import PeerUnavailable
-from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_version, encode_version
+from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_version
 from shoal.agent.topic_settings import TopicSettings
 from shoal.agent.waiting import Appended
 from shoal.agent.watch import Watch
@@ -50,13 +52,18 @@ from shoal.replication.interfaces import ReplicaId
 SELF, OTHER = "a" * 32, "b" * 32
 
 
+def v(offset: int, epoch: int = 0) -> bytes:
+    """A version as peers send it."""
+    return CatalogVersion(epoch, offset).to_bytes()
+
+
 def entry(number: int = 1, voters: tuple[str, ...] = (SELF, OTHER)) -> TopicEntry:
     births = tuple(PartitionBirth(bounds, voters) for bounds in hash_ranges(2))
     settings = TopicSettings(partitions=2, fsync=False)
     return TopicEntry(f"t{number}", bytes([number]) * 16, settings, births, 0)
 
 
-def frame(offset: int, *commands: Command) -> Frame:
+def frame(offset: int, *commands: Command, term: int = 1) -> Frame:
     """Commands as the committed frame that holds them."""
     nothing: list[Any] = [None] * len(commands)
     columns = RecordColumns(nothing, nothing, [encode_command(command) for command in commands], nothing)
@@ -64,7 +71,7 @@ def frame(offset: int, *commands: Command) -> Frame:
         message_from_batch(columns_to_batch(columns, 0)),
         LogIdentity(b"c" * 16, bytes(16), 0),
         base_offset=Offset(offset),
-        term=Term(1),
+        term=Term(term),
         previous_term=Term(0),
         index=LogIndex(offset + 1),
         append_time_us=0,
@@ -82,6 +89,7 @@ class FakeGroups:
     on_delete: Callable[[GroupId], None] = lambda _: None
     end: int = 0
     start: int = 0
+    term: int = 1
     on_append: Callable[[Sequence[Message]], None] = lambda _: None
 
     records: dict[GroupId, ReplicaRecord] = field(default_factory=dict)
@@ -90,7 +98,7 @@ class FakeGroups:
         return group in self.opened
 
     def status(self, group: GroupId) -> Any:
-        return SimpleNamespace(log_start_offset=self.start)
+        return SimpleNamespace(log_start_offset=self.start, term=self.term)
 
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
         self.opened[group]["segment_bytes"] = segment_bytes
@@ -132,7 +140,7 @@ class FakeGroups:
 class FakePeers:
     """One other agent; `answers` maps a kind to what it says."""
 
-    versions: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, CatalogVersion] = field(default_factory=dict)
     answers: dict[int, Callable[[bytes], bytes]] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
     hints: list[tuple[str, int]] = field(default_factory=list)
@@ -144,27 +152,32 @@ class FakePeers:
         return self.answers[kind](payload)
 
     def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
-        self.hints.append((agent_id, decode_version(payload)))
+        self.hints.append((agent_id, decode_version(payload).offset))
         return True
 
     def live_peers(self) -> list[str]:
         return [OTHER]
 
-    def catalog_versions(self) -> dict[str, int]:
+    def catalog_versions(self) -> dict[str, CatalogVersion]:
         return dict(self.versions)
 
 
 class Fixture:
     def __init__(
-        self, birth: tuple[str, ...], catalog: Catalog | None = None, leader: str | None = SELF
+        self,
+        birth: tuple[str, ...],
+        catalog: Catalog | None = None,
+        leader: str | None = SELF,
+        kept: Mapping[bytes, Remembered] | None = None,
     ) -> None:
         self.groups = FakeGroups()
         self.peers = FakePeers()
         self.saved: list[Catalog] = []
+        self.records: list[ClusterRecord] = []
         self.refuse_saves = 0
         self.service = CatalogService(
             agent_id=SELF,
-            record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes()),
+            record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes(), kept or {}),
             groups=self.groups,
             peers=self.peers,
             watch=Watch("run"),
@@ -179,6 +192,7 @@ class Fixture:
             self.refuse_saves -= 1
             raise OSError(errno.ENOSPC, "no room")
         self.saved.append(Catalog.from_bytes(record.catalog))
+        self.records.append(record)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Fixture]:
@@ -211,7 +225,7 @@ async def test_a_voter_opens_what_it_was_born_into_after_saving() -> None:
     opened = fixture.groups.opened[GroupId(b"\1" * 16, 0)]
     assert [replica.agent_id for replica in opened["birth"].replicas] == [SELF, OTHER]
     assert not opened["log_config"].fsync
-    assert fixture.saved[-1].version == 2
+    assert fixture.saved[-1].offset == 2
     assert fixture.peers.hints == [(OTHER, 2)]
 
 
@@ -242,7 +256,7 @@ async def test_a_full_disk_keeps_the_state_unsaved_and_the_agent_alive() -> None
         await fixture.until(lambda: not fixture.refuse_saves)
         assert set(fixture.groups.opened) == {CATALOG_GROUP}
         await fixture.until(lambda: len(fixture.groups.opened) == 3)
-    assert fixture.saved[-1].version == 1
+    assert fixture.saved[-1].offset == 1
 
 
 async def test_nothing_is_deleted_before_its_deletion_is_saved() -> None:
@@ -252,7 +266,7 @@ async def test_nothing_is_deleted_before_its_deletion_is_saved() -> None:
     first = entry(1)
 
     def delete_the_first() -> None:
-        if GroupId(b"\2" * 16, 0) in fixture.groups.opened and fixture.service.catalog.version == 2:
+        if GroupId(b"\2" * 16, 0) in fixture.groups.opened and fixture.service.catalog.offset == 2:
             fixture.service.apply(frame(2, DeleteTopic(first.topic_id)))
 
     unsaved: list[GroupId] = []
@@ -281,7 +295,7 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
         PeerMessage.CATALOG_CONFIRM: lambda topic_id: b"" if topic_id == entry().topic_id else b"?",
     }
     async with fixture.running():
-        fixture.peers.versions = {OTHER: 2}
+        fixture.peers.versions = {OTHER: CatalogVersion(0, 2)}
         fixture.service.look()
         await fixture.until(lambda: (OTHER, PeerMessage.CATALOG_CONFIRM) in fixture.peers.asked)
     assert fixture.groups.deleted == [GroupId(entry().topic_id, number) for number in range(2)]
@@ -310,7 +324,7 @@ async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_w
             newer.apply(offset, command)
         assert not newer.tombstones
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
-        fixture.peers.versions = {OTHER: 3}
+        fixture.peers.versions = {OTHER: CatalogVersion(0, 3)}
         fixture.service.look()
         await fixture.until(lambda: len(fixture.groups.deleted) == 2)
     assert fixture.groups.deleted == [first, second]
@@ -355,30 +369,30 @@ async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
     newer = Catalog()
     newer.apply(0, CreateTopic(entry(3, (OTHER,))))
     async with fixture.running():
-        fixture.service.on_hint(OTHER, encode_version(1))
-        fixture.peers.versions = {OTHER: 0}
+        fixture.service.on_hint(OTHER, v(1))
+        fixture.peers.versions = {OTHER: CatalogVersion(0, 0)}
         await fixture.until(lambda: len(fixture.peers.asked) >= 1)
-        assert fixture.service.catalog.version == 0
+        assert fixture.service.catalog.offset == 0
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
-        fixture.service.on_hint(OTHER, encode_version(1))
-        await fixture.until(lambda: fixture.service.catalog.version == 1)
+        fixture.service.on_hint(OTHER, v(1))
+        await fixture.until(lambda: fixture.service.catalog.offset == 1)
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: Catalog().to_bytes()}
-        fixture.service.on_hint(OTHER, encode_version(5))
+        fixture.service.on_hint(OTHER, v(5))
         asked = len(fixture.peers.asked)
         await fixture.until(lambda: len(fixture.peers.asked) > asked)
-        assert fixture.service.catalog.version == 1
+        assert fixture.service.catalog.offset == 1
 
 
 async def test_questions_of_peers() -> None:
     """A pull answers only what is newer; an await answers when the version is reached."""
     fixture = Fixture((SELF,))
-    waiting = asyncio.create_task(fixture.service.on_await(OTHER, encode_version(1)))
+    waiting = asyncio.create_task(fixture.service.on_await(OTHER, v(1)))
     await asyncio.sleep(0)
     assert not waiting.done()
     fixture.service.apply(frame(0, CreateTopic(entry())))
-    assert decode_version(await waiting) == 1
-    assert Catalog.from_bytes(await fixture.service.on_pull(OTHER, encode_version(0))).version == 1
-    assert await fixture.service.on_pull(OTHER, encode_version(1)) == b""
+    assert decode_version(await waiting) == (0, 1)
+    assert Catalog.from_bytes(await fixture.service.on_pull(OTHER, v(0))).offset == 1
+    assert await fixture.service.on_pull(OTHER, v(1)) == b""
     with pytest.raises(PeerMessageError):
         await fixture.service.on_pull(OTHER, b"?")
 
@@ -416,7 +430,7 @@ async def test_a_record_that_cannot_be_understood_halts_the_catalog() -> None:
     assert fixture.service.halted is not None
     assert "upgrade" in fixture.service.halted
     fixture.service.apply(good)
-    assert fixture.service.catalog.version == 0
+    assert fixture.service.catalog.offset == 0
 
 
 async def test_a_seal_is_noticed() -> None:
@@ -444,7 +458,7 @@ async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> 
     newer = Catalog()
     newer.apply(0, CreateTopic(entry(3, (OTHER,))))
     fixture = Fixture((SELF,))
-    fixture.peers.versions = {OTHER: 1}
+    fixture.peers.versions = {OTHER: CatalogVersion(0, 1)}
     fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
     async with fixture.running():
         fixture.service.look()
@@ -452,4 +466,4 @@ async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> 
         assert PeerMessage.CATALOG_PULL not in [kind for _, kind in fixture.peers.asked]
         fixture.groups.start = 1
         fixture.service.look()
-        await fixture.until(lambda: fixture.service.catalog.version == 1)
+        await fixture.until(lambda: fixture.service.catalog.offset == 1)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from command_line import assert_one_line, run
 from http_fixtures import Agent, one_agent, two_agents
 
 from shoal.errors import ShoalError
@@ -245,3 +246,31 @@ async def test_trim_goes_to_the_leader() -> None:
         for agent in (first, second):
             answer = await agent.request("POST", "/v1/topics/t/partitions/1/trim", {"before": 1})
             assert answer.json == {"log_start_offset": 1}
+
+
+async def test_kept_topics_are_listed_and_adopted() -> None:
+    """At any agent, by name or id; what is asked for wrongly says what is right."""
+    async with two_agents() as (first, second):
+        held = [{"partition": 0, "agents": [{"id": "b" * 32, "name": "sardine"}]}]
+        item = {"id": "1" * 32, "name": "orders", "partitions": 2, "adoptable": True, "held": held}
+        first.broker.kept = [dict(item), {**item, "id": "2" * 32, "name": None, "adoptable": False}]
+        assert [found["id"] for found in (await first.get("/v1/kept-topics")).json["topics"]] == [
+            "1" * 32,
+            "2" * 32,
+        ]
+        for body in (b"[]", b'{"name": 5}', b'{"more": "x"}'):
+            answer = await first.post("/v1/kept-topics/orders/adopt", body, media="application/json")
+            answer.problem("bad-request")
+        (await first.post("/v1/kept-topics/none/adopt", b"")).problem("unknown-topic")
+        made = await second.post(
+            "/v1/kept-topics/orders/adopt", b'{"name": "orders.old"}', media="application/json"
+        )
+        assert (made.status, made.json["name"]) == (201, "orders.old")
+        assert [found["id"] for found in first.broker.kept] == ["2" * 32]
+        url = f"http://127.0.0.1:{first.port}"
+        listed = await run("topic", "adopt", agent=url)
+        assert (listed.code, "unknown: cannot be adopted" in listed.stdout) == (0, True)
+        done = await run("topic", "adopt", "2" * 32, "--as", "again", agent=url)
+        assert (done.code, "again is adopted" in done.stderr) == (0, True)
+        assert "knows every topic" in (await run("topic", "adopt", agent=url)).stderr
+        assert_one_line(await run("topic", "adopt", "none", agent=url), "no live agent keeps none")

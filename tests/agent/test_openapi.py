@@ -134,6 +134,7 @@ async def test_a_whole_agent_answers_as_described(tmp_path: Path) -> None:
             ("PATCH", "/v1/topics/t", {"retention": {"age": "7d"}}, {}),
             ("GET", "/v1/topics", None, {}),
             ("GET", "/v1/topics/t", None, {}),
+            ("GET", "/v1/kept-topics", None, {}),
             ("GET", "/v1/topics/t/offsets", None, {"at": "5"}),
             ("GET", "/v1/topics/t/records", None, {}),
             ("GET", "/v1/topics/t/partitions/0/records", None, {"value": "json"}),

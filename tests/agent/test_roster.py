@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.catalog_version import CatalogVersion
 from shoal.agent.roster import Roster
 from shoal.agent.watch import Watch
 from shoal.membership.hosted import as_agents
@@ -101,7 +102,7 @@ async def test_digest_tags_change_at_most_once_a_second(monkeypatch: pytest.Monk
     made.attach(gossip, {})
     for number in range(100):
         made.set_placement("nonce.1", number)
-        made.set_catalog(number, has_topics=True)
+        made.set_catalog(CatalogVersion(0, number), has_topics=True)
     assert told == []
     await asyncio.sleep(0.1)
     assert [(tags["cv"], tags["pv"], tags["nt"]) for tags in told] == [("99", "1.99", "1")]

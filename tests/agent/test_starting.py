@@ -233,7 +233,7 @@ class FakeCatalog:
         self.sealed = asyncio.Event()
 
     async def propose(self, command: Seal, timeout_ms: int) -> None:
-        if self.catalog.apply(self.catalog.version, command) == "done":
+        if self.catalog.apply(self.catalog.offset, command) == "done":
             self.sealed.set()
 
     async def tell_peers(self) -> None:
@@ -285,7 +285,7 @@ async def test_nobody_else_dissolves(
 async def test_a_cluster_that_has_lived_is_not_given_up_by_hearsay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something was committed here once, so a majority was ours, whatever gossip says now."""
     made, roster, catalog = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
-    catalog.catalog.version = 1
+    catalog.catalog.offset = 1
     roster.foreign = [Foreign(THEIRS, True, ("b", "c"))]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(made.run(), 0.1)

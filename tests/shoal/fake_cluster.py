@@ -221,6 +221,7 @@ class FakeAgent:
                 web.post("/v1/agent/leave", self._done),
                 web.post("/v1/members/{member}/force-leave", self._force_leave),
                 web.get("/v1/members", self._members),
+                web.get("/v1/kept-topics", self._kept),
                 web.get("/v1/routes", self._routes),
                 web.get("/v1/topics", self._topics),
                 web.put("/v1/topics/{topic}", self._create),
@@ -306,6 +307,9 @@ class FakeAgent:
         if request.match_info["member"] not in {f"agent-{agent.number}" for agent in self.cluster.agents}:
             raise ShoalError("unknown-member", f"there is no member {request.match_info['member']!r}")
         return web.Response(status=204)
+
+    async def _kept(self, request: web.Request) -> web.Response:
+        return web.json_response({"topics": []})
 
     async def _members(self, request: web.Request) -> web.Response:
         members = [

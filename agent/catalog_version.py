@@ -1,0 +1,69 @@
+"""How far a state of the catalog goes, and of which lineage it is.
+
+Law of this file: pure. A catalog that was recovered by force goes on from one survivor's log, without what
+only the others had: from there on it is another lineage, with an epoch of its own. Numbers of commands say
+which of two states is newer within one epoch; across epochs they say nothing, and a topic that only the older
+one knows was not deleted (safety 4). So versions are always compared whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+EPOCH_RANDOM_BITS = 32
+MAX_NUMBER = 2**63
+_VERSION = struct.Struct("<QQ")
+VERSION_BYTES = _VERSION.size
+
+
+class CatalogVersion(NamedTuple):
+    """Ordered by epoch first. epoch: 0 until the first recovery by force; then their count above 32 random
+    bits, so that two survivors which were recovered apart never take their states for the same. offset: of
+    the first command that the state lacks."""
+
+    epoch: int
+    offset: int
+
+    def to_bytes(self) -> bytes:
+        """16 bytes, for frames."""
+        return _VERSION.pack(self.epoch, self.offset)
+
+    def __str__(self) -> str:
+        """For tags and logs: OFFSET, or EPOCH.OFFSET with the epoch in hexadecimal digits."""
+        return str(self.offset) if self.epoch == 0 else f"{self.epoch:x}.{self.offset}"
+
+
+NO_VERSION = CatalogVersion(0, 0)
+
+
+def recoveries(epoch: int) -> int:
+    """How many recoveries by force led to that epoch of the catalog."""
+    return epoch >> EPOCH_RANDOM_BITS
+
+
+def epoch_of(count: int, random_bits: int) -> int:
+    """The epoch that the count-th recovery by force begins."""
+    assert 0 <= random_bits < 1 << EPOCH_RANDOM_BITS
+    return count << EPOCH_RANDOM_BITS | random_bits
+
+
+def version_from_bytes(data: bytes) -> CatalogVersion | None:
+    """None for anything to_bytes() did not write."""
+    if len(data) != VERSION_BYTES:
+        return None
+    version = CatalogVersion(*_VERSION.unpack(data))
+    return version if max(version) < MAX_NUMBER else None
+
+
+def version_from_text(text: str) -> CatalogVersion:
+    """What a tag says that somebody else wrote; the lowest version for anything that is none."""
+    epoch, dot, offset = text.rpartition(".")
+    digits = offset.isascii() and offset.isdigit() and len(offset) < 19
+    if not digits or (dot and not _is_hexadecimal(epoch)):
+        return NO_VERSION
+    return CatalogVersion(int(epoch, 16) if dot else 0, int(offset))
+
+
+def _is_hexadecimal(text: str) -> bool:
+    return 0 < len(text) < 16 and all(character in "0123456789abcdef" for character in text)
