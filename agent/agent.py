@@ -291,7 +291,8 @@ class Agent:
         parts.callback(listener.close)
         port = int(listener.getsockname()[1])
         if choice.has_stepped(port):
-            logger.info("port %d is in use: HTTP listens on %d", choice.kept or choice.default, port)
+            taken = choice.kept or choice.default
+            logger.info("port %d is in use: HTTP listens on %d (--agent %s)", taken, port, self._url_at(port))
         self.url = self._url_at(port)
         self._kept_http_port = self._identity.http_port
         self._identity = replace(self._identity, http_port=port)
@@ -552,6 +553,7 @@ class Agent:
             if self._clock.now_ms() - said_at_ms >= UNREADY_SAID_MS:
                 said_at_ms = self._clock.now_ms()
                 self._say_unready()
+        logger.info("ready: %s (%s, cluster %s)", self.url, self._identity.name, self.config.cluster)
         on_ready(self)
 
     def _say_unready(self) -> None:

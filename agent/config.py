@@ -338,7 +338,7 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
 
 # ---- the sources ---------------------------------------------------------------------------------
 
-DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000}
+DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def _text(value: Any) -> str:
@@ -383,12 +383,12 @@ def _addresses(value: Any) -> tuple[str, ...]:
 
 
 def _duration_ms(value: Any) -> int:
-    """Milliseconds: a whole number, or text with a unit (`500ms`, `3s`, `2m`)."""
+    """Milliseconds: a whole number, or text with a unit (`500ms`, `3s`, `2m`, `1h`, `1d`)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m)?", value.strip()) if isinstance(value, str) else None
+    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d)?", value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("a duration such as 500ms, 3s or 2m is needed")
+        raise ValueError("a duration such as 500ms, 3s, 2m or 1h is needed")
     return int(match[1]) * DURATION_UNITS_MS[match[2] or "ms"]
 
 

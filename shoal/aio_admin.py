@@ -100,6 +100,11 @@ class AdminClient(LiveObject):
         return f"<{type(self).__name__} of {', '.join(self._cluster.agents.in_order()[:3])}>"
 
     @property
+    def asked(self) -> str:
+        """The URL of the agent that answers questions: the first one that is not down."""
+        return self._cluster.agents.in_order()[0]
+
+    @property
     def retries(self) -> int:
         """Attempts that were repeated, over everything this client did."""
         return self._cluster.retries

@@ -178,7 +178,14 @@ def dev(
     """
     directory = tempfile.mkdtemp(prefix="shoal-dev-")
     say(f"data: {directory} (removed when this ends)")
-    flags = {"data": directory, "http_port": http_port, "mdns": False, "expect": 1, "name": "dev"}
+    flags = {
+        "data": directory,
+        "http_port": http_port,
+        "mdns": False,
+        "expect": 1,
+        "name": "dev",
+        "cluster": "dev",
+    }
     try:
         code = _run(_configuration(flags, {}, {}), greet=True)
     finally:

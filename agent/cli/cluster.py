@@ -1,6 +1,6 @@
 """`shoal members`, `shoal status`, and joining and leaving by hand.
 
-Law of this file: it shows what agents say. What counts as healthy is decided in `problems`, which is pure.
+Law of this file: it shows what agents say. What counts as healthy, and what helps, is decided in health.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.health import (
+    LISTED_PROBLEMS_MAX,
+    advice,
+    lost_majorities,
+    name_of,
+    problems,
+    replacements,
+)
 from shoal.agent.cli.output import (
     DEFAULT_AGENT,
     AgentOption,
@@ -21,6 +29,7 @@ from shoal.agent.cli.output import (
     OutputOption,
     age_text,
     example,
+    listed,
     plural,
     say,
     show_json,
@@ -32,7 +41,6 @@ if TYPE_CHECKING:
     from shoal.aio_admin import AdminClient
 
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
-LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
 
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.")]
 
@@ -61,9 +69,12 @@ def members(
             if _alive(document) >= wait:
                 return document
             if time.monotonic() > deadline:
+                of = f" of cluster {document['cluster']}" if document.get("cluster") else ""
                 raise CliError(
-                    f"{_alive(document)} of {wait} members are alive after {timeout:g} s",
-                    "`shoal members` shows them; agents find each other by --join HOST:PORT",
+                    f"{_alive(document)} of {wait} members{of} are alive after {timeout:g} s, says"
+                    f" {client.asked}",
+                    "`shoal members` shows them. --agent URL or SHOAL_AGENT names another cluster's agent;"
+                    " agents find each other by --cluster NAME or --join HOST:PORT",
                 )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -80,7 +91,7 @@ def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
     """
     headers = ["NAME", "STATUS", "ADDRESS", "URL", "PARTITIONS", "LEADS", "FOR"]
     rows = [_member_row(member) for member in found]
-    if any(_name(member, found) != member.get("name") for member in found):
+    if any(name_of(member, found) != member.get("name") for member in found):
         headers.insert(1, "ID")
         for row, member in zip(rows, found, strict=True):
             row.insert(1, member["id"])
@@ -89,15 +100,7 @@ def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
         headers.insert(place, "DOMAIN")
         for row, member in zip(rows, found, strict=True):
             row.insert(place, member.get("failure_domain"))
-    show_table(headers, rows)
-
-
-def _name(member: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
-    """What commands take for it: its name, or its id where others are called so too (one whose disk was lost,
-    and its successor)."""
-    name = member.get("name")
-    is_shared = sum(1 for other in members if other.get("name") == name) > 1
-    return str(member["id"] if name is None or is_shared else name)
+    show_table(headers, rows, whole=("NAME", "URL"), spare=("FOR", "DOMAIN", "ADDRESS"))
 
 
 async def _members_if_up(client: AdminClient, *, patient: bool) -> dict[str, Any]:
@@ -139,52 +142,6 @@ def _age(since: str | None) -> str | None:
     return None if not since else age_text(time.time() - datetime.fromisoformat(since).timestamp())
 
 
-def problems(
-    members: Sequence[Mapping[str, Any]], routes: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]
-) -> dict[str, list[str]]:
-    """What keeps the cluster from being healthy, by kind: failed, leaderless, under_replicated."""
-    failed = [_name(m, members) for m in members if m["status"] in ("failed", "suspect")]
-    gone = {m["id"] for m in members if m["status"] in ("failed", "left")}
-    leaderless, under_replicated = [], []
-    for topic, entry in sorted(routes.items()):
-        for partition in entry["partitions"]:
-            where = f"{topic}/{partition['partition']}"
-            if partition.get("leader") is None or partition["leader"] in gone:
-                leaderless.append(where)
-            if any(replica["id"] in gone for replica in partition.get("replicas", [])):
-                under_replicated.append(where)
-    named = {where.rpartition("/")[0] for where in under_replicated}
-    under_replicated += [
-        str(entry["name"]) for entry in topics if entry.get("under_replicated") and entry["name"] not in named
-    ]
-    return {"failed": failed, "leaderless": leaderless, "under_replicated": under_replicated}
-
-
-def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why it is so and what to do, one line for each kind of trouble that has a cure."""
-    lines = []
-    if report["failed"]:
-        lines.append(
-            f"restart {', '.join(report['failed'][:LISTED_PROBLEMS_MAX])} on the same --data; an agent that"
-            " will not come back: `shoal force-leave NAME`"
-        )
-    if report.get("kept"):
-        lines.append(
-            "agents keep topics that the catalog does not know, as after its recovery by force: `shoal topic"
-            " adopt` lists them and takes them back; one that nobody wants is adopted and deleted"
-        )
-    factors = [entry.get("replication_factor") for entry in topics]
-    wanted = max((factor for factor in factors if isinstance(factor, int)), default=0)
-    if wanted > report["alive"]:
-        lines.append(
-            f"topics want {wanted} replicas (3 unless told otherwise) and {plural(report['alive'], 'member')}"
-            f" {'is' if report['alive'] == 1 else 'are'} alive: records are kept, in fewer copies. Start more"
-            " agents (--join this one's gossip address), or make topics with --replication-factor"
-            f" {max(report['alive'], 1)}"
-        )
-    return lines
-
-
 def status(
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
@@ -223,10 +180,12 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         routes = (await client.routes())["topics"]
         topics = await client.topics()
         kept = await client.kept_topics() if unready is None else []
+        settings = (await client.agent()).get("configuration") or {}
     except (Unreachable, ShoalError):
         if not patient:
             raise
         unready, found, routes, topics, kept = "it does not answer", [], {}, [], []
+        settings = {}
     trouble = problems(found, routes, topics)
     trouble["kept"] = [str(item["name"] or item["id"]) for item in kept]
     report: dict[str, Any] = {
@@ -238,8 +197,11 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         "topics": len(topics),
         "partitions": sum(len(entry["partitions"]) for entry in routes.values()),
         **trouble,
+        "lost_majority": lost_majorities(found, routes),
     }
     report["advice"] = advice(report, topics)
+    if not report["lost_majority"]:
+        report["advice"] += replacements(found, routes, settings.get("replace_after_ms"), time.time())
     return report
 
 
@@ -250,11 +212,9 @@ def _show_report(report: Mapping[str, Any]) -> None:
     print(f"{verdict}: {alive}, {topics}, {partitions}")
     if not report["ready"]:
         print(f"not ready: {report['unready_reason']}")
-    for kind in ("failed", "leaderless", "under_replicated", "kept"):
-        names = report[kind]
-        if names:
-            more = f" and {len(names) - LISTED_PROBLEMS_MAX} more" if len(names) > LISTED_PROBLEMS_MAX else ""
-            print(f"{kind.replace('_', '-')}: {', '.join(names[:LISTED_PROBLEMS_MAX])}{more}")
+    for kind in ("failed", "leaderless", "lost_majority", "under_replicated", "kept"):
+        if report[kind]:
+            print(f"{kind.replace('_', '-')}: {listed(report[kind], LISTED_PROBLEMS_MAX)}")
     for line in report["advice"]:
         print(line)
 

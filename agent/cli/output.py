@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -74,7 +75,8 @@ def say(text: str) -> None:
 def fail(message: str, advice: str = "") -> None:
     """The one line that says what is wrong and what to do."""
     line = f"shoal: {' '.join(message.split())}"
-    say(f"{line}; {advice}" if advice else line)
+    join = " " if line.endswith("?") else "; "
+    say(f"{line}{join}{advice}" if advice else line)
 
 
 def show_json(document: Any) -> None:
@@ -82,12 +84,26 @@ def show_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on stdout. Cells that are numbers stand at the right."""
+def show_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    whole: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """A table on stdout. Cells that are numbers stand at the right. On a terminal that is too narrow the
+    columns `spare` are left out, one after the other, and then cells are folded, but for the columns `whole`:
+    those hold what people copy."""
     cells = [["-" if cell is None or cell == "" else _text(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
     if sys.stdout.isatty():
-        _show_rich(headers, cells, right)
+        kept = _fitting(headers, cells, spare, shutil.get_terminal_size().columns)
+        _show_rich(
+            [headers[i] for i in kept],
+            [[row[i] for i in kept] for row in cells],
+            [right[i] for i in kept],
+            whole,
+        )
         return
     widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
     for row in [list(headers), *cells]:
@@ -101,6 +117,12 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 def plural(count: int, noun: str) -> str:
     """`1 record`, `2 records`, with thousands set apart."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of them with commas between, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def size_text(size_bytes: float) -> str:
@@ -137,14 +159,31 @@ def _text(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
-def _show_rich(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+def _fitting(
+    headers: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], width: int
+) -> list[int]:
+    """The columns that are shown in so many characters: all, or without some of those that can be spared."""
+    widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
+    kept = list(range(len(headers)))
+    for name in spare:
+        if sum(widths[i] + 2 for i in kept) - 2 <= width:
+            break
+        kept = [i for i in kept if headers[i] != name]
+    return kept
+
+
+def _show_rich(
+    headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], whole: Sequence[str]
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for header, is_right in zip(headers, right, strict=True):
-        table.add_column(header, justify="right" if is_right else "left", overflow="fold")
+        table.add_column(
+            header, justify="right" if is_right else "left", overflow="fold", no_wrap=header in whole
+        )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -26,7 +26,8 @@ ADVICE = {
     "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
     "unknown-member": "`shoal members` shows the members",
     "topic-differs": "`shoal topic describe TOPIC` shows what it is; leave the options out to accept that",
-    "not-enough-members": "start more agents, or give a smaller --replication-factor",
+    "not-enough-members": "start more agents, give a smaller --replication-factor, or name an agent of"
+    " another cluster with --agent URL",
     "no-leader": "`shoal status` shows which partitions and members are in trouble",
     "not-ready": "`shoal status --wait` returns once the cluster is ready",
     "overloaded": "send more slowly (--rate), or start more agents",
@@ -35,6 +36,10 @@ ADVICE = {
     "beyond-end": "start at --from latest, or at an offset within the log",
     "too-large": "a record may have at most 8 MiB",
 }
+
+
+TOLD_WITH_CLUSTER = ("not-enough-members", "unknown-topic", "unknown-member")
+"""What another cluster's agent would have answered otherwise: these are told with who was asked."""
 
 
 def with_client(
@@ -77,13 +82,31 @@ def _urls(agent: str) -> list[str]:
     return urls
 
 
+async def _whom(client: AdminClient) -> str:
+    """The agent that answered and its cluster, for people; nothing if it does not answer any more."""
+    from shoal.aio_cluster import Unreachable
+    from shoal.errors import ShoalError
+
+    try:
+        agent = await client.agent()
+    except (ShoalError, Unreachable):
+        return ""
+    cluster = f" of cluster {agent['cluster']}" if agent.get("cluster") else ""
+    return f", says {agent.get('name') or 'the agent'}{cluster} at {client.asked}"
+
+
 def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
     from shoal.aio_cluster import Unreachable
     from shoal.errors import ShoalError
 
     async def body() -> T:
         async with client:
-            return await work(client)
+            try:
+                return await work(client)
+            except ShoalError as error:
+                if error.code in TOLD_WITH_CLUSTER:
+                    error.detail += await _whom(client)
+                raise
 
     try:
         return asyncio.run(body())

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
 
 from shoal.agent.cli import doctor_checks
-from shoal.agent.cli.cluster import _show_members, advice, problems
+from shoal.agent.cli.cluster import _show_members
+from shoal.agent.cli.health import advice, lost_majorities, problems, replacements
 from shoal.agent.cli.output import age_text
 from shoal.agent.http.members import find_member
 from shoal.errors import ShoalError
@@ -92,6 +94,83 @@ def test_trouble_comes_with_its_reason_and_its_cure() -> None:
     assert advice({"failed": [], "alive": 3}, topics) == []
 
 
+def test_a_lost_majority_is_told_with_what_helps() -> None:
+    """Two of three agents are gone: neither force-leave nor new agents help, restarting does, and at the very
+    last `partition recover`; a partition that lost one of three, or whose leader only moves, is none."""
+    members = [member("a"), member("b", "failed"), member("c", "failed")]
+    for held in members:
+        held["partitions"] = [{"topic": "_catalog", "partition": 0}]
+    routes = {"t": route(None, "aaaa", "bbbb", "cccc"), "u": route("aaaa", "aaaa", "bbbb")}
+    assert lost_majorities(members, routes) == ["_catalog/0", "t/0"]
+    topics = [{"name": "t", "replication_factor": 3}]
+    report = problems(members, routes, topics) | {"alive": 1, "lost_majority": ["_catalog/0", "t/0"]}
+    heal, recover = advice(report, topics)
+    assert "Restart b, c on the same --data" in heal
+    assert "neither new agents nor force-leave" in heal
+    assert "recover _catalog 0 first, then `shoal partition recover --unsafe TOPIC PARTITION" in recover
+    assert "Start more" not in heal + recover
+    assert "`shoal force-leave" not in heal + recover
+    one = [member("a"), member("b"), member("c", "failed")]
+    assert lost_majorities(one, {"t": route(None, "aaaa", "bbbb", "cccc")}) == []
+    learner = {"id": "cccc", "role": "learner"}
+    routes = {"t": route(None, "aaaa", "bbbb")}
+    routes["t"]["partitions"][0]["replicas"].append(learner)
+    assert lost_majorities(one, routes) == []
+
+
+def test_it_is_told_when_the_replicas_of_a_dead_agent_are_made_anew() -> None:
+    """As long as nobody knows, `force-leave` seems to have done nothing for five minutes."""
+    gone = member("b", "left") | {"since": "2026-01-02T00:00:00Z"}
+    now = datetime(2026, 1, 2, 0, 2, tzinfo=UTC).timestamp()
+    routes = {"t": route("aaaa", "aaaa", "bbbb")}
+    assert replacements([member("a"), gone], routes, 300_000, now) == [
+        "the replicas of b are made anew elsewhere in 3m: it went 2m ago, and --replace-after is 5m"
+    ]
+    assert "elsewhere now, as far as" in replacements([member("a"), gone], routes, 60_000, now)[0]
+    assert replacements([member("a"), gone], {}, 300_000, now) == []
+    assert replacements([member("a"), gone], routes, None, now) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "shown", "left_out"),
+    [(200, ["ADDRESS", "DOMAIN", "FOR"], []), (85, ["ADDRESS"], ["FOR", "DOMAIN"]), (60, [], ["ADDRESS"])],
+)
+def test_a_members_url_can_be_copied_from_a_narrow_terminal(
+    width: int,
+    shown: list[str],
+    left_out: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is never folded; what can be spared goes first."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    row = {
+        "address": "127.0.0.1",
+        "gossip_port": 7946,
+        "url": "http://127.0.0.1:7170",
+        "failure_domain": "rack-1",
+    }
+    found = [member(f"machine-1a2b3c4{n}") | row | {"since": "2026-01-02T00:00:00Z"} for n in range(2)]
+    _show_members(found)
+    out = capsys.readouterr().out
+    assert out.count("http://127.0.0.1:7170") == 2
+    for name in shown:
+        assert name in out
+    for name in left_out:
+        assert name not in out
+
+
+async def test_messages_name_the_agent_and_the_cluster_that_was_asked() -> None:
+    """Three agents run, and a fourth, of another cluster, is the one that is asked: that is what is wrong."""
+    async with FakeCluster(1) as lone:
+        url = lone.urls[0]
+        ran = await run("members", "--wait", "3", "--timeout", "0.2", agent=url)
+        assert_one_line(ran, "1 of 3 members of cluster fake are alive", f"says {url}", "--agent URL")
+        ran = await run("topic", "describe", "nope", agent=url)
+        assert_one_line(ran, "unknown-topic", f"says agent-0 of cluster fake at {url}")
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(-3, "0s"), (59.9, "59s"), (60, "1m"), (7_200, "2h"), (200_000, "2d")]
 )
@@ -140,7 +219,7 @@ async def test_members_wait_for_a_number_of_them(cluster: FakeCluster) -> None:
     """It returns once they are there, and fails with one line when they do not come."""
     await cluster.agents[2].stop()
     ran = await run("members", "--wait", "3", "--timeout", "0.5", agent=cluster.urls[0])
-    assert_one_line(ran, "2 of 3 members are alive")
+    assert_one_line(ran, "2 of 3 members of cluster fake are alive")
     waiting = asyncio.create_task(run("members", "--wait", "3", agent=cluster.urls[0]))
     await asyncio.sleep(1.0)
     await cluster.agents[2].start()

@@ -65,6 +65,8 @@ REFUSED = [
     ({"shutdown_timeout": 0}, "more than 0"),
     ({"replace_after": "500ms"}, "election timeout"),
     ({"replace_after": "99999m"}, "at most 7 days"),
+    ({"replace_after": "8d"}, "at most 7 days"),
+    ({"replace_after": "1w"}, "500ms, 3s, 2m or 1h"),
     ({"election_timeout": "soon"}, "duration"),
     ({"http_port": "seventy"}, "--http-port"),
     ({"colour": "red"}, "unknown setting"),
@@ -157,3 +159,9 @@ CONFIGURATIONS = st.builds(
 def test_a_configuration_travels_through_the_environment(config: AgentConfig) -> None:
     """As it does to the agents of --cores."""
     assert AgentConfig.from_sources({}, config.as_environment()) == config
+
+
+@pytest.mark.parametrize(("text", "expected_ms"), [("1h", 3_600_000), ("7d", 604_800_000), ("90s", 90_000)])
+def test_long_durations_have_units_of_their_own(text: str, expected_ms: int) -> None:
+    """As retention has them."""
+    assert AgentConfig.from_sources({"data": "d", "replace_after": text}).replace_after_ms == expected_ms

@@ -32,6 +32,15 @@ def test_a_data_directory_that_a_running_agent_holds(start_cluster: Callable[...
     assert agents.agents[0].is_alive()
 
 
+def test_an_agent_says_when_it_is_ready_and_where(start_cluster: Callable[..., Any]) -> None:
+    """One line with its URL and its cluster: what whoever starts it in the background waits for."""
+    agents = start_cluster(1)
+    agent = agents.agents[0]
+    log = pathlib.Path(agent.log)
+    wait_until(lambda: "ready: " in log.read_text(), "the agent is ready")
+    assert log.read_text().count(f"ready: {agent.url} ({agent.name}, cluster ") == 1
+
+
 def test_a_data_directory_of_another_cluster(start_cluster: Callable[..., Any]) -> None:
     """An agent does not take its data into another cluster."""
     agents = start_cluster(1)

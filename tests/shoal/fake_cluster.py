@@ -295,7 +295,8 @@ class FakeAgent:
 
     async def _agent(self, request: web.Request) -> web.Response:
         settings = {"auto_create_topics": self.cluster.auto_create_topics}
-        return web.json_response({"id": self.id, "configuration": settings})
+        name = {"id": self.id, "name": f"agent-{self.number}", "cluster": "fake"}
+        return web.json_response({**name, "configuration": settings})
 
     async def _join(self, request: web.Request) -> web.Response:
         return web.json_response({"joined": len((await request.json())["addresses"])})
