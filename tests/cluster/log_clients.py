@@ -199,7 +199,7 @@ class Producer:
         leader_acks: float = 0.0,
     ) -> None:
         self._work = work
-        self._name = name
+        self.name = name
         self._partition = partition
         self._arrow = arrow
         self._leader_acks = leader_acks if producer_id is None else 0.0
@@ -225,14 +225,14 @@ class Producer:
         work = self._work
         count = work.rng.randint(1, self._batch_max)
         values = tuple(
-            f"{self._name}-{number}{self._padding}" for number in range(self._number, self._number + count)
+            f"{self.name}-{number}{self._padding}" for number in range(self._number, self._number + count)
         )
         self._number += count
         at_leader_only = work.rng.random() < self._leader_acks
         invoked_at = now_s()
         outcome, base_offset = await self._until_known(values, "leader" if at_leader_only else "all")
         append = Append(
-            self._name,
+            self.name,
             self._sequence,
             self._partition,
             values,

@@ -28,9 +28,11 @@ DOWN_S = (0.05, 0.5, 3.0, 8.0)
 QUICK_S = (0.01, 0.05, 0.3)
 CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
-TEN_YEARS_S = 10 * 365 * 86_400
 NODES_MAX = 6
 ROOM_BYTES = 96 * 1_024
+JUMPS_S = (-3_600, -70, -1, 0, 1, 70, 3_600)
+YEAR_S = 365 * 24 * 3_600
+LONG_JUMPS_S = (-10 * YEAR_S, -YEAR_S, -2 * 24 * 3_600, 2 * 24 * 3_600, YEAR_S, 10 * YEAR_S)
 REPLICAS = 3
 NEWEST_BYTES = 3_000
 """Some entries and the tail record at the end of a log."""
@@ -51,6 +53,7 @@ class Nemesis:
         self.exchanged: str | None = None
         self.lost_agent_id: str | None = None
         self.drained: set[str] = set()
+        self.crowded: Node | None = None
         self._active = True
         knobs = simulation.knobs
         faults: list[Callable[[], str]] = [self.reset_streams]
@@ -62,7 +65,8 @@ class Nemesis:
             (knobs.pauses, [self.pause_one, self.pause_leader]),
             (knobs.slow_disks, [self.slow_disk, self.stick_disk]),
             (knobs.disk_errors, [self.fail_sync, self.fail_write, self.fill_disk]),
-            (knobs.clocks, [self.jump_clock]),
+            (knobs.clocks or knobs.years, [self.jump_clock]),
+            (knobs.crowd, [self.crowd]),
             (knobs.leaving, [self.leave]),
             (knobs.joining, [self.join]),
             (knobs.draining, [self.drain]),
@@ -236,10 +240,13 @@ class Nemesis:
         return False
 
     def jump_clock(self) -> str:
+        """By seconds, by an hour, or by years; for good, or for a moment."""
         node = self._rng.choice(self._simulation.nodes)
-        node.set_clock(
-            int(self._rng.choice((-TEN_YEARS_S, -3_600, -70, -1, 0, 1, 70, 3_600, TEN_YEARS_S)) * 1_000_000)
-        )
+        knobs = self._simulation.knobs
+        before_us = node.clock_offset_us
+        node.set_clock(int(self._rng.choice(JUMPS_S + (LONG_JUMPS_S if knobs.years else ())) * 1_000_000))
+        if knobs.years and self._rng.random() < 0.5:
+            self._after(self._rng.uniform(0.1, 2), partial(node.set_clock, before_us))
         return node.name
 
     # ---- network ---------------------------------------------------------------------------------
@@ -308,6 +315,14 @@ class Nemesis:
         conditions.delay_ms_max = self._rng.choice((5, 60, 200))
         self._after(self._rng.uniform(0.5, 3), self._simulation.calm_weather)
         return f"loss {conditions.loss} delay {conditions.delay_ms_max} ms"
+
+    def crowd(self) -> str:
+        """Strangers take all the places for clients of one agent, and more; they stay until the end."""
+        if self.crowded is not None:
+            return "nobody: strangers are somewhere already"
+        self.crowded = self._rng.choice(self._simulation.nodes)
+        self._simulation.crowd.gather(self.crowded.http, self._rng)
+        return self.crowded.name
 
     # ---- disks -----------------------------------------------------------------------------------
 

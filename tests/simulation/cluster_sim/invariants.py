@@ -16,6 +16,7 @@ from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.node import Node
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
 from shoal.replication.interfaces import Configuration, ReplicaId
@@ -73,6 +74,8 @@ class _GroupTruth:
     configuration: Configuration | None = None
     ids: set[ReplicaId] = field(default_factory=set)
     removed: set[ReplicaId] = field(default_factory=set)
+    epoch: int = 0
+    """How often it was recovered by force; what lives on from before proves nothing."""
     beyond_repair: set[ReplicaId] = field(default_factory=set)
     """As their own agents said: they never vote again, so that a group without one is no poorer."""
 
@@ -96,6 +99,15 @@ class _Seen:
             None if host is None or self.node.life is not self.life else host._groups.get(self.replica.group)
         )
         return entry is not None and entry.replica is self.replica
+
+
+def _epoch_of(configuration: Configuration) -> int:
+    """The last in which a replica was added; only a recovery by force begins one."""
+    return max((item.id.term >> EPOCH_BITS for item in configuration.replicas), default=0)
+
+
+def _place_of(configuration: Configuration) -> tuple[int, int]:
+    return _epoch_of(configuration), configuration.index
 
 
 class Invariants:
@@ -159,7 +171,7 @@ class Invariants:
         where = f"{seen.life.name} {replica.group} {replica.replica_id}"
         if core.term < seen.term or core.commit_index < seen.commit:
             self.fail("MonotonicTermAndCommit", f"{where}: {seen.term}/{seen.commit} then {core!r}")
-        if replica.failure is None:
+        if replica.failure is None and core.term >> EPOCH_BITS == truth.epoch:
             if is_leader:
                 self._leads(truth, where, replica)
             self._committed(truth, where, replica, seen.commit)
@@ -198,7 +210,7 @@ class Invariants:
     def _configured(self, truth: _GroupTruth, where: str, committed: Configuration) -> None:
         """An id that a committed configuration left out never comes back (safety 2)."""
         known = truth.configuration
-        if known is not None and committed.index <= known.index:
+        if known is not None and _place_of(committed) <= _place_of(known):
             return
         truth.configuration = committed
         ids = {item.id for item in committed.replicas}
@@ -212,7 +224,8 @@ class Invariants:
         voters = [item for item in committed.replicas if not item.learner]
         were = [item for item in known.replicas if not item.learner]
         given_up = [item for item in were if item.id not in ids and item.id in truth.beyond_repair]
-        if len(voters) + len(given_up) < min(3, len(were)):
+        is_forced = _epoch_of(committed) > _epoch_of(known)
+        if len(voters) + len(given_up) < min(3, len(were)) and not is_forced:
             self.fail("NeverFewerVoters", f"{where}: {known} became {committed}")
 
     # ---- what leaves -----------------------------------------------------------------------------
@@ -255,6 +268,13 @@ class Invariants:
         """What an agent may tell of its own replicas."""
         for record in records:
             self._groups.setdefault(record.group, _GroupTruth()).beyond_repair.add(record.replica_id)
+
+    def forced(self, group: GroupId) -> None:
+        """An operator lets one replica go on alone: what is true of the group begins anew, in a new epoch.
+        Votes, and ids that were taken, stay what they were."""
+        truth = self._groups.setdefault(group, _GroupTruth())
+        truth.epoch += 1
+        truth.terms, truth.committed_in = [0], 0
 
     def disk_was_wiped(self, address: str) -> None:
         """Who lives there now is somebody else."""

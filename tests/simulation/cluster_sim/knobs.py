@@ -51,6 +51,9 @@ class Knobs:
     library: bool  # somebody uses the Python client
     sink: bool  # somebody writes as a task of Spark's sink does
     split: float  # the chance that bytes arrive in two parts
+    years: bool  # clocks are wrong by years, too
+    crowd: bool  # one agent has all the connections it takes, until the end
+    disaster: bool  # when all is over, a majority is lost for good, and an operator forces what is left
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -95,6 +98,9 @@ class Knobs:
             library=rng.random() < 0.4,
             sink=rng.random() < 0.25,
             split=rng.choice((0, 0, 0.05)),
+            years=rng.random() < 0.3,
+            crowd=rng.random() < 0.2,
+            disaster=rng.random() < 0.2,
         )
 
     @classmethod

@@ -301,6 +301,15 @@ class SimLoop(asyncio.BaseEventLoop):
         address = sock.target if sock is not None else (host, port)
         return await self.network.connect(protocol_factory, address)
 
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        await self.network.connect(lambda: sock, address[:2])
+
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> None:
+        fd.set_writer(callback, args, contextvars.copy_context())
+
+    def remove_writer(self, fd: Any) -> bool:
+        return bool(fd.clear_writer())
+
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
         fd.set_reader(callback, args, contextvars.copy_context())
 

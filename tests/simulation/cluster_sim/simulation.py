@@ -21,6 +21,8 @@ from log_history import History
 
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.clients import KeyedProducer, LibraryClient, SinkTask
+from cluster_sim.crowd import Crowd
+from cluster_sim.disaster import Disaster
 from cluster_sim.disk import SimDisk
 from cluster_sim.faults import Nemesis
 from cluster_sim.invariants import (
@@ -95,10 +97,13 @@ class ClusterSimulation:
         self.work = Workload(self.history, self._agents, random.Random(self.rng.getrandbits(64)))
         self.topics = TopicClient(self.work)
         self.pool = BlockingPool()
+        self.crowd = Crowd(self.loop)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
+        self.producers: list[Producer] = []
         self.disk_faults: set[str] = set()
-        """Addresses of hosts whose disks failed: what they stopped is started again by an operator."""
+        """Addresses of hosts whose disks failed. What that stopped, an operator starts again in the end, when
+        it was judged how the others do without."""
         self._print_line = print_line
         self._patches = patches or []
         self._digest = hashlib.sha256()
@@ -155,6 +160,7 @@ class ClusterSimulation:
             random.Random(self.rng.getrandbits(64)),
             pool=self.pool,
             small_segments=self.knobs.segment_bytes < 1 << 20 or self.knobs.retention_bytes is not None,
+            few_places=self.knobs.crowd,
         )
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
@@ -201,6 +207,13 @@ class ClusterSimulation:
         self.heal()
         verdict = self.verdict
         verdict.begin()
+        await verdict.until_served_as_is(SERVED_LIMIT_S)
+        self.work.is_calm = True
+        await verdict.until_caught_up_as_is(CAUGHT_UP_LIMIT_S)
+        self.work.is_calm = False
+        await self.crowd.leave()
+        self.restart_broken()
+        verdict.begin()
         await verdict.until_served(SERVED_LIMIT_S)
         self.work.stopping = True
         await self._until(
@@ -210,6 +223,8 @@ class ClusterSimulation:
             task.result()
         await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
         await self._as_client(verdict.judge())
+        if self.knobs.disaster:
+            await Disaster(self).run()
 
     async def _between_faults(self, pause_s: float) -> None:
         """Clients are busy when a fault strikes and while it is fresh; otherwise they only keep watch."""
@@ -263,12 +278,12 @@ class ClusterSimulation:
 
     def _partition_clients(self) -> list[Producer | Reader]:
         knobs = self.knobs
-        clients: list[Producer | Reader] = []
+        clients: list[Reader] = []
         for number in range(knobs.partitions):
             partition = (TOPIC, number)
             for producer in range(3):
                 plain = producer == 2
-                clients.append(
+                self.producers.append(
                     Producer(
                         self.work,
                         f"p{number}.{producer}",
@@ -284,7 +299,7 @@ class ClusterSimulation:
             for local in (False, True):
                 name = f"r{number}.{'local' if local else 'leader'}"
                 clients.append(Reader(self.work, name, partition, local=local, pause_s=0.1))
-        return clients
+        return [*clients, *self.producers]
 
     def _agents(self) -> list[tuple[str, int]]:
         return [node.http for node in self.nodes]
@@ -348,7 +363,8 @@ class ClusterSimulation:
         node.disk.capacity_bytes = DEFAULT_CAPACITY_BYTES
 
     def heal(self) -> None:
-        """All faults end; what stopped is started again."""
+        """All faults end, and what has stopped whole is started again, as by systemd; what goes on though a
+        part of it has failed, goes on."""
         self.trace("HEAL", "")
         self.nemesis.stop()
         self.network.cuts.clear()
@@ -359,8 +375,6 @@ class ClusterSimulation:
             self.free_disk(node)
             node.disk.sync_ms_max = min(HEALTHY_SYNC_MS, self.knobs.sync_ms_max)
             node.resume()
-            if node.is_running and node.address in self.disk_faults:
-                node.kill()
             if node.is_running and node.has_left:
                 node.kill()
             if not node.is_running:
@@ -368,6 +382,13 @@ class ClusterSimulation:
             if node.address in self.nemesis.drained:
                 self.tell_drain(node, undo=True)
         self.network.look_at_held()
+
+    def restart_broken(self) -> None:
+        """An operator starts the hosts again whose disks had failed."""
+        for node in self.nodes:
+            if node.is_running and node.address in self.disk_faults:
+                node.kill()
+                self.start(node)
 
 
 class _Log(logging.Handler):

@@ -46,18 +46,83 @@ class Verdict:
 
     # ---- liveness --------------------------------------------------------------------------------
 
-    async def until_served(self, limit_s: float) -> None:
-        """Every partition takes an append."""
-        await self._until(self._unserved, limit_s)
+    async def until_served_as_is(self, limit_s: float) -> None:
+        """Every partition takes an append of which a majority of voters work, whatever is broken elsewhere.
+        Before that every agent is ready, unless the catalog is what is broken."""
+        loop = self._simulation.loop
+        end_s = loop.time() + limit_s
+        while not all(node.is_ready for node in self._simulation.nodes) and loop.time() < end_s:
+            await asyncio.sleep(LOOK_S)
+        await self._until(lambda: self._unready() or self._unserved(self._able()), limit_s)
 
-    def _unserved(self) -> str | None:
+    def _unready(self) -> str | None:
+        waiting = [node.name for node in self._simulation.nodes if node.is_running and not node.is_ready]
+        return f"{waiting} are not ready" if waiting and CATALOG_GROUP in self._able() else None
+
+    async def until_caught_up_as_is(self, limit_s: float) -> None:
+        """Every such group is led, and whoever works has all that is committed now: clients go on."""
+        goals = {
+            group: max(replica.core.commit_index for _, replica in held)
+            for group, held in self._replicas().items()
+        }
+        await self._until(lambda: self._short_of(goals), limit_s)
+
+    def _short_of(self, goals: dict[GroupId, LogIndex]) -> str | None:
+        replicas = self._replicas()
+        for group in sorted(self._able() & set(self._wanted_groups())):
+            working = [(node, item) for node, item in replicas[group] if _works(node, item)]
+            if not any(replica.is_leader for _, replica in working):
+                return f"{group} is not led: {[item.core for _, item in working]}"
+            for node, replica in working:
+                if replica.core.commit_index < goals.get(group, 0):
+                    return f"{group}: {node.name} {replica.core!r} is not at {goals[group]}"
+        return None
+
+    async def until_served(self, limit_s: float) -> None:
+        """Every partition takes an append, and so does every producer's next one."""
+        await self._until(lambda: self._unserved(None) or self._unanswered(), limit_s)
+
+    def _unserved(self, groups: set[GroupId] | None) -> str | None:
+        """`groups`: those that are asked for; None: all."""
         served = {
             item.partition
             for item in self._simulation.history.appends
             if item.outcome == "ok" and item.invoked_at > self._since_s
         }
-        missing = self._simulation.knobs.partitions - len(served)
-        return f"{missing} partitions take no append" if missing else None
+        wanted = {("events", number) for number in range(self._simulation.knobs.partitions)}
+        if groups is not None:
+            wanted &= {("events", group.partition) for group in groups if self._is_of_events(group)}
+        missing = wanted - served
+        return f"{len(missing)} partitions take no append" if missing else None
+
+    def _is_of_events(self, group: GroupId) -> bool:
+        return any(
+            catalog.topics["events"].topic_id == group.topic_id
+            for _, catalog in self._catalogs()
+            if "events" in catalog.topics
+        )
+
+    def _unanswered(self) -> str | None:
+        """Whoever sends sequences is recognised for as long as it is there, and never refused for good."""
+        answered = {
+            item.producer
+            for item in self._simulation.history.appends
+            if item.outcome == "ok" and item.completed_at > self._since_s
+        }
+        missing = [item.name for item in self._simulation.producers if item.name not in answered]
+        return f"producers {missing} are not answered" if missing else None
+
+    def _able(self) -> set[GroupId]:
+        """Groups of which a majority of the voters work, by the newest configuration that any replica has."""
+        found = set()
+        for group, held in self._replicas().items():
+            working = {(node.agent.agent_id, item.replica_id) for node, item in held if _works(node, item)}
+            newest = max((item.core.configuration for _, item in held), key=lambda item: item.index)
+            voters = [item for item in newest.replicas if not item.learner]
+            able = [item for item in voters if (item.agent_id, item.id) in working]
+            if 2 * len(able) > len(voters):
+                found.add(group)
+        return found
 
     async def until_caught_up(self, limit_s: float) -> None:
         """Every group is led, every voter has everything, and every agent knows the same."""
@@ -230,6 +295,10 @@ class Verdict:
             return False
         mine = entry.replica.core.configuration.find(entry.replica.replica_id)
         return mine is not None and not mine.learner
+
+
+def _works(node: Node, replica: Replica) -> bool:
+    return node.is_running and replica.failure is None
 
 
 async def _digests(replicas: list[Replica], first: LogIndex, last: LogIndex) -> dict[str, str] | None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp.connector
@@ -21,14 +22,17 @@ import shoal.agent.http.deliver
 import shoal.agent.http.short_answer
 import shoal.agent.topic_settings
 import shoal.aio_cluster
+import shoal.aio_post
 import shoal.aio_producer
 import shoal.gathering
 import shoal.membership.gossip as gossip_module
 import shoal.spark_fetch
 import shoal.spark_send
 from cluster_sim.blocking import BlockingPool
+from cluster_sim.crowd import PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
+from cluster_sim.raw_socket import Sockets
 from shoal.agent import catalog_follow
 from shoal.agent.host import Host
 from shoal.agent.retention import Retention
@@ -112,6 +116,7 @@ def replacements(
     *,
     pool: BlockingPool,
     small_segments: bool,
+    few_places: bool,
 ) -> list[tuple[Any, str, Any]]:
     """(where, name, what) of everything that is replaced. `disk_of(address)`: the disk of a host."""
 
@@ -144,6 +149,7 @@ def replacements(
         (shoal.agent.clock.SystemClock, "now_ms", now_ms),
         (os, "urandom", rng.randbytes),
         (shoal.aio_cluster, "random", _Chance(rng)),
+        (shoal.aio_post, "socket", Sockets(loop)),
         (shoal.spark_send, "POOL", pool),
         (shoal.spark_send, "_ROUTES", {}),
         (shoal.spark_fetch, "POOL", pool),
@@ -154,6 +160,10 @@ def replacements(
         (gossip_module, "open_listener", open_listener),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
     ]
+    if few_places:
+        few = {"connections": PLACES, "agent_connections": PLACES, "unread_connections": PLACES // 4}
+        limits_for = agent_module.limits_for
+        places.append((agent_module, "limits_for", lambda files: replace(limits_for(files), **few)))
     if small_segments:
         places.append((shoal.agent.topic_settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
         places.append((agent_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))

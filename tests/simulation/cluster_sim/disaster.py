@@ -1,0 +1,192 @@
+"""The end of the cluster as it was: a majority is lost for good, and an operator forces what is left to go
+on.
+
+Law of this file: the operator does what docs/operations.md says, over HTTP, and nothing else. It begins when
+the verdict on everything before is spoken: from here on acknowledged records may be lost, but only those that
+no agent holds any more, and only by a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from log_clients import Connections, NoAnswer
+
+from cluster_sim.invariants import InvariantViolation
+from cluster_sim.node import Node
+from shoal.agent.identity import CATALOG_GROUP, GroupId
+
+if TYPE_CHECKING:
+    from cluster_sim.simulation import ClusterSimulation
+
+NODES = 4
+"""Three that hold the catalog, and one that does not know what they know."""
+MADE_MEANWHILE = "orders"
+RECORDS = 5
+STEP_LIMIT_S = 40.0
+RETRY_S = 0.5
+LIMIT_S = 90.0
+CATALOG = "_catalog"
+AWAY_S = 8.0
+"""Until gossip has seen that somebody is gone."""
+
+
+class Disaster:
+    """See the head of this file."""
+
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self._simulation = simulation
+        self._connections = Connections()
+        self._lost: list[Node] = []
+
+    async def run(self) -> None:
+        """All of it. Raises InvariantViolation."""
+        simulation = self._simulation
+        while len(simulation.nodes) < NODES:
+            node = simulation.add_node()
+            node.never_founds()
+            simulation.start(node)
+        await self._until(lambda: all(node.is_ready for node in simulation.nodes), "agents are not ready")
+        survivor, other = self._chosen()
+        topic_id = await simulation._as_client(self._made_without(survivor))
+        directory = f"/topics/{topic_id}/"
+        held = [path for path in other.disk.segments() if directory in path]
+        simulation.trace("DISASTER", f"{survivor.name} is left, {other.name} is away")
+        for node in list(simulation.nodes):
+            if node.is_running:
+                node.kill()
+            if node not in (survivor, other):
+                simulation.nodes.remove(node)
+                self._lost.append(node)
+        simulation.start(survivor)
+        await simulation._as_client(self._forced(survivor, CATALOG, 0))
+        await self._until(lambda: survivor.is_ready, f"{survivor.name} is not ready again")
+        await simulation._as_client(self._make_others(survivor))
+        simulation.start(other)
+        await self._until(lambda: other.is_ready, f"{other.name} is not ready again")
+        await simulation._as_client(self._force_partitions())
+        await self._until(self._is_well, "the partitions that are left are not led")
+        if held:
+            await self._still_there(other, held, topic_id)
+
+    def _chosen(self) -> tuple[Node, Node]:
+        """Who goes on alone with the catalog, and another one, if possible without a vote in it."""
+        nodes = [node for node in self._simulation.nodes if node.host is not None]
+        holders = [node for node in nodes if node.host is not None and node.host.has(CATALOG_GROUP)]
+        followers = [node for node in holders if not self._leads_catalog(node)]
+        survivor = self._simulation.rng.choice(followers)
+        others = [node for node in nodes if node not in holders] or [n for n in nodes if n is not survivor]
+        return survivor, self._simulation.rng.choice(others)
+
+    @staticmethod
+    def _leads_catalog(node: Node) -> bool:
+        assert node.host is not None
+        return node.host.replica(CATALOG_GROUP).is_leader
+
+    async def _made_without(self, survivor: Node) -> str:
+        """While one agent is away a topic is made, and records are acknowledged; its id."""
+        simulation = self._simulation
+        survivor.kill()
+        await asyncio.sleep(AWAY_S)
+        agents = [node for node in simulation.nodes if node is not survivor]
+        body = {"partitions": 2, "replication_factor": 3}
+        made = await self._ask(agents, "PUT", f"/v1/topics/{MADE_MEANWHILE}", body)
+        for number in range(RECORDS):
+            records = {"records": [{"value": f"{MADE_MEANWHILE}-{number}"}]}
+            await self._ask(agents, "POST", f"/v1/topics/{MADE_MEANWHILE}/records", records)
+        return str(made["id"])
+
+    async def _forced(self, node: Node, topic: str, partition: int) -> None:
+        """POST /v1/agent/recover, until it was done."""
+        body = {"topic": topic, "partition": partition, "accept_data_loss": True}
+        group = self._group(node, topic, partition)
+        self._simulation.invariants.forced(group)
+        document = await self._ask([node], "POST", "/v1/agent/recover", body)
+        self._simulation.trace(node.name, f"FORCED {topic}/{partition} {document['log_end_offset']}")
+
+    def _group(self, node: Node, topic: str, partition: int) -> GroupId:
+        if topic == CATALOG:
+            return CATALOG_GROUP
+        assert node.agent is not None
+        return GroupId(node.agent.broker._catalog.topics[topic].topic_id, partition)
+
+    async def _make_others(self, survivor: Node) -> None:
+        """The catalog goes on: what was made since has the numbers of what was lost."""
+        for name in ("invoices", "people"):
+            await self._ask([survivor], "PUT", f"/v1/topics/{name}", {})
+
+    async def _force_partitions(self) -> None:
+        """Each that has no leader, at the agent that holds most of it; those that nobody holds are gone."""
+        nodes = self._simulation.nodes
+        for _ in range(int(STEP_LIMIT_S / RETRY_S)):
+            waiting = [(group, name) for group, name in self._held().items() if not self._is_led(group)]
+            if not waiting:
+                return
+            for group, name in waiting:
+                for node in nodes:
+                    await self._try_to_force(node, group, name)
+            await asyncio.sleep(RETRY_S)
+
+    async def _try_to_force(self, node: Node, group: GroupId, name: str) -> None:
+        """First the preview, as the command does it; then, where nothing speaks against it, the deed."""
+        path = f"/v1/agent/recover?topic={name}&partition={group.partition}"
+        try:
+            preview = await self._connections.request(node.http, "GET", path)
+        except NoAnswer:
+            return
+        if preview.status == 200 and preview.body["refusal"] is None and not self._is_led(group):
+            await self._forced(node, name, group.partition)
+
+    def _held(self) -> dict[GroupId, str]:
+        """Groups of which some living agent has a working replica, and its catalog the name."""
+        found: dict[GroupId, str] = {}
+        for node in self._simulation.nodes:
+            if node.host is None or node.agent is None or not hasattr(node.agent, "broker"):
+                continue
+            names = {entry.topic_id: name for name, entry in node.agent.broker._catalog.topics.items()}
+            for group, entry in node.host._groups.items():
+                if entry.replica.failure is None and group.topic_id in names:
+                    found[group] = names[group.topic_id]
+        return found
+
+    def _is_led(self, group: GroupId) -> bool:
+        hosts = [node.host for node in self._simulation.nodes if node.host is not None]
+        return any(host.has(group) and host.replica(group).is_leader for host in hosts)
+
+    def _is_well(self) -> bool:
+        groups = {CATALOG_GROUP, *self._held()}
+        return all(self._is_led(group) for group in groups)
+
+    async def _still_there(self, node: Node, held: list[str], topic_id: str) -> None:
+        """Absence is no deletion (safety 4): what the recovered catalog does not know is kept, byte for byte,
+        and so it stays."""
+        await asyncio.sleep(AWAY_S)
+        gone = [path for path in held if path not in node.disk.segments()]
+        if gone:
+            raise InvariantViolation(
+                "AbsenceIsNoDeletion", f"{node.name} has deleted {gone} of topic {topic_id}: nobody said so"
+            )
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    async def _ask(self, agents: list[Node], method: str, path: str, body: Any) -> dict[str, Any]:
+        """Until somebody has done it. Raises InvariantViolation when nobody does."""
+        said = ""
+        for _ in range(int(STEP_LIMIT_S / RETRY_S)):
+            node = self._simulation.rng.choice(agents)
+            try:
+                answer = await self._connections.request(node.http, method, path, body)
+            except NoAnswer as error:
+                said = str(error)
+            else:
+                if answer.status in (200, 201):
+                    document: dict[str, Any] = answer.body
+                    return document
+                said = f"{answer.status} {answer.body}"
+            await asyncio.sleep(RETRY_S)
+        raise InvariantViolation("Disaster", f"{method} {path} {body}: {said}")
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        await self._simulation._until(condition, LIMIT_S, "Disaster", what)
