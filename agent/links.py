@@ -444,6 +444,11 @@ class Links:
         """Whether it is watched: False for an agent that has been forgotten."""
         return agent_id in self._peers
 
+    def has_met(self, agent_id: str) -> bool:
+        """Whether that very agent was linked in this run: gossip alone proves nobody's existence."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and bool(peer.boot_nonce)
+
     def statistics(self) -> tuple[PeerStatistics, ...]:
         """Every known peer."""
         now_ms = self._clock.now_ms()

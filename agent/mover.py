@@ -167,8 +167,8 @@ class Mover:
             if now_ms - since_ms < AVOID_MS
         }
         watched = {member.name for member in ours}
-        for replica in led:  # gossip forgets who has been gone for long, a configuration does not
-            watched.update(item.agent_id for item in replica.core.configuration.replicas)
+        holders = {item.agent_id for replica in led for item in replica.core.configuration.replicas}
+        watched |= holders  # gossip forgets who has been gone for long, a configuration does not
         self._lost_ms = {
             agent_id: self._lost_ms.get(agent_id, now_ms)
             for agent_id in watched
@@ -187,10 +187,12 @@ class Mover:
             lost_since_ms=self._lost_ms,
             drained=self._roster.drained(),
         )
+        known = self._roster.met() | holders  # others may be nothing but what somebody gossips
         belonging = tuple(
             candidate_of(member)
             for member in sorted(ours, key=lambda item: item.name)
-            if member.name not in members.drained
+            if member.name in known
+            and member.name not in members.drained
             and not members.is_dead(member.name)
             and (member.name in settled or member.name not in self._seen_ms)
         )

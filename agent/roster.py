@@ -70,6 +70,7 @@ class Roster:
         self._members: tuple[Member, ...] = ()
         self._ours: list[Member] = []
         self._live: set[str] = set()
+        self._met = {agent_id}
         self._addresses: frozenset[str] = frozenset()
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -234,9 +235,26 @@ class Roster:
         """Live agents of this cluster but this one."""
         return sorted(self._live - {self.agent_id})
 
+    def met(self) -> frozenset[str]:
+        """Whose link was up in this run, this agent included: the others may be nothing but what somebody
+        gossips."""
+        self._met.update(name for name in self._live if self._links.has_met(name))
+        return frozenset(self._met)
+
     def placeable(self) -> list[Member]:
-        """Where new replicas may be placed: alive by gossip, of this cluster, and not drained."""
-        return [member for member in self.ours() if member.status == "alive" and not is_drained(member)]
+        """Where replicas may be moved: alive by gossip, met, of this cluster, and not drained. One whose link
+        is silent for a moment counts: whoever gets a learner has to answer before anything depends on it."""
+        met = self.met()
+        return [
+            member
+            for member in self.ours()
+            if member.status == "alive" and member.name in met and not is_drained(member)
+        ]
+
+    def birthplaces(self) -> list[Member]:
+        """Where replicas may be born: whose link is up, too. A group that is born on the dead is never led,
+        and gossip says of the dead for seconds that they live."""
+        return [member for member in self.placeable() if self.is_live(member.name)]
 
     def holders_count(self) -> int:
         """How many agents replicas can be spread over, those counted that may come back: nobody who left or
@@ -248,14 +266,19 @@ class Roster:
         return frozenset(member.name for member in self.ours() if is_drained(member))
 
     def newcomers(self) -> bool:
-        """Whether somebody alive is on the way into this cluster: of our name, and of no cluster yet."""
+        """Whether somebody alive is on the way into this cluster: of our name, and of no cluster yet, or of
+        ours and never met."""
+        met = self.met()
         return any(
             member.status == "alive"
             and is_shoal(member)
             and member.tags[TAG_CLUSTER] == self.cluster
-            and not member.tags.get(TAG_CLUSTER_ID)
+            and (not member.tags.get(TAG_CLUSTER_ID) or self._is_unmet(member, met))
             for member in self._members
         )
+
+    def _is_unmet(self, member: Member, met: frozenset[str]) -> bool:
+        return cluster_id_of(member) == self.cluster_id and member.name not in met
 
     def catalog_versions(self) -> dict[str, CatalogVersion]:
         """What live peers gossip; a tag that is no version counts as the lowest."""

@@ -141,7 +141,7 @@ class TopicAdmin:
         """Agents that have just been introduced count as members a moment later than they see themselves."""
         end_ms = self._clock.now_ms() + NEWCOMERS_WAIT_MS
         wanted = settings.wanted_replicas(MAX_REPLICATION_FACTOR)
-        while len(self._roster.placeable()) < wanted and self._roster.newcomers():
+        while len(self._roster.birthplaces()) < wanted and self._roster.newcomers():
             remaining_ms = end_ms - self._clock.now_ms()
             if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
                 return
@@ -163,7 +163,7 @@ class TopicAdmin:
 
     async def _new_entry(self, name: str, settings: TopicSettings, *, explicit_factor: bool) -> TopicEntry:
         """The birth: a random id and, per partition, hash range and voters (safety 1)."""
-        members = self._roster.placeable()
+        members = self._roster.birthplaces()
         factor = settings.replication_factor
         if not members:
             raise ShoalError(

@@ -60,6 +60,8 @@ class FakeRoster:
     def placeable(self) -> list[Member]:
         return [item for item in self.list if item.status == "alive" and item.tags["cid"]]
 
+    birthplaces = placeable
+
     def holders_count(self) -> int:
         return len(self.list)
 
@@ -223,11 +225,11 @@ async def test_creation_places_on_live_members_only() -> None:
     assert fixture.catalog.told == 1
     refused = await code(fixture.broker.create_topic("u", {"replication_factor": 3}, 100))
     assert refused.code == "not-enough-members"
-    placeable, fixture.roster.placeable = fixture.roster.placeable, list  # type: ignore[method-assign, assignment]
+    birthplaces, fixture.roster.birthplaces = fixture.roster.birthplaces, list  # type: ignore[method-assign, assignment]
     drained = await code(fixture.broker.create_topic("v", None, 100))
     assert drained.code == "not-enough-members"
     assert "--undo" in str(drained)
-    fixture.roster.placeable = placeable  # type: ignore[method-assign]
+    fixture.roster.birthplaces = birthplaces  # type: ignore[method-assign]
     assert await fixture.broker.create_topic("t", {"partitions": 4}, 100) == (False, document)
 
 

@@ -122,6 +122,8 @@ class Fixture:
         self.now_ms = 0
         self.alive = [SELF, OTHER, THIRD]
         self.silent: set[str] = set()
+        self.ghosts: frozenset[str] = frozenset()
+        """Whom gossip shows alive and nobody ever met."""
         self.told: list[tuple[str, bool]] = []
         self.refuses = False
         self.drained_agents: frozenset[str] = frozenset()
@@ -146,10 +148,13 @@ class Fixture:
     # what the mover asks of the roster
 
     def placeable(self) -> list[Any]:
-        return [SimpleNamespace(name=name, tags={}) for name in self.alive if name not in self.drained_agents]
+        return [SimpleNamespace(name=name, tags={}) for name in sorted(self.met() - self.drained_agents)]
 
     def ours(self) -> list[Any]:
         return [SimpleNamespace(name=name, tags={}) for name in self.alive]
+
+    def met(self) -> frozenset[str]:
+        return frozenset(self.alive) - self.ghosts
 
     def drained(self) -> frozenset[str]:
         return self.drained_agents
@@ -449,3 +454,19 @@ async def test_a_drained_agent_gives_everything_away_and_leads_nothing() -> None
     await fixture.pass_time(8_000)
     assert led
     assert fixture.led == []
+
+
+async def test_nothing_is_moved_to_members_that_nobody_ever_met() -> None:
+    """Gossip can be forged: they neither get learners nor a share of what belongs to those who are there."""
+    fixture = Fixture((SELF,), led=PARTITIONS)
+    quiet = Fixture((SELF,), led=PARTITIONS)
+    ghosts = [f"{number:032x}" for number in range(8)]
+    fixture.alive += ghosts
+    fixture.ghosts = frozenset(ghosts)
+    for item in (fixture, quiet):
+        await item.pass_time(SETTLE_MS + REPLACE_AFTER_MS, 500)
+        for _ in range(40):
+            item.catch_up()
+            await item.pass_time(500)
+    assert [replica.holders() for replica in fixture.led] == [replica.holders() for replica in quiet.led]
+    assert {agent_id for agent_id, _ in fixture.told} == {OTHER, THIRD}

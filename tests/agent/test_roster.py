@@ -45,10 +45,14 @@ POOL = [
 @pytest.fixture
 async def roster() -> Any:
     links: Any = SimpleNamespace(
-        set_addresses=lambda urls: made.dialled.update(urls), is_silent=lambda name: name == "b"
+        set_addresses=lambda urls: made.dialled.update(urls),
+        is_silent=lambda name: name in made.silent,
+        has_met=lambda name: name in made.linked,
     )
     made: Any = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
     made.dialled = {}
+    made.silent = {"b"}
+    made.linked = {"b", "hosted", "suspect"}
     gossip: Any = SimpleNamespace(members=lambda: as_agents(POOL), set_tags=lambda tags: None)
     made.attach(gossip, {})
     made.set_cluster(OURS)
@@ -69,6 +73,33 @@ async def test_replicas_are_placed_on_living_agents_of_ours_only(roster: Any) ->
     """Never on a neighbour, a stranger, a foreign cluster's agent, or one that is on its way."""
     assert [member.name for member in roster.placeable()] == ["b", "hosted", "me"]
     assert roster.newcomers()
+
+
+async def test_replicas_are_born_where_links_live_only(roster: Any) -> None:
+    """Whom gossip alone calls alive, dead for a second or made up by somebody, is no place for anything; one
+    that was met keeps its place in what is moved, and is not born on while its link is silent."""
+    assert [member.name for member in roster.birthplaces()] == ["hosted", "me"]
+    roster.silent.clear()
+    assert [member.name for member in roster.birthplaces()] == ["b", "hosted", "me"]
+    roster.silent.update(("b", "hosted"))
+    roster.linked.clear()
+    assert [member.name for member in roster.placeable()] == ["b", "hosted", "me"]
+    assert [member.name for member in roster.birthplaces()] == ["me"]
+    assert roster.met() == {"me", "b", "hosted", "suspect"}
+
+
+async def test_who_was_never_met_is_waited_for_as_a_newcomer(roster: Any) -> None:
+    """Gossip is quicker than the first link; who was met and died is not waited for."""
+    pool = [member for member in as_agents(POOL) if member.tags.get("cid")]
+    roster._membership.members = lambda: pool
+    roster.linked.remove("b")
+    roster._notice()
+    assert roster.newcomers()
+    assert [member.name for member in roster.placeable()] == ["hosted", "me"]
+    roster.linked.add("b")
+    assert not roster.newcomers()
+    roster.linked.remove("b")
+    assert not roster.newcomers()
 
 
 async def test_foreign_clusters_are_noticed_while_they_live(roster: Any) -> None:
