@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -22,7 +22,10 @@ from shoal.aio_bulk import BulkConnections, OnHead
 from shoal.aio_post import NotConnected, PostConnections, Unsupported
 from shoal.client_routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.errors import ERRORS, ClientClosed, ShoalError
-from shoal.http_wire import BrokenAnswer, UnknownLength, request_head
+from shoal.http_wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
+
+if TYPE_CHECKING:  # it needs Arrow, which who only asks a question starts without
+    from shoal.lone import Lone
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
 ANSWER_BYTES_MAX = 96 << 20
@@ -229,6 +232,18 @@ class Cluster:
             await asyncio.sleep(verdict.delay_ms / 1_000)
             if verdict.refresh:
                 await self._refresh_quietly(topic)
+
+    async def post_alone(self, lone: Lone, timeout_seconds: float) -> WholeAnswer | None:
+        """A lone record's agent, asked once; None when it did not answer well."""
+        lone.doubt = True
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._posts.post(lone.url, lone.request)
+        except (NotConnected, Unsupported):
+            lone.doubt = False
+        except (OSError, UnknownLength):  # a TimeoutError is one
+            return None
+        return None
 
     async def at_replica(self, topic: str, partition: int, call: Call) -> Answer | None:
         """Ask the replica that answers soonest, once; None when that is the leader or it does not answer

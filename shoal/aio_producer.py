@@ -19,13 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.aio_cluster import Answer, Call, Cluster, Unreachable, now_ms, topic_path
+from shoal.aio_topics import find_topic
 from shoal.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.batching import Batcher, BatchingConfig, Request, split
 from shoal.client_routing import TopicRoutes
-from shoal.delivery import Delivery, Piece
+from shoal.delivery import Delivery, Piece, Place
 from shoal.errors import BufferFull, ClientClosed, ShoalError, unknown_partition
 from shoal.gathering import Chunk, Gatherer, HeadersLike, Text, Timestamp, Whole
 from shoal.live_object import LiveObject
+from shoal.lone import ANSWER_SECONDS, Counted, Counts, Lone, LonePath
 from shoal.routing import group_rows, owners_of
 from shoal.tabular import batches_of
 
@@ -39,8 +41,6 @@ PRODUCER_EPOCH = 0  # an id is used by one producer only, so nothing is ever fen
 # A leader that neither answers nor loses its connection (a stopped process, a pulled cable) is left for the
 # one that the routes name, this long after they named it. An old leader that handed over answers within it.
 DEPOSED_GRACE_MS = 500
-# A topic that one agent has just created is known to the others well within this.
-CREATED_TOPIC_SEEN_MS = 10_000
 
 
 class ProduceFailed(Exception):
@@ -158,6 +158,9 @@ class Producer(LiveObject):
         self._spread = 0
         self._last_routes: TopicRoutes | None = None
         self._aborted = False
+        self._lone: LonePath | None = None
+        self.at_abort: list[Callable[[], None]] = []
+        """What ends with this producer."""
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -172,10 +175,14 @@ class Producer(LiveObject):
         # Arrow looks for pandas when it makes its first value: at the interpreter's end, when what is unsent
         # is flushed, that would fail.
         pa.scalar(0, pa.int64())
-        await self._find_topic()
+        await find_topic(self._cluster, self.topic)
+        if self._partition is not None and self._routes().get(self._partition) is None:
+            raise unknown_partition(self.topic, self._partition, len(self._routes().partitions))
         self._watcher = asyncio.create_task(self._cluster.watch(self.topic))
         loop = asyncio.get_running_loop()
         self._gatherer = Gatherer(self.topic, self._config, lambda: _call_soon(loop, self._turn))
+        if self._acks != "none" and self._compression is None and self._on_delivery is None:
+            self._lone = self._lone_path(self._gatherer)
         self._gatherer.partitions = frozenset(route.partition for route in self._routes().partitions)
         return self
 
@@ -249,6 +256,47 @@ class Producer(LiveObject):
             await self._wait_for_room(timeout_seconds)
         return gatherer.put(value, key, headers, timestamp, partition, 0)
 
+    async def append(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Place:
+        """Send one record without waiting for company, behind all sent before, and wait until it is
+        acknowledged; returns its partition and offset. Raises as `send`, and TimeoutError when there is no
+        acknowledgement for `timeout_seconds`: it may still come."""
+        lone = None
+        if headers is None and timestamp is None and self._lone is not None:
+            lone = self._lone.begin(value, key, partition)
+        async with asyncio.timeout(None if lone is not None and timeout_seconds is None else timeout_seconds):
+            if lone is not None:
+                place = await self._send_alone(lone)
+                if place is not None:
+                    return place
+                assert lone.chunk is not None
+                delivery = lone.chunk.delivery
+            else:
+                if self.gatherer.full:
+                    await self._wait_for_room(None)
+                delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, 0)
+            await delivery
+            return delivery.place(0)
+
+    async def _send_alone(self, lone: Lone) -> Place | None:
+        """None: it was handed over."""
+        path = self._lone
+        assert path is not None
+        try:
+            answer = await self._cluster.post_alone(lone, ANSWER_SECONDS) if lone.request else None
+        except BaseException:
+            path.hand_over(lone)
+            raise
+        return path.settle(lone, answer)
+
     async def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
         """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
         of its key; waits while the buffer is full.
@@ -283,7 +331,12 @@ class Producer(LiveObject):
             ) from None
 
     async def _flush(self) -> None:
-        self.gatherer.seal()
+        gatherer = self.gatherer
+        gatherer.seal()
+        if gatherer.lone is not None:
+            gatherer.await_lone()
+            self._turn()  # sees to it that its end is heard of
+            await self._until(lambda: gatherer.lone is None or self._ended)
         for _ in range(self.gatherer.sealed):
             if self._failure is None:
                 self._absorb()
@@ -325,52 +378,44 @@ class Producer(LiveObject):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        error = self._failure or ClientClosed(f"the producer of {self.topic} is closed")
-        self._stop(error)
+        self._stop(self._failure or ClientClosed(f"the producer of {self.topic} is closed"))
+        for end in self.at_abort:
+            end()
         if self._failure is None:  # else it can still be asked for: `undelivered`
             self._batcher.drop_all()
 
-    async def _find_topic(self) -> None:
-        """Learn the topic's routes; let the agents create it if they do that for producers."""
-        retry_ms = self._cluster.config.retry.total_ms
-        await self._cluster.learn_agents(retry_ms=retry_ms)
-        try:
-            await self._cluster.refresh(self.topic, retry_ms=retry_ms)
-        except ShoalError as error:
-            if error.code != "unknown-topic":
-                raise
-            await self._create_topic(retry_ms)
-        if self._partition is not None and self._routes().get(self._partition) is None:
-            raise unknown_partition(self.topic, self._partition, len(self._routes().partitions))
+    @property
+    def connect_timeout_seconds(self) -> float:
+        """How long making a connection may take."""
+        return self._cluster.config.connect_timeout_ms / 1_000
 
-    async def _create_topic(self, retry_ms: int) -> None:
-        """Create the topic with default settings, as an agent does for a producer, unless that is turned
-        off.
-        """
-        agent = (await self._cluster.anywhere(Call("GET", "/v1/agent"))).document()
-        configuration = agent.get("configuration")
-        if isinstance(configuration, dict) and configuration.get("auto_create_topics") is False:
-            raise ShoalError(
-                "unknown-topic", f"there is no topic {self.topic!r}, and producing does not create it"
+    @property
+    def lone(self) -> LonePath | None:
+        """The way of single records that are waited for; None where there is none."""
+        return self._lone
+
+    def _lone_path(self, gatherer: Gatherer) -> LonePath:
+        def read() -> Counts:
+            counts = self._counts
+            return Counts(
+                counts.records_sent, counts.records_acknowledged, counts.requests, counts.duplicates
             )
-        try:
-            await self._cluster.anywhere(Call("PUT", topic_path(self.topic)), retry_ms=retry_ms)
-        except ShoalError as error:
-            if error.code != "topic-differs":  # somebody was quicker, with settings of their own
-                raise
-        deadline_ms = now_ms() + CREATED_TOPIC_SEEN_MS
-        while True:
-            try:
-                await self._cluster.refresh(self.topic)
-            except ShoalError as error:
-                # Another agent may have answered, which has not heard of the new topic yet.
-                if error.code != "unknown-topic" or now_ms() > min(
-                    deadline_ms, deadline_ms - retry_ms + 10_000
-                ):
-                    raise
-            else:
-                return
-            await asyncio.sleep(0.05)
+
+        def write(counts: Counts) -> None:
+            self._counts = ProducerStatistics(*counts)
+
+        timeout = f"{self._cluster.config.attempt_timeout_ms}ms"
+        return LonePath(
+            gatherer,
+            self._batcher,
+            lambda: self._cluster.routes.topic(self.topic),
+            self._identities.get,
+            Counted(read, write),
+            topic_path(self.topic),
+            {"acks": self._acks, "timeout": timeout, "forward": "false"},
+            {"Content-Type": ARROW_STREAM, "Shoal-Producer-Epoch": str(PRODUCER_EPOCH)},
+            self._partition,
+        )
 
     def _routes(self) -> TopicRoutes:
         """As far as known: an agent that has just come may not know the topic yet, and whether it is really
@@ -402,7 +447,9 @@ class Producer(LiveObject):
         self._unsettled[chunk.delivery] = None
         for partition, piece in self._pieces(chunk):
             for part in split(piece, self._config):
-                self._batcher.add(partition, part, part.num_rows, part.nbytes, chunk.begun_ms)
+                self._batcher.add(
+                    partition, part, part.num_rows, part.nbytes, chunk.begun_ms, repeats=chunk.repeats
+                )
         self.gatherer.account(self._batcher.buffered_bytes)
         return True
 
@@ -429,9 +476,18 @@ class Producer(LiveObject):
 
     def _turn(self) -> None:
         """Take what was gathered, start what is due, and come back when the next request will be."""
-        if self._failure is not None or self._aborted or self._gatherer is None:
+        if self._gatherer is None:
+            return
+        self._notify()
+        if self._failure is not None or self._aborted:
+            if self._gatherer.sealed:  # a record that was on its way alone
+                self._stop(self._failure or ClientClosed(f"the producer of {self.topic} is closed"))
             return
         now = now_ms()
+        left_seconds = None if self._lone is None else self._lone.take_over()
+        if left_seconds is not None:  # whoever sent it calls again
+            self._come_back(left_seconds)
+            return
         self._gatherer.seal(before_ms=now)
         try:
             more = self._absorb()  # one a turn: answers are read in between
@@ -445,13 +501,17 @@ class Producer(LiveObject):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        loop = asyncio.get_running_loop()
         if more:
-            loop.call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._turn)
             return
         due = [at for at in (self._batcher.deadline(), self._gatherer.due_ms()) if at is not None]
         if due:
-            self._timer = loop.call_later(max(min(due) - now, 0) / 1_000, self._turn)
+            self._come_back(max(min(due) - now, 0) / 1_000)
+
+    def _come_back(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._turn)
 
     async def _deliver(self, request: Request[Piece]) -> None:
         try:
@@ -547,11 +607,10 @@ class Producer(LiveObject):
 
     def _explained(self, request: Request[Piece], error: ShoalError | Unreachable) -> ProduceFailed:
         code = error.code if isinstance(error, ShoalError) else "unreachable"
-        fate = "is not stored" if error.definite else "may or may not be stored"
+        definite = error.definite and not request.repeats
+        fate = "is not stored" if definite else "may or may not be stored"
         what = f"{self.topic}/{request.partition}: a batch of {request.rows} records"
-        return ProduceFailed(
-            f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=error.definite
-        )
+        return ProduceFailed(f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=definite)
 
     def _fail(self, error: Exception) -> None:
         first, self._failure = self._failure is None, self._failure or error

@@ -180,6 +180,16 @@ class Batcher(Generic[Item]):
         self.buffered_bytes -= request.size_bytes
         self.check_invariants()
 
+    def next_sequence(self, partition: int) -> int | None:
+        """What a request that leaves past this buffer may carry; None where something waits or is in flight,
+        or nothing was sent yet."""
+        state = self._partitions.get(partition)
+        return None if state is None or state.waiting or state.in_flight else state.next_sequence
+
+    def skip(self, partition: int, sequence: int) -> None:
+        """A request with this sequence was acknowledged that left past this buffer."""
+        self._partitions[partition].next_sequence = sequence + 1
+
     def restart(self, partition: int) -> None:
         """Number the partition's requests from 0 again, those in flight included (a new producer identity).
         None of them is stored.

@@ -47,6 +47,8 @@ from shoal.delivery import Delivery, Place
 from shoal.errors import ClientClosed, ClientError
 from shoal.gathering import Gatherer, HeadersLike, Text, Timestamp
 from shoal.live_object import LiveObject
+from shoal.lone import ANSWER_SECONDS, Lone, LonePath
+from shoal.lone_socket import LoneSockets
 from shoal.loop_thread import LoopThread, forked
 from shoal.tabular import FrameKind, check_kind
 
@@ -147,7 +149,7 @@ class Client(LiveObject):
         self._unclosed.detach()
         self._lock = threading.Lock()
         for producer in self._producers:
-            producer.gatherer.after_fork(forked())
+            producer.after_fork()
 
     # --- asking
 
@@ -366,6 +368,8 @@ class Producer(LiveObject):
         self._inner = inner
         self._on_closed = on_closed
         self.gatherer: Gatherer = inner.gatherer
+        self._sockets = LoneSockets(inner.connect_timeout_seconds)
+        inner.at_abort.append(self._sockets.close)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -428,9 +432,31 @@ class Producer(LiveObject):
         """Send one record without waiting for company, behind all sent before, and wait until it is
         acknowledged; returns its partition and offset. Raises as `send`, and TimeoutError when there is no
         acknowledgement for `timeout_seconds`: it may still come."""
+        path = self._inner.lone
+        patient = timeout_seconds is None or timeout_seconds >= 2 * ANSWER_SECONDS
+        if path is not None and headers is None and timestamp is None and patient:
+            lone = path.begin(value, key, partition)
+            if lone is not None:
+                return self._append_alone(path, lone, timeout_seconds)
         delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, timeout_seconds)
         delivery.result(timeout_seconds)
         return delivery.place(0)
+
+    def _append_alone(self, path: LonePath, lone: Lone, timeout_seconds: float | None) -> Place:
+        started = time.monotonic()
+        try:
+            place = path.settle(lone, self._sockets.exchange(lone) if lone.request else None)
+        except BaseException:
+            path.hand_over(lone)
+            raise
+        if place is None:
+            assert lone.chunk is not None
+            delivery = lone.chunk.delivery
+            if timeout_seconds is not None:
+                timeout_seconds = max(0.0, timeout_seconds - (time.monotonic() - started))
+            delivery.result(timeout_seconds)
+            place = delivery.place(0)
+        return place
 
     def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
         """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
@@ -448,6 +474,11 @@ class Producer(LiveObject):
         """What was taken and not acknowledged, by partition and in order: after a failure, what to send again
         elsewhere. Those of the request that failed may be stored, unless the failure is `definite`."""
         return self._thread.run(self._inner.undelivered_now())
+
+    def after_fork(self) -> None:
+        """Called in the child of a fork: nothing of this works there, and says so."""
+        self.gatherer.after_fork(forked())
+        self._sockets.after_fork()
 
     def close(self) -> None:
         """Take nothing more, flush, then stop. Idempotent. Raises ProduceFailed; it is closed all the

@@ -67,6 +67,11 @@ class Whole:
         """None of its rows was sent to a certain partition."""
         return {}
 
+    @property
+    def repeats(self) -> bool:
+        """It was not sent before."""
+        return False
+
     def to_batch(self) -> pa.RecordBatch:
         """It, as it is."""
         return self.batch
@@ -86,6 +91,8 @@ class Chunk:
     first_row: int = 0
     sealed: bool = False
     """Complete: nothing is appended any more."""
+    repeats: bool = False
+    """It may be stored already: a request of its own, under the sequence that it had."""
 
     @property
     def rows(self) -> int:
@@ -123,6 +130,22 @@ class Chunk:
         return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 
 
+@dataclass(slots=True, eq=False)
+class LoneRecord:
+    """What the gatherer knows of a record that is on its way alone. `begun_seconds`: on a monotonic clock."""
+
+    value: bytes | None
+    key: bytes | None
+    timestamp_us: int
+    begun_seconds: float
+    partition: int = -1
+    """Chosen, if not negative."""
+    doubt: bool = False
+    """It was sent, and nobody said that it is not stored."""
+    chunk: Chunk | None = None
+    """What it is once it has been handed over."""
+
+
 def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
     rows = [
         None if head is None else [{"key": name, "value": value} for name, value in head] for head in heads
@@ -149,6 +172,10 @@ class Gatherer:
         """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
         """What was taken and is not acknowledged yet, as its owner says."""
+        self._lone: LoneRecord | None = None
+        """On its way past this: nothing is taken meanwhile."""
+        self._is_awaited = False
+        """Somebody wants to hear when that one has ended."""
         self._stopped: Exception | None = None
         self._gate_shut = False
         """Full, or stopped: the one thing that `put` has to look at."""
@@ -219,11 +246,10 @@ class Gatherer:
     ) -> Delivery:
         """As `put`, behind all put before, but the record shares its delivery with no other and does not
         linger."""
-        if partition is not None:
-            self._check_partition(partition)
-        alone = Gatherer(self._topic, replace(self._config, batch_rows_max=1), _nobody)
-        delivery = alone.put(value, key, headers, timestamp, partition)
-        chunk = alone.take()
+        one = Gatherer(self._topic, replace(self._config, batch_rows_max=1), _nobody)
+        one.partitions = self.partitions
+        delivery = one.put(value, key, headers, timestamp, partition)
+        chunk = one.take()
         assert isinstance(chunk, Chunk)
         chunk.begun_ms -= self._config.linger_ms
         with self._lock:
@@ -234,6 +260,56 @@ class Gatherer:
             self._look_at_gate()
             self._on_news()
         return delivery
+
+    # --- a record alone
+
+    @property
+    def lone(self) -> LoneRecord | None:
+        """The record that is on its way alone."""
+        return self._lone
+
+    def begin_lone(self, lone: LoneRecord) -> bool:
+        """Whether nothing is gathered, taken or alone on its way: then this one is, until `end_lone` or
+        `hand_over`, and nothing is taken."""
+        with self._lock:
+            if self._chunks or self._taken_bytes or self._gate_shut or self._lone is not None:
+                return False
+            self._lone = lone
+            return True
+
+    def end_lone(self, lone: LoneRecord, then: Callable[[LoneRecord], None] | None = None) -> bool:
+        """It is over (`then`: what is done while nothing is taken, and may be done again); False when it was
+        handed over."""
+        with self._lock:
+            if self._lone is not lone:
+                return False
+            if then is not None:
+                then(lone)
+            self._lone = None
+            self._tell_of_lone()
+            return True
+
+    def hand_over(self, lone: LoneRecord, made: Callable[[], Chunk]) -> None:
+        """It becomes the oldest chunk, unless it was that already or is over."""
+        with self._lock:
+            if self._lone is not lone:
+                return
+            if lone.chunk is None:
+                lone.chunk = made()
+            if not self._chunks or self._chunks[0] is not lone.chunk:
+                self._chunks.appendleft(lone.chunk)
+            self._is_awaited = True
+            self._lone = None
+            self._tell_of_lone()
+
+    def await_lone(self) -> None:
+        """`on_news` is called when the one on its way is over."""
+        self._is_awaited = True
+
+    def _tell_of_lone(self) -> None:
+        if self._chunks or self._is_awaited:
+            self._is_awaited = False
+            self._on_news()
 
     def put_batches(
         self, batches: Sequence[pa.RecordBatch], timeout_seconds: float | None = None
@@ -287,13 +363,17 @@ class Gatherer:
                 self._seal()
 
     def take(self) -> Chunk | Whole | None:
-        """The oldest complete chunk; its owner accounts for it with `account` from now on."""
+        """The oldest complete chunk; its owner accounts for it with `account` from now on. None while a
+        record is alone on its way."""
         with self._lock:
+            if self._lone is not None:
+                return None
             while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self._chunk):
                 chunk = self._chunks.popleft()
                 if chunk.rows and not chunk.delivery.rows:
                     chunk.delivery.expect(chunk.rows)
                 if chunk.rows:  # else it was begun as an interrupt came
+                    self._taken_bytes += max(1, chunk.size_bytes)  # until `account`: it is nowhere else
                     return chunk
             return None
 
