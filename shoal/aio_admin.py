@@ -151,6 +151,11 @@ class AdminClient(LiveObject):
                 return found
             params = {"cursor": str(document["next_cursor"])}
 
+    async def topic_offsets(self, topic: str, at: str | None = None) -> list[dict[str, Any]]:
+        """GET /v1/topics/{topic}/offsets, by partition; with `at` each has the `offset` of that time."""
+        document = await self._get(f"{topic_path(topic)}/offsets", {} if at is None else {"at": at})
+        return sorted(document["partitions"], key=lambda entry: entry["partition"])
+
     async def topic(self, name: str) -> dict[str, Any]:
         """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
         return await self._get(topic_path(name))

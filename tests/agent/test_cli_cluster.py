@@ -284,12 +284,12 @@ async def test_topics_from_birth_to_death(cluster: FakeCluster) -> None:
     described = (await run("topic", "describe", "t", agent=agent)).stdout
     assert "2 partitions, 3 replicas" in described
     assert "agent-0, agent-1, agent-2" in described
-    assert described.splitlines()[1].split()[4:] == ["FIRST", "COMMITTED", "END", "UNDER-REPLICATED", "LAG"]
-    assert described.splitlines()[2].split()[-5:] == ["0", "0", "0", "no", "0"]
+    assert described.splitlines()[2].split()[4:] == ["FIRST", "COMMITTED", "END", "UNDER-REPLICATED", "LAG"]
+    assert described.splitlines()[3].split()[-5:] == ["0", "0", "0", "no", "0"]
     cluster.lags = [0, 1_200, 7]
     described = (await run("topic", "describe", "t", agent=agent)).stdout.splitlines()
-    assert described[2].split("  ")[-1].strip() == "agent-1 1,200, agent-2 7"
-    assert described[2].split()[-5] == "yes"
+    assert described[3].split("  ")[-1].strip() == "agent-1 1,200, agent-2 7"
+    assert described[3].split()[-5] == "yes"
     assert (await run("topic", "delete", "t", "--yes", agent=agent)).code == 0
     assert_one_line(await run("topic", "describe", "t", agent=agent), "unknown-topic", "shoal topic list")
     empty = await run("topic", "list", agent=agent)

@@ -68,6 +68,12 @@ class FakeTopic:
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     replication_factor: int = 3
     start: int = 0
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {
+            "retention": {"age": None, "bytes": None},
+            "segment": {"bytes": 64 << 20, "age": "1d"},
+        }
+    )
 
 
 Fault = Callable[[web.Request, Callable[[], Awaitable[web.Response]]], Awaitable[web.Response]]
@@ -227,6 +233,8 @@ class FakeAgent:
                 web.put("/v1/topics/{topic}", self._create),
                 web.get("/v1/topics/{topic}", self._describe),
                 web.delete("/v1/topics/{topic}", self._delete),
+                web.patch("/v1/topics/{topic}", self._alter),
+                web.post("/v1/topics/{topic}/partitions/{partition}/trim", self._trim),
                 web.get("/v1/topics/{topic}/offsets", self._offsets),
                 web.post("/v1/topics/{topic}/partitions/{partition}/records", self._produce),
                 web.get("/v1/topics/{topic}/partitions/{partition}/records", self._read),
@@ -374,6 +382,8 @@ class FakeAgent:
         if known is not None and len(known.partitions) != wanted:
             raise ShoalError("topic-differs", f"{name} has {len(known.partitions)} partitions, not {wanted}")
         topic = known or self.cluster.create(name, wanted, settings.get("replication_factor", 3))
+        for table in ("retention", "segment"):
+            topic.settings[table] = topic.settings[table] | settings.get(table, {})
         return web.json_response(self._document(topic), status=200 if known else 201)
 
     def _document(self, topic: FakeTopic) -> dict[str, Any]:
@@ -393,7 +403,19 @@ class FakeAgent:
             "kind": "log",
             "replication_factor": factor,
             "partitions": partitions,
+            **topic.settings,
         }
+
+    async def _alter(self, request: web.Request) -> web.Response:
+        topic = self._topic(request)
+        for table, changes in (await request.json()).items():
+            topic.settings[table] = topic.settings[table] | changes
+        return web.json_response(self._document(topic))
+
+    async def _trim(self, request: web.Request) -> web.Response:
+        topic = self._topic(request)
+        topic.start = max(topic.start, (await request.json())["before"])
+        return web.json_response({"log_start_offset": topic.start})
 
     async def _describe(self, request: web.Request) -> web.Response:
         topic = self._topic(request)
