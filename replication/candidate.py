@@ -13,9 +13,11 @@ from shoal.replication.transitions import RaftState, Role
 
 
 class Candidate:
-    """A candidate or a pre-candidate. votes holds answers, its own included once it may be counted."""
+    """A candidate or a pre-candidate. votes holds answers, its own included once it may be counted; a
+    pre-candidate's are of the moment, so that the last answer of each counts."""
 
     __slots__ = (
+        "_is_split",
         "_retry_after_ms",
         "_state",
         "_transfer",
@@ -28,6 +30,7 @@ class Candidate:
         self._state = state
         self._transfer = transfer
         self.votes: dict[ReplicaId, bool] = {}
+        self._is_split = False
         self.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
         self._retry_after_ms = state.config.heartbeat_interval_ms
         self.retry_deadline_ms = now_ms + self._retry_after_ms
@@ -62,13 +65,13 @@ class Candidate:
     def _ask(self) -> None:
         state = self._state
         for voter in state.configuration.voters:
-            if voter == state.replica_id or voter in self.votes:
+            if voter == state.replica_id or self.votes.get(voter):
                 continue
             log = state.log
             if state.role is Role.PRE_CANDIDATE:
-                term = Term(state.term + 1)
-                state.send(PreVote(state.replica_id, voter, term, log.last_index, log.last_term))
-            else:
+                # Also whoever refused: it heard the leader, which it may miss by now.
+                self._ask_before(voter)
+            elif voter not in self.votes:
                 # Waits for the disk with its term: a candidate that forgot its term in a crash could ask
                 # twice in it, with two different logs, and count a vote given to the longer one.
                 state.send(
@@ -82,6 +85,15 @@ class Candidate:
                     )
                 )
 
+    def _ask_before(self, voter: ReplicaId) -> None:
+        log, term = self._state.log, Term(self._state.term + 1)
+        self._state.send(PreVote(self._state.replica_id, voter, term, log.last_index, log.last_term))
+
+    def rival_refused(self, rival: ReplicaId) -> None:
+        """It asked, so it hears no leader any more, and its log is the worse one: now it would consent."""
+        if self._state.role is Role.PRE_CANDIDATE and not self.votes.get(rival):
+            self._ask_before(rival)
+
     def on_pre_vote_reply(self, message: PreVoteReply, now_ms: int) -> None:
         """Count it, if it answers the question asked."""
         expected = self._state.term + 1 if message.granted else self._state.term
@@ -91,7 +103,18 @@ class Candidate:
     def on_vote_reply(self, message: VoteReply, now_ms: int) -> None:
         """Count it; terms were compared in raft.py."""
         if self._state.role is Role.CANDIDATE:
+            if not message.granted and not self._is_split:
+                self._begin_anew_soon(now_ms)
             self._record(message.sender, message.granted, now_ms)
+
+    def _begin_anew_soon(self, now_ms: int) -> None:
+        """A voter has given its vote to another, who leads within a few round trips, or the vote is split:
+        then nobody leads before somebody begins anew, which costs a pre-vote. Not all at the same time."""
+        self._is_split = True
+        within_ms = self._state.config.election_timeout_ms // 2
+        self.election_deadline_ms = min(
+            self.election_deadline_ms, now_ms + self._state.rng.randrange(within_ms)
+        )
 
     def own_vote_synced(self, now_ms: int) -> None:
         """The vote for oneself is on disk and counts like any other."""
@@ -99,7 +122,7 @@ class Candidate:
             self._record(self._state.replica_id, True, now_ms)
 
     def _record(self, voter: ReplicaId, granted: bool, now_ms: int) -> None:
-        self.votes.setdefault(voter, granted)
+        self.votes[voter] = granted or (self.votes.get(voter, False) and self._state.role is Role.CANDIDATE)
         self._count(now_ms)
 
     def _count(self, now_ms: int) -> None:
@@ -124,22 +147,23 @@ def answer_pre_vote(state: RaftState, message: PreVote, *, hears_leader: bool) -
     """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6).
 
     Who has more than the asker, and hears no leader either, need not wait for its own timer: this election is
-    its to win. A leader that spares followers (spares.py) leaves such a pair behind. A learner that asks who
-    leads tells nobody to campaign: all voters would at once.
+    its to win, and if it has begun one already, what the asker said in that is out of date. A leader that
+    spares followers (spares.py) leaves such a pair behind. A learner that asks who leads tells nobody to
+    campaign: all voters would at once.
     """
     may_be_led = message.term > state.term and not hears_leader
     granted = may_be_led and state.log.is_up_to_date(message.last_index, message.last_term)
     term = message.term if granted else state.term
     state.send(PreVoteReply(state.replica_id, message.sender, term, granted))
-    is_rival = message.sender in state.configuration.voters
-    if (
-        may_be_led
-        and not granted
-        and is_rival
-        and isinstance(state.behaviour, Follower)
-        and not state.damaged
-    ):
-        state.behaviour.election_deadline_ms = state.now_ms
+    if not may_be_led or granted or message.sender not in state.configuration.voters:
+        return
+    match state.behaviour:
+        case Follower() as follower if not state.damaged:
+            follower.election_deadline_ms = state.now_ms
+        case Candidate() as candidate:
+            candidate.rival_refused(message.sender)
+        case _:
+            pass
 
 
 def answer_vote(state: RaftState, message: Vote, now_ms: int) -> None:

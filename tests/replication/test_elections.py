@@ -206,6 +206,67 @@ def test_a_split_vote_is_tried_again() -> None:
     assert group.cores[0].term > 1
 
 
+FIRST_MS, SECOND_MS = 50, 300
+"""After a leader's death: when one follower misses it, whose connection is refused, and when the other
+does."""
+
+
+def missed(seed: int, behind: int) -> int:
+    """After how many ms two followers, one of which lacks the leader's newest entry, have another leader."""
+    group = Group()
+    group.elect(0)
+    group.pass_time(1_000 + seed % 100)
+    group.cut.add(behind)
+    group.propose(0)
+    group.pass_time(20)
+    group.cut = {0}
+    for core in group.cores.values():
+        core._state.rng.seed(seed)
+    group.mail.clear()
+    group.sent.clear()
+    died_ms = group.now_ms
+    first, second = (1, 2) if seed % 2 else (2, 1)
+    for elapsed_ms in range(0, 5_000, 10):
+        if elapsed_ms >= FIRST_MS:
+            group.cores[first].peer_silent("a", group.now_ms)
+        if elapsed_ms >= SECOND_MS:
+            group.cores[second].peer_silent("a", group.now_ms)
+        group.pass_time(10)
+        if group.leaders()[-1] != 0:
+            return group.now_ms - died_ms
+    raise AssertionError(f"seed {seed}: {group.cores}")
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_who_was_refused_by_one_that_still_heard_the_leader_asks_again(behind: int) -> None:
+    """It notices the death a quarter of a second later, and cannot win itself if its log is the shorter one:
+    both had to wait for the end of their elections before, a second in one of three cases."""
+    times = [missed(seed, behind) for seed in range(100)]
+    assert max(times) <= SECOND_MS + RaftConfig().election_timeout_ms // 2 + 20, times
+
+
+def test_a_split_vote_is_over_within_half_an_election_timeout() -> None:
+    """Two candidates of three, and the third is gone: whoever was refused begins anew, and not both at once.
+    Each by a pre-vote, so that nobody is disturbed who has won meanwhile."""
+    times = []
+    for seed in range(100):
+        group = Group(logs={ordinal: [1] for ordinal in range(3)})
+        group.cut = {0}
+        for ordinal in (1, 2):
+            core = group.cores[ordinal]
+            core._state.rng.seed(10 * seed + ordinal)
+            core._state.become_candidate(0, transfer=False)
+            group.drain(ordinal)
+        group.pass_time(10)
+        assert [group.cores[ordinal].role for ordinal in (1, 2)] == [Role.CANDIDATE] * 2
+        while not group.leaders():
+            group.pass_time(10)
+        times.append(group.now_ms)
+    times.sort()
+    assert times[90] <= RaftConfig().election_timeout_ms // 2 + 20, times
+    assert times[-1] <= RaftConfig().election_timeout_ms, times
+
+
 def test_pre_vote_moves_no_term() -> None:
     """Thesis 9.6: a server that cannot win does not raise the term, however often it tries."""
     group = Group()
