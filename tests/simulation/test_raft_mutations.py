@@ -287,7 +287,7 @@ FIRST_SEEDS: dict[Mutation, int] = {
     compare_logs_by_length: 5,
     keep_a_truncated_configuration: 20,
     never_ask_after_segments: 40,
-    cut_at_damage: 76,
+    cut_at_damage: 170,
 }
 """From where to look, where few seeds see it (of a cut log, one in fifty: it must also win against one that
 lags). It only saves time: SEEDS_MAX seeds are tried from there."""
