@@ -68,7 +68,7 @@ from shoal.agent.mover import Mover
 from shoal.agent.peer_messages import PeerMessage
 from shoal.agent.peer_wire import NONCE_BYTES
 from shoal.agent.pool import Entry, enter, start_discovery
-from shoal.agent.ports import PortChoice, PortError, http_socket, listen
+from shoal.agent.ports import PortChoice, PortError, http_socket, is_own_address, listen
 from shoal.agent.process import allow_open_files, asked_by_signals, open_files, report
 from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
@@ -312,6 +312,8 @@ class Agent:
                 silence_after_ms=max(self.config.election_timeout_ms, 2 * interval_ms),
             ),
         )
+        if is_own_address(self.config.advertised_address):
+            self._links.own_address = self.config.advertised_address
         self._links.on_append_sent = expects_answers(asyncio.get_running_loop())
         self.roster = Roster(
             agent_id=self.agent_id, cluster=self.config.cluster, links=self._links, watch=self._watch

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shoal.agent.addresses import host_of, plain_address
 from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.kept import Kept
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
@@ -51,13 +52,15 @@ TAGS = frozenset(
 
 
 def is_shoal(member: Member) -> bool:
-    """A member without these tags is a plain Serf agent: a neighbour, never placed on (safety 6)."""
-    return TAG_CLUSTER in member.tags and TAG_URL in member.tags
+    """A member without these tags is a plain Serf agent: a neighbour, never placed on (safety 6). So is one
+    whose URL is not at its own address: whoever may write a tag does not choose what agents connect to."""
+    url = member.tags.get(TAG_URL)
+    return TAG_CLUSTER in member.tags and url is not None and host_of(url) == plain_address(member.address)
 
 
 def is_ours(member: Member, cluster: str, cluster_id: bytes | None) -> bool:
     """Whether the member belongs into our list: no other cluster's name, no other cluster's id."""
-    if not is_shoal(member):
+    if TAG_CLUSTER not in member.tags or TAG_URL not in member.tags:
         return True
     if member.tags[TAG_CLUSTER] != cluster:
         return False

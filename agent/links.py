@@ -10,12 +10,15 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.agent.addresses import host_of, plain_address
 from shoal.agent.clock import Clock
+from shoal.agent.lobby import Lobby
 from shoal.agent.peer_connection import PeerConnection, Refused
 from shoal.agent.peer_wire import (
     MAX_BULK_PAYLOAD_BYTES,
@@ -33,8 +36,12 @@ from shoal.errors import ShoalError
 
 MAX_REQUESTS_IN_FLIGHT = 64
 """Per peer and direction: placement and catalogue questions, a few a second."""
-MAX_WAITING_CONNECTIONS = 64
-"""Accepted but not greeted yet; a port scan must not fill the table of descriptors."""
+MAX_DIALLING_NEWCOMERS = 128
+"""Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
+MAX_DIALLING_STRANGERS = 32
+"""Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
+MAX_UNFINISHED_BYTES = 256 * 2**20
+"""Of frames that are not complete, over all links: fourteen of the largest. Raft repeats what is cut off."""
 _OK, _FAILED = 0, 1
 
 logger = logging.getLogger(__name__)
@@ -63,6 +70,7 @@ class LinkConfig:
     repeats what an outage swallowed more and more slowly, after a minute of it not for another.
     connect_timeout_ms: for TCP's handshake, which likewise is better begun anew. redial_min_ms,
     redial_max_ms: doubling between, with jitter; a peer that restarts is back within a second.
+    redial_stranger_max_ms: the same for a peer never met, which may not exist.
     """
 
     heartbeat_interval_ms: int = 100
@@ -73,6 +81,7 @@ class LinkConfig:
     greeting_timeout_ms: int = 3_000
     redial_min_ms: int = 50
     redial_max_ms: int = 1_000
+    redial_stranger_max_ms: int = 5_000
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_ms < self.silence_after_loss_ms <= self.silence_after_ms:
@@ -87,7 +96,9 @@ class _Peer:
 
     agent_id: str
     heard_ms: int
-    url: str | None = None
+    url: str
+    dialled: bool = False
+    met: bool = False
     boot_nonce: bytes = b""
     silent: bool = False
     lost_ms: int | None = None
@@ -145,11 +156,17 @@ class Links:
         self._handlers: dict[int, FrameHandler] = {}
         self._request_handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._greeting: dict[PeerConnection, None] = {}  # who waits longest comes first
+        self._lobby = Lobby()
+        self._known_addresses: frozenset[str | None] = frozenset()
+        self._dialling_newcomers = asyncio.Semaphore(MAX_DIALLING_NEWCOMERS)
+        self._dialling_strangers = asyncio.Semaphore(MAX_DIALLING_STRANGERS)
+        self.unfinished_bytes = 0
         self._correlation = 0
         self._running = False
         self._watching_since_ms = 0
         """Since when this agent itself did not stand still."""
+        self.own_address: str | None = None
+        """Where peers know this agent, if that is an address of this host: it connects from there."""
         self.dropped_frames = 0
 
     def handle(self, frame_type: int, handler: FrameHandler) -> None:
@@ -176,7 +193,7 @@ class Links:
         self._running = False
         for task in list(self._tasks):
             task.cancel()
-        connections = [*self._greeting]
+        connections = self._lobby.all()
         for peer in self._peers.values():
             connections += peer.connections.values()
             self._fail_requests(peer)
@@ -203,11 +220,20 @@ class Links:
         now_ms = self._clock.now_ms()
         for agent_id, url in urls.items():
             if agent_id != self.agent_id:
-                self._peers.setdefault(agent_id, _Peer(agent_id, now_ms)).url = url
+                self._peers.setdefault(agent_id, _Peer(agent_id, now_ms, url)).url = url
         for agent_id in [known for known in self._peers if known not in urls]:
             self._forget(agent_id)
+        self._known_addresses = frozenset(host_of(peer.url) for peer in self._peers.values())
+        for connection, hello in self._lobby.greeted():
+            if self._lives_at(hello.agent_id, connection.address):
+                connection.greet(hello)
         if self._running:
             self._dial_missing()
+
+    def _lives_at(self, agent_id: str, address: str | None) -> bool:
+        """Whether gossip knows this agent, at this very address."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and address is not None and host_of(peer.url) == plain_address(address)
 
     def _forget(self, agent_id: str) -> None:
         peer = self._peers.pop(agent_id)
@@ -220,36 +246,36 @@ class Links:
 
     def _dial_missing(self) -> None:
         for peer in self._peers.values():
-            if peer.url is None or self.agent_id > peer.agent_id:
+            if self.agent_id > peer.agent_id:
                 continue
-            for kind in LinkKind:
+            # Of a peer never met one connection tells whether it exists.
+            for kind in LinkKind if peer.met else (LinkKind.CONTROL,):
                 task = peer.dialling.get(kind)
                 if task is None or task.done():
                     peer.dialling[kind] = self._spawn(self._keep_dialled(peer, kind))
 
     async def _keep_dialled(self, peer: _Peer, kind: LinkKind) -> None:
-        delay_ms = self._config.redial_min_ms
+        config = self._config
+        delay_ms = config.redial_min_ms
         while self._running:
             if self.cluster_id is not None and await self._dial(peer, kind):
-                delay_ms = self._config.redial_min_ms
+                delay_ms = config.redial_min_ms
             # Jitter, so that a restarted agent is not met by all its peers in the same instant.
             await asyncio.sleep(delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
-            delay_ms = min(2 * delay_ms, self._config.redial_max_ms)
+            delay_ms = min(2 * delay_ms, config.redial_max_ms if peer.met else config.redial_stranger_max_ms)
 
     async def _dial(self, peer: _Peer, kind: LinkKind) -> bool:
         """True when it was open once; returns when it is closed."""
-        assert peer.url is not None
-        parts = urlsplit(peer.url)
-        if parts.hostname is None:
-            self._complain(peer, f"no address in {peer.url!r}")
+        if host_of(peer.url) is None:
+            self._complain(peer, f"no agent's URL: {peer.url!r}")
             return False
+        parts = urlsplit(peer.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
         connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, parts.hostname, parts.port or 80)
-            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
-                await connection.opened
+            async with self._turn_to_dial(peer):
+                await self._connect(connection, parts.hostname, parts.port)
         except ConnectionRefusedError:
             # Nobody listens where a live agent was: the process is gone, no need to wait for the silence.
             if kind == LinkKind.CONTROL and peer.lost_ms is not None:
@@ -267,6 +293,26 @@ class Links:
         finally:
             connection.abort()
         return True
+
+    def _turn_to_dial(self, peer: _Peer) -> AbstractAsyncContextManager[None]:
+        """Who was met need not wait, nor does who is new for those who were tried in vain."""
+        if peer.met:
+            return nullcontext()
+        first, peer.dialled = not peer.dialled, True
+        return self._dialling_newcomers if first else self._dialling_strangers
+
+    async def _connect(self, connection: PeerConnection, host: str, port: int) -> None:
+        """Until it is open. Raises OSError, TimeoutError, Refused."""
+        loop = asyncio.get_running_loop()
+        own = self.own_address
+        same_family = own is not None and (":" in own) == (":" in host)
+        async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+            await loop.create_connection(
+                lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
+            )
+        # Longer than the other side waits, so that its reason arrives.
+        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
+            await connection.opened
 
     def _complain(self, peer: _Peer, reason: str) -> None:
         """Once per reason: a peer that is down is dialled every second."""
@@ -286,12 +332,10 @@ class Links:
             return
         http_protocol = request.protocol
         connection = PeerConnection(self, None)
-        if len(self._greeting) >= MAX_WAITING_CONNECTIONS:
-            # A peer greets as soon as it may: who waits with it makes room for who may be one.
-            oldest = next(iter(self._greeting))
-            del self._greeting[oldest]
-            oldest.refuse("others wait to greet")
-        self._greeting[connection] = None
+        connection.take_address(transport)
+        address = connection.address
+        known = address is not None and plain_address(address) in self._known_addresses
+        self._lobby.admit(connection, from_a_peers_address=known)
         transport.write(
             f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
         )
@@ -303,7 +347,7 @@ class Links:
             await self._greet_in_time(connection)
             await connection.closed.wait()
         finally:
-            self._greeting.pop(connection, None)
+            self._lobby.leave(connection)
             connection.abort()
             # The HTTP server still counts this connection among its own: tell it what its transport told us.
             http_protocol.connection_lost(None)
@@ -313,11 +357,23 @@ class Links:
             async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
                 await asyncio.shield(connection.opened)
         except TimeoutError:
-            connection.refuse("no greeting in time")
+            connection.refuse(self._why_it_waited(connection))
         except Refused as error:
             logger.info("a peer was not accepted: %s", error)
         finally:
-            self._greeting.pop(connection, None)
+            self._lobby.leave(connection)
+
+    def _why_it_waited(self, connection: PeerConnection) -> str:
+        hello = self._lobby.said(connection)
+        if hello is None:
+            return "no greeting in time"
+        peer = self._peers.get(hello.agent_id)
+        if peer is None:
+            return f"agent {hello.agent_id} is no member of the pool, as far as gossip tells here"
+        return (
+            f"agent {hello.agent_id} is at {host_of(peer.url)} as gossip tells, but this came from"
+            f" {connection.address}: start it with an --advertise that it connects from"
+        )
 
     # What connections report
 
@@ -326,8 +382,9 @@ class Links:
         assert self.cluster_id is not None
         return Hello(kind, self.cluster_id, self.agent_id, peer_id, self.boot_nonce)
 
-    def check(self, hello: Hello, connection: PeerConnection) -> None:
-        """Raises Refused (safety 2, 6, 24)."""
+    def check(self, hello: Hello, connection: PeerConnection) -> bool:
+        """Whether it may be opened now: False, gossip has not told of this agent at its address yet, and may
+        within the time of a greeting. Raises Refused (safety 2, 6, 24)."""
         if hello.cluster_id != self.cluster_id:
             raise Refused(
                 f"agent {hello.agent_id} belongs to cluster {hello.cluster_id.hex()}, not to this one"
@@ -337,19 +394,29 @@ class Links:
             raise Refused("this is my own agent id: a data directory was copied")
         if hello.expected_agent_id != self.agent_id:
             raise Refused(f"agent {hello.expected_agent_id} is not here, this is {self.agent_id}")
+        if not connection.was_dialled and not self._lives_at(hello.agent_id, connection.address):
+            self._lobby.let_wait(connection, hello)
+            return False
         peer = self._peers.get(hello.agent_id)
-        if peer is None or hello.boot_nonce == peer.boot_nonce:
-            return
+        if peer is None:
+            raise Refused(f"agent {hello.agent_id} has left the pool meanwhile")
+        if hello.boot_nonce == peer.boot_nonce:
+            return True
         control = peer.connections.get(LinkKind.CONTROL)
         heard_lately = self._clock.now_ms() - peer.heard_ms < self._config.silence_after_ms
         if control is not None and control is not connection and heard_lately:
             logger.error("two live processes use agent id %s: a copied data directory?", hello.agent_id)
             raise Refused(f"another live process has agent id {hello.agent_id}")
+        return True
 
     def opened(self, connection: PeerConnection, hello: Hello) -> None:
         """A connection is usable; it replaces one of the same kind."""
         now_ms = self._clock.now_ms()
-        peer = self._peers.setdefault(hello.agent_id, _Peer(hello.agent_id, now_ms))
+        self._lobby.leave(connection)
+        peer = self._peers[hello.agent_id]
+        if not peer.met:
+            peer.met = True
+            self._dial_missing()
         reborn = peer.boot_nonce not in (b"", hello.boot_nonce)
         peer.boot_nonce = hello.boot_nonce
         previous = peer.connections.get(connection.kind)
@@ -372,6 +439,14 @@ class Links:
             peer.lost_ms = self._clock.now_ms()
         else:
             self._fail_requests(peer)
+
+    def hold_unfinished(self, difference_bytes: int) -> None:
+        """A connection holds so much more, or less, of a frame that is not complete. Raises PeerWireError:
+        all of them hold too much."""
+        self.unfinished_bytes += difference_bytes
+        assert self.unfinished_bytes >= 0
+        if difference_bytes > 0 and self.unfinished_bytes > MAX_UNFINISHED_BYTES:
+            raise PeerWireError(f"more than {MAX_UNFINISHED_BYTES} bytes of frames that are not complete")
 
     def frame(self, connection: PeerConnection, frame: RawFrame) -> None:
         """One frame of an open connection. Raises PeerWireError."""
@@ -413,6 +488,8 @@ class Links:
             watched_ms = now_ms
             alive = self.boot_nonce + self.liveness_tail()
             for peer in list(self._peers.values()):
+                if peer.silent and not peer.connections:
+                    continue  # nothing to say to it, and nothing more to find out
                 self.send_control(peer.agent_id, FrameType.LIVENESS, alive)
                 self._check_silence(peer)
                 self._give_up_if_dead(peer)

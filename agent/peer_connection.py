@@ -49,8 +49,11 @@ class Owner(Protocol):
     def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
         """What to say to this peer."""
 
-    def check(self, hello: Hello, connection: "PeerConnection") -> None:
-        """Raises Refused when this peer must not be connected."""
+    def check(self, hello: Hello, connection: "PeerConnection") -> bool:
+        """Whether this peer may be connected now, or perhaps later. Raises Refused when it must not be."""
+
+    def hold_unfinished(self, difference_bytes: int) -> None:
+        """So much more, or less, is held of a frame that is not complete. Raises PeerWireError."""
 
     def opened(self, connection: "PeerConnection", hello: Hello) -> None:
         """Both greetings hold."""
@@ -83,11 +86,26 @@ class PeerConnection(asyncio.Protocol):
         self.kind = LinkKind.CONTROL
         self.peer_id = ""
         self.boot_nonce = b""
+        self.address: str | None = None
+        """Where the other end is, as its packets say."""
         self.is_open = False
+        self._unfinished_bytes = 0
+        self._has_greeted = False
         self.closing = False
         """This side ended it: not the peer's silence."""
 
+    @property
+    def was_dialled(self) -> bool:
+        """Whether this side opened it."""
+        return self._dialled is not None
+
+    def take_address(self, transport: asyncio.BaseTransport) -> None:
+        """Note where the other end is."""
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.take_address(transport)
         self._transport = cast("asyncio.Transport", transport)
         if self._dialled is not None:
             _, _, host = self._dialled
@@ -118,6 +136,13 @@ class PeerConnection(asyncio.Protocol):
         self._reader.feed(data)
         while not self.closing and (frame := self._reader.take()) is not None:
             self._take_frame(frame)
+        self._hold_unfinished(0 if self.closing else self._reader.unfinished_bytes)
+
+    def _hold_unfinished(self, size_bytes: int) -> None:
+        difference_bytes = size_bytes - self._unfinished_bytes
+        if difference_bytes:
+            self._unfinished_bytes = size_bytes
+            self._owner.hold_unfinished(difference_bytes)
 
     def _take_upgrade(self, data: bytes) -> bytes:
         assert self._upgrade is not None
@@ -145,17 +170,29 @@ class PeerConnection(asyncio.Protocol):
     def _take_frame(self, frame: RawFrame) -> None:
         if self.is_open:
             self._owner.frame(self, frame)
+        elif self._has_greeted:
+            raise PeerWireError(f"frame type {frame.type} before the greeting was answered")
         elif frame.type == FrameType.HELLO:
-            self._greet(Hello.from_bytes(frame.payload))
+            self._has_greeted = True
+            self.greet(Hello.from_bytes(frame.payload))
         elif frame.type == FrameType.REFUSED:
             self._end(Refused(decode_refusal(frame.payload)))
         else:
             raise PeerWireError(f"frame type {frame.type} before the greeting")
 
+    def greet(self, hello: Hello) -> None:
+        """What the other side said of itself; again, where its owner had to wait with it. Never raises: who
+        is not wanted is told."""
+        try:
+            self._greet(hello)
+        except Refused as error:
+            self.refuse(str(error))
+
     def _greet(self, hello: Hello) -> None:
         if self._dialled is not None and (hello.kind, hello.agent_id) != self._dialled[:2]:
             raise Refused(f"expected agent {self._dialled[1]}, met {hello.agent_id}")
-        self._owner.check(hello, self)
+        if not self._owner.check(hello, self):
+            return
         self.kind, self.peer_id, self.boot_nonce = hello.kind, hello.agent_id, hello.boot_nonce
         if self._dialled is None:
             self._send_hello(hello.kind, hello.agent_id)
@@ -222,5 +259,6 @@ class PeerConnection(asyncio.Protocol):
             self.opened.exception()
         self.closed.set()
         self._transport = None
+        self._hold_unfinished(0)
         if was_open:
             self._owner.lost(self)

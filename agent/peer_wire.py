@@ -92,6 +92,11 @@ class FrameReader:
         """The bound from the next frame on: small until the handshake is done."""
         self._max_payload_bytes = max_payload_bytes
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """What is held of a frame that is not complete, beyond what came last."""
+        return len(self._buffer)
+
     def only(self, data: bytes) -> RawFrame | None:
         """The frame that these bytes are, if they are one and nothing is left from before: as nearly all that
         arrives. None: nothing has happened, `feed` says more."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.agent.addresses import plain_address
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, AgentConfig
 from shoal.agent.data_directory import StartError
 from shoal.agent.documents import TAG_URL, TAGS
@@ -69,6 +70,14 @@ async def _by_itself(entry: Entry) -> KeyedGossip:
         return membership
 
     membership = await listen(choice, config.bind, gossip_on)
+    if entry.keyring is None and not config.is_loopback:
+        logger.warning(
+            "gossip on %s:%d has no key: whoever reaches it can pretend to be an agent, and have this one"
+            " connect to addresses. Give all agents one (`shoal keygen`, --gossip-key), or let only agents"
+            " reach it",
+            config.bind,
+            membership.port,
+        )
     if choice.has_stepped(membership.port):
         logger.info("port %d is in use: gossip listens on %d", choice.kept or choice.default, membership.port)
     return membership
@@ -100,6 +109,16 @@ async def _through_serf(entry: Entry) -> KeyedGossip:
         if not membership.is_in:
             await membership.stop()
     logger.info("in the pool through the Serf agent %s at %s:%d", membership.node, host, port)
+    own = entry.config.advertised_address
+    if plain_address(own) != plain_address(membership.address):
+        logger.warning(
+            "the Serf agent %s is at %s, this agent at %s: other agents will not take it for a member; start"
+            " it with --advertise %s",
+            membership.node,
+            membership.address,
+            own,
+            membership.address,
+        )
     return membership
 
 

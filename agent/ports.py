@@ -78,6 +78,17 @@ def _explicit_taken(choice: PortChoice, address: str, port: int, error: OSError)
     return f"port {port} on {address} is in use: stop what listens there, or give {choice.flag} another port"
 
 
+def is_own_address(address: str) -> bool:
+    """Whether connections of this host can come from there; not so behind a translation of addresses."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 async def http_socket(address: str, port: int) -> socket.socket:
     """A listening TCP socket; raises OSError. Made before the server, so that the port is known first."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -9,10 +9,11 @@ names).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
+from shoal.agent.addresses import plain_address
 from shoal.agent.bootstrap import Peer
 from shoal.agent.catalog import ID_BYTES
 from shoal.agent.catalog_version import CatalogVersion, version_from_text
@@ -40,7 +41,10 @@ from shoal.replication.placement import Candidate
 
 PLACEMENT_EVENT = "shoal-placement"
 MAX_ANNOUNCEMENT_BYTES = 256  # an agent id, a run and a number
+MAX_MISPLACED_SAID = 8  # more than a few are no mistake of a configuration
 TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
+
+logger = logging.getLogger("shoal.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Roster:
         self._live: set[str] = set()
         self._met = {agent_id}
         self._addresses: frozenset[str] = frozenset()
+        self._misplaced: set[str] = set()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Called after every change of the member list or of a tag, once per loop turn."""
@@ -100,10 +105,30 @@ class Roster:
             for member in self._members
             if is_shoal(member) and member.tags[TAG_CLUSTER] == self.cluster and member.status != "left"
         )
+        self._say_misplaced()
         self._links.set_addresses(self.urls())
         self._watch.changed()
         for listener in self._listeners:
             listener()
+
+    def _say_misplaced(self) -> None:
+        """Members that would be agents of ours if their URLs were at their addresses: a few, each once."""
+        for member in self._members:
+            if (
+                member.tags.get(TAG_CLUSTER) == self.cluster
+                and TAG_URL in member.tags
+                and not is_shoal(member)
+                and member.name not in self._misplaced
+                and len(self._misplaced) < MAX_MISPLACED_SAID
+            ):
+                self._misplaced.add(member.name)
+                logger.warning(
+                    "member %s is at %s but says that it serves at %.100r: it is not taken for an agent; its"
+                    " gossip and HTTP have to have one address (--advertise)",
+                    member.tags.get(TAG_NAME, member.name),
+                    member.address,
+                    member.tags[TAG_URL],
+                )
 
     # ---- own tags -----------------------------------------------------------------------------------------
 
@@ -337,16 +362,6 @@ class Roster:
     def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
         """False when it was dropped."""
         return self._links.send_control(agent_id, kind, payload)
-
-
-def plain_address(text: str) -> str:
-    """An address in its one spelling; one of IPv4 that a socket of both families shows is one of IPv4."""
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return text
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
 
 
 def natural(text: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from shoal.agent.addresses import host_of, plain_address
 from shoal.agent.data_directory import StartError
 from shoal.agent.documents import TAG_BOOT_NONCE, TAG_URL
 from shoal.membership.interface import MemberEvent
@@ -79,8 +80,9 @@ class TwinWatch:
         tags = event.member.tags
         if event.kind != CONFLICT or event.member.name != self._own.agent_id or self._urls.full():
             return
-        if tags.get(TAG_URL) and tags.get(TAG_BOOT_NONCE) != self._own.run:
-            self._urls.put_nowait(tags[TAG_URL])
+        url = tags.get(TAG_URL, "")
+        if host_of(url) == plain_address(event.member.address) and tags.get(TAG_BOOT_NONCE) != self._own.run:
+            self._urls.put_nowait(url)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -73,6 +73,7 @@ PURE = (
     "segment_store/recovery.py",
     "segment_store/bit_flip.py",
     "segment_store/newest_write.py",
+    "agent/addresses.py",
     "agent/bootstrap.py",
     "agent/catalog.py",
     "agent/catalog_version.py",

@@ -36,7 +36,7 @@ def member(agent_id: str, status: str = "alive", **tags: str) -> Member:
         "name": f"n-{agent_id[0]}",
         "cl": "shoal",
         "cid": CLUSTER_ID.hex(),
-        "url": f"http://{agent_id[0]}",
+        "url": f"http://127.0.0.1:{ord(agent_id[0])}",
     }
     return Member(agent_id, "127.0.0.1", 1, base | tags, status, 1, 0)
 
@@ -147,7 +147,7 @@ class Fixture:
             config=AgentConfig(data="d"),
             agent_id=SELF,
             name="n-a",
-            url="http://a",
+            url="http://127.0.0.1:97",
             version="0",
             disk_kind="memory",
             roster=roster,
@@ -208,7 +208,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_creation_is_for_the_catalogs_leader() -> None:
     """Elsewhere 421 with the leader's URL, or 503 when there is none."""
     elsewhere = await code(Fixture(OTHER).broker.create_topic("t", None, 100))
-    assert (elsewhere.code, elsewhere.extra["leader_url"]) == ("not-leader", "http://b")
+    assert (elsewhere.code, elsewhere.extra["leader_url"]) == ("not-leader", "http://127.0.0.1:98")
     assert (await code(Fixture(None).broker.create_topic("t", None, 100))).code == "no-leader"
     assert (await code(Fixture(GONE).broker.create_topic("t", None, 100))).code == "no-leader"
 
@@ -297,14 +297,16 @@ async def test_records_are_for_the_partitions_leader() -> None:
     elsewhere = await code(fixture.broker.offsets(topic, 0))
     assert (elsewhere.code, elsewhere.extra) == (
         "not-leader",
-        {"leader": OTHER, "leader_url": "http://b", "term": 7},
+        {"leader": OTHER, "leader_url": "http://127.0.0.1:98", "term": 7},
     )
     fixture.host.groups.add(group)
     assert await fixture.broker.offsets(topic, 0) == "offsets"
     assert await fixture.broker.wait_past(topic, 0, Offset(4), 10)
     fixture.host.error = ShoalError("not-leader", "somebody leads", leader=OTHER)
-    assert (await code(fixture.broker.offsets(topic, 0))).extra["leader_url"] == "http://b"
-    assert (await code(fixture.broker.wait_past(topic, 0, Offset(4), 10))).extra["leader_url"] == "http://b"
+    assert (await code(fixture.broker.offsets(topic, 0))).extra["leader_url"] == "http://127.0.0.1:98"
+    assert (await code(fixture.broker.wait_past(topic, 0, Offset(4), 10))).extra[
+        "leader_url"
+    ] == "http://127.0.0.1:98"
     fixture.host.error = ShoalError("not-leader", "beyond what is known here", leader=OTHER, high_watermark=4)
     assert (await code(fixture.broker.offsets(topic, 0))).extra["high_watermark"] == 4
     fixture.host.error = ShoalError("overloaded", "busy")
@@ -361,7 +363,7 @@ async def test_waiting_for_a_leader() -> None:
     await asyncio.sleep(0)
     fixture.leads(GroupKey(topic.id, 0), SELF)
     leader = await waiting
-    assert (leader.agent_id, leader.url, leader.local) == (SELF, "http://a", True)
+    assert (leader.agent_id, leader.url, leader.local) == (SELF, "http://127.0.0.1:97", True)
     other = await fixture.topic("u")
     waiting = asyncio.create_task(fixture.broker.wait_leader(other, 0, 5_000))
     await asyncio.sleep(0)

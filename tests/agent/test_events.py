@@ -102,7 +102,7 @@ def told(feed: EventFeed) -> list[tuple[str, dict[str, Any]]]:
 
 
 def member(status: str = "alive", name: str = "a", **tags: str) -> Member:
-    first = {"cl": "fish", "cid": (b"i" * 16).hex(), "url": "http://a", "name": "ann"}
+    first = {"cl": "fish", "cid": (b"i" * 16).hex(), "url": "http://10.0.0.1:7070", "name": "ann"}
     return Member(name, "10.0.0.1", 7946, first | tags, status, 1, 0)
 
 
@@ -132,7 +132,12 @@ def test_members_are_told_but_not_their_progress() -> None:
     kinds = [kind for kind, _ in told(feed)]
     assert kinds == ["joined", "updated", "suspected", "updated", "failed", "forgotten"]
     first = told(feed)[0][1]["member"]
-    assert (first["id"], first["name"], first["status"], first["url"]) == ("a", "ann", "alive", "http://a")
+    assert (first["id"], first["name"], first["status"], first["url"]) == (
+        "a",
+        "ann",
+        "alive",
+        "http://10.0.0.1:7070",
+    )
     assert "partitions" not in first
 
 

@@ -31,6 +31,7 @@ FAST = LinkConfig(heartbeat_interval_ms=20, silence_after_ms=200, silence_after_
 PATIENT = replace(FAST, silence_after_ms=10_000)
 """For those who keep the loop itself busy for a while: nobody is silent for that."""
 TEST_FRAME = 64
+STRANGER = "1" * 32
 
 
 def agent_id(letter: str) -> str:
@@ -331,6 +332,7 @@ async def test_a_new_boot_nonce_is_reported_even_without_silence() -> None:
     a, b = Node("a", config=slow), Node("b", config=slow)
     await a.start()
     await b.start()
+    b.links.set_addresses({agent_id("a"): a.url})
     a.links.set_addresses({agent_id("b"): b.url})
     await until(lambda: connected(a))
     await b.links.stop()
@@ -340,6 +342,7 @@ async def test_a_new_boot_nonce_is_reported_even_without_silence() -> None:
     a_reports = len(a.silent)
     again = Node("b", nonce=b"reborn--", config=slow)
     await again.start(port)
+    again.links.set_addresses({agent_id("a"): a.url})
     try:
         await until(lambda: connected(a))
         assert len(a.silent) in (1, a_reports + 1)
@@ -391,6 +394,7 @@ async def test_a_lost_link_fails_its_requests() -> None:
     b.links.handle_request(0, hang)
     await a.start()
     await b.start()
+    b.links.set_addresses({agent_id("a"): a.url})
     a.links.set_addresses({agent_id("b"): b.url})
     await until(lambda: connected(a))
     waiting = asyncio.create_task(a.links.request(agent_id("b"), 0, b"", 20_000))
@@ -436,8 +440,9 @@ class RawPeer:
         return cls(reader, writer)
 
     async def greet(self, node: Node, kind: LinkKind = LinkKind.CONTROL) -> None:
-        """As agent 1111..., correctly."""
-        hello = Hello(kind, CLUSTER, "1" * 32, node.links.agent_id, b"stranger").to_bytes()
+        """As agent 1111..., correctly, of which gossip has told."""
+        node.links.set_addresses({STRANGER: "http://127.0.0.1:1"})
+        hello = Hello(kind, CLUSTER, STRANGER, node.links.agent_id, b"stranger").to_bytes()
         self.writer.write(frame_head(FrameType.HELLO, len(hello)) + hello)
         frame = await self.next_frame()
         assert frame.type == FrameType.HELLO

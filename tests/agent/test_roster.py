@@ -21,7 +21,11 @@ def agent(
     name: str, status: str = "alive", *, cluster: str = "fish", cluster_id: bytes | None = OURS, **tags: str
 ) -> Member:
     """A Shoal agent as gossip shows it."""
-    said = {"cl": cluster, "url": f"http://{name}", "cid": "" if cluster_id is None else cluster_id.hex()}
+    said = {
+        "cl": cluster,
+        "url": "http://10.0.0.1:7070",
+        "cid": "" if cluster_id is None else cluster_id.hex(),
+    }
     return Member(name, "10.0.0.1", 7946, said | tags, status, 1, 0)
 
 

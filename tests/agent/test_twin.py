@@ -63,6 +63,8 @@ async def test_the_younger_of_two_ends() -> None:
         assert "data is a copy" in (await verdict(claim(url, OLDER.run)) or "")
         assert await verdict(claim(url, OLDER.run, kind="joined")) is None
         assert await verdict(claim(url, OWN.run)) is None
+        assert await verdict(claim(url.replace("127.0.0.1", "localhost"), OLDER.run)) is None
+        assert await verdict(claim(url + "/v1", OLDER.run)) is None, "nobody else chooses what is asked"
     assert await verdict(claim(url, OLDER.run)) is None  # a former address: nobody is there any more
     for harmless in (YOUNGER, OWN, Life("b" * 32, "run4", OLDER.started_at)):
         async with answering(harmless) as url:
