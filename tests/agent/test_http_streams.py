@@ -19,6 +19,8 @@ NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
 PATH = "/v1/topics/t/partitions/0/records"
 Event = tuple[str | None, str, Any]
+PATIENCE_S = 60.0
+"""What never comes has not come by then, on any machine."""
 
 
 @asynccontextmanager
@@ -49,7 +51,7 @@ async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
 async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
     """The next events that are no comments."""
     found: list[Event] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             event = await anext(events)
             if event[1] != "comment":

@@ -102,8 +102,8 @@ FAULTS: tuple[Fault, ...] = (
         3,
         "the second copy is written while the first is not synced",
         "agent/doubled.py",
-        "        await file.write(number * SLOT_BYTES, data)\n    await file.sync()\n",
-        "        await file.write(number * SLOT_BYTES, data)\n",
+        '        await file.write(first * SLOT_BYTES, b"".join(run))\n    await file.sync()\n',
+        '        await file.write(first * SLOT_BYTES, b"".join(run))\n',
         (
             A + "test_identity.py::test_the_first_copy_is_synced_before_the_second_is_touched",
             A + "test_identity.py::test_a_power_failure_loses_nothing_that_was_acknowledged",
@@ -153,8 +153,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         4,
         "a replica of a topic that was never heard of is deleted",
-        "agent/catalog_follow.py",
-        "            elif topic_id in self.catalog.tombstones or topic_id in self._held_topics:\n",
+        "agent/topic_replicas.py",
+        "            elif topic_id in self._catalog().tombstones or topic_id in self._held_topics:\n",
         "            else:\n",
         (A + "test_catalog_follow.py::test_a_replica_of_a_topic_never_heard_of_is_kept",),
     ),
