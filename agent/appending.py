@@ -73,7 +73,8 @@ class Appender:
         replica = self._replica
         replica.require_leader()
         if producer is not None:
-            kept = replica.state.producers.check(producer, consecutive=consecutive)
+            rows = sum(message.record_count for message in messages)
+            kept = self._check(producer, rows, consecutive=consecutive)
             if kept is not None:
                 self._answer_duplicate(kept, deadline_ms, answer)
                 return
@@ -102,10 +103,29 @@ class Appender:
         queued."""
         assert columns.values
         self._replica.require_leader()
+        if producer is not None and producer.in_lanes:  # tables of gathered batches have no place for that
+            message = self._message(columns)
+            self.append(
+                [message],
+                producer=producer,
+                consecutive=consecutive,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                answer=answer,
+            )
+            return
         size = SUBMISSION_OVERHEAD_BYTES + size_bytes
         fields = (columns, size, producer, consecutive, acks, deadline_ms, answer)
         self._gathering.add(_new(Submission, fields))
         self._replica.host.schedule(self._replica)
+
+    def _check(self, producer: ProducerStamp, rows: int, *, consecutive: bool) -> KeptSequence | None:
+        try:
+            return self._replica.state.check_producer(producer, rows, consecutive=consecutive)
+        except ShoalError as error:
+            if error.code == "too-many-producers":
+                self._replica.let_time_pass()
+            raise
 
     def _wait(self, index: LogIndex, result: Appended, acks: str, deadline_ms: int, answer: Answer) -> None:
         if acks == "none":
@@ -156,7 +176,8 @@ class Appender:
         if item.producer is None:
             return True
         try:
-            kept = self._replica.state.producers.check(item.producer, consecutive=item.consecutive)
+            rows = len(item.columns.values)
+            kept = self._check(item.producer, rows, consecutive=item.consecutive)
         except ShoalError as error:
             item.answer.set_exception(error)
             return False
@@ -168,17 +189,19 @@ class Appender:
         """As _propose_gathered of one: nothing is laid behind anything."""
         replica, columns = self._replica, item.columns
         try:
-            message = columns_to_message(columns, replica.host.clock.now_us())
-        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
-            _refuse([item], ShoalError("bad-request", f"the records cannot be stored: {error}"))
-            return
-        try:
+            message = self._message(columns)
             stamp = replica.propose_message(message, item.producer).stamp
         except ShoalError as refused:
             _refuse([item], refused)
             return
         result = _new(Appended, (stamp.base_offset, len(columns.values), False))
         self._wait(stamp.index, result, item.acks, item.deadline_ms, item.answer)
+
+    def _message(self, columns: RecordColumns) -> Message:
+        try:
+            return columns_to_message(columns, self._replica.host.clock.now_us())
+        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+            raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
 
     def _propose_gathered(self, fresh: list[Submission]) -> None:
         if len(fresh) == 1:

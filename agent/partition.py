@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from shoal.agent.producers import ProducerTable, ProducerTableError
+from shoal.agent.producers import KeptSequence, ProducerTable, ProducerTableError
 from shoal.agent.retention import RetentionError, decode_trim
 from shoal.batch import (
     BatchError,
@@ -23,6 +23,7 @@ from shoal.batch import (
     Kind,
     LogIndex,
     Offset,
+    ProducerStamp,
     Stamp,
     Term,
     control_payload,
@@ -32,8 +33,13 @@ from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration
 
 _CHECKPOINT_MAGIC = b"SHCP"
-_CHECKPOINT_VERSION = 1
-_CHECKPOINT = struct.Struct("<4sHHqqqqIII")
+_CHECKPOINT_VERSION = 2
+_CHECKPOINT = struct.Struct("<4sHHqqqqqIII")
+_CHECKPOINT_1 = struct.Struct("<4sHHqqqqIII")
+"""Without elapsed time: such tables count by append times, and that goes on from the last one."""
+ELAPSED_STEP_US = 60_000_000
+"""As so much at most counts the time between two entries, and never as less than none: a clock that is wrong
+by years makes producers a minute older. While nothing is appended hardly any time passes."""
 
 
 class FoldError(ValueError):
@@ -70,6 +76,7 @@ class Checkpoint(NamedTuple):
     configuration: Configuration
     producers: bytes
     group_state: bytes
+    elapsed_us: int = 0
 
     def to_bytes(self) -> bytes:
         """The control payload of a CHECKPOINT frame."""
@@ -82,6 +89,7 @@ class Checkpoint(NamedTuple):
             self.last_term,
             self.end_offset,
             self.append_time_us,
+            self.elapsed_us,
             len(configuration),
             len(self.producers),
             len(self.group_state),
@@ -91,14 +99,17 @@ class Checkpoint(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> "Checkpoint":
         """Raises FoldError for anything but one whole checkpoint; padding zeros after it are allowed."""
-        if len(data) < _CHECKPOINT.size:
+        is_first = data[4:6] == b"\x01\x00"
+        head = _CHECKPOINT_1 if is_first else _CHECKPOINT
+        if len(data) < head.size:
             raise FoldError("a checkpoint shorter than its head")
-        magic, version, _, index, term, end_offset, time_us, *lengths = _CHECKPOINT.unpack_from(data)
-        if magic != _CHECKPOINT_MAGIC or version != _CHECKPOINT_VERSION:
+        magic, version, _, index, term, end_offset, time_us, *others = head.unpack_from(data)
+        elapsed_us, *lengths = [time_us, *others] if is_first else others
+        if magic != _CHECKPOINT_MAGIC or version > _CHECKPOINT_VERSION or version < 1:
             raise FoldError(f"not a checkpoint of version {_CHECKPOINT_VERSION}")
-        if min(index, term, end_offset) < 0:
+        if min(index, term, end_offset, elapsed_us) < 0:
             raise FoldError("a checkpoint with a negative position")
-        ends = [_CHECKPOINT.size]
+        ends = [head.size]
         for length in lengths:
             ends.append(ends[-1] + length)
         if ends[-1] > len(data) or any(data[ends[-1] :]):
@@ -112,6 +123,7 @@ class Checkpoint(NamedTuple):
             decode_configuration(configuration),
             producers,
             group_state,
+            elapsed_us,
         )
 
 
@@ -132,9 +144,16 @@ class Tail(NamedTuple):
     append_time_us: int
     log_bytes: int
     """Of all frames folded since the start: only differences mean something."""
+    elapsed_us: int
+    """Time as the log counts it: the sum of the steps between append times, none above ELAPSED_STEP_US."""
+
+    def elapsed_at(self, append_time_us: int) -> int:
+        """The same at an entry that follows."""
+        step_us = append_time_us - self.append_time_us
+        return self.elapsed_us + min(max(step_us, 0), ELAPSED_STEP_US)
 
 
-EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0, 0)
+EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0, 0, 0)
 
 
 class PartitionState:
@@ -212,7 +231,12 @@ class PartitionState:
         self._configurations = [checkpoint.configuration]
         end = Offset(checkpoint.end_offset)
         self.tail = self.committed = Tail(
-            checkpoint.last_index, checkpoint.last_term, end, checkpoint.append_time_us, 0
+            checkpoint.last_index,
+            checkpoint.last_term,
+            end,
+            checkpoint.append_time_us,
+            0,
+            checkpoint.elapsed_us,
         )
 
     def append(self, frame: Frame) -> None:
@@ -230,9 +254,10 @@ class PartitionState:
                 f"not continue entry {tail.last_index} (end {tail.end_offset}, term {tail.last_term})"
             )
         kind = stamp.kind
+        elapsed_us = tail.elapsed_at(stamp.append_time_us)
         if kind == Kind.DATA:
             if stamp.producer is not None or (stamp.flags and stamp.flags & Flag.GATHERED):
-                self._record_producers(frame)
+                self._record_producers(frame, elapsed_us)
         elif kind == Kind.CONFIGURATION:
             self._configurations.append(decode_configuration(control_payload(frame.data)))
         elif kind == Kind.GROUP_STATE and self.group_state is not None:
@@ -245,6 +270,7 @@ class PartitionState:
             stamp.base_offset + stamp.record_count,
             stamp.append_time_us,
             tail.log_bytes + len(frame.data),
+            elapsed_us,
         )
         self.tail = tuple.__new__(Tail, end)  # its own constructor is five times as slow
         self._uncommitted.append(self.tail)
@@ -253,7 +279,9 @@ class PartitionState:
         """Go on behind a batch of records that nobody can read any more (safety 10). What it said of
         producers is lost with it."""
         assert index == self.tail.last_index + 1
-        self.tail = Tail(index, term, end_offset, append_time_us, self.tail.log_bytes + length)
+        tail = self.tail
+        elapsed_us = tail.elapsed_at(append_time_us)
+        self.tail = Tail(index, term, end_offset, append_time_us, tail.log_bytes + length, elapsed_us)
         self._uncommitted.append(self.tail)
 
     def _fold_trim(self, frame: Frame) -> None:
@@ -262,7 +290,7 @@ class PartitionState:
         except RetentionError as error:
             raise FoldError(f"entry {frame.stamp.index}: {error}") from error
 
-    def _record_producers(self, frame: Frame) -> None:
+    def _record_producers(self, frame: Frame, elapsed_us: int) -> None:
         stamp = frame.stamp
         record = self.producers.record
         if not stamp.flags & Flag.GATHERED:
@@ -272,7 +300,7 @@ class PartitionState:
                 base_offset=stamp.base_offset,
                 count=stamp.record_count,
                 index=stamp.index,
-                append_time_us=stamp.append_time_us,
+                elapsed_us=elapsed_us,
             )
             return
         try:
@@ -285,8 +313,13 @@ class PartitionState:
                 base_offset=Offset(stamp.base_offset + gathered.first_row),
                 count=gathered.rows,
                 index=stamp.index,
-                append_time_us=stamp.append_time_us,
+                elapsed_us=elapsed_us,
             )
+
+    def check_producer(self, producer: ProducerStamp, rows: int, *, consecutive: bool) -> KeptSequence | None:
+        """ProducerTable.check at the log's end."""
+        elapsed_us = self.tail.elapsed_us
+        return self.producers.check(producer, rows=rows, elapsed_us=elapsed_us, consecutive=consecutive)
 
     def truncate(self, from_index: LogIndex) -> None:
         """The log lost everything from `from_index` on. Committed entries are never among it."""
@@ -357,6 +390,7 @@ class PartitionState:
             self.configuration,
             self.producers.to_bytes(),
             b"" if self.group_state is None else self.group_state.to_bytes(),
+            tail.elapsed_us,
         )
 
 

@@ -61,6 +61,8 @@ MAX_UNCOMMITTED_BYTES = 64 * 2**20
 MAX_STAGED_BYTES = 64 * 2**20
 """Frames received and not synced yet."""
 MAX_PEER_ADDRESSES = 1_024
+MARK_INTERVAL_MS = 30_000
+"""Half of what the log counts at most as elapsed between two entries."""
 HINT_INTERVAL_ENTRIES = 4_096
 """How far the stored commit index may lag: what a restart folds again beyond its newest segment."""
 
@@ -171,6 +173,7 @@ class Replica:
         self._roll_index = LogIndex(0)
         self._ready_follows = False
         self._hint = core.commit_index
+        self._next_mark_ms = 0
 
     def __repr__(self) -> str:
         return f"Replica({self.group} {self.core!r} {self.state!r})"
@@ -246,6 +249,14 @@ class Replica:
         frame = self._control_frame(kind, control, proposal.first_index, proposal.term)
         self._take_own(frame)
         return frame
+
+    def let_time_pass(self) -> None:
+        """An entry without records, at most one in MARK_INTERVAL_MS: where producers are refused until others
+        are old enough to be forgotten, and nothing is appended, the log would count no time."""
+        now_ms = self.host.clock.now_ms()
+        if now_ms >= self._next_mark_ms:
+            self._next_mark_ms = now_ms + MARK_INTERVAL_MS
+            self.propose_control(Kind.NOOP, b"")
 
     def propose_configuration(self, replicas: Sequence[RaftReplica]) -> Configuration:
         """Change the group's replicas by one step. Raises ReplicationError of the core."""

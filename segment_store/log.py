@@ -227,13 +227,17 @@ class PartitionLog:
 
     def should_roll(self, extra_bytes: int) -> bool:
         """Whether `extra_bytes` more would take the active segment past segment_bytes. Never for an empty
-        one."""
+        one, nor while its first entry, a checkpoint, is more than half of it: a large one would be written
+        again for each append."""
         if not self._segments:
             return False
         active = self._segments[-1]
         if active.planned_end + extra_bytes + TRAILER_BYTES <= self._files.config.segment_bytes:
             return False
-        return len(active.index) > 0
+        if not len(active.index):
+            return False
+        head = active.index.entry(active.first_index)
+        return active.planned_end - head.end_position >= head.length
 
     async def find_offset(self, offset: Offset) -> LogIndex:
         """The entry whose [base, base + count) holds the offset. Raises OffsetOutOfRange, and Damaged for an

@@ -30,6 +30,8 @@ from shoal.arrow_metadata import (
 )
 
 MAX_BODY_BYTES: Final = 16 * 2**20
+SEQUENCES_PER_LANE: Final = 2**32
+"""Of a producer that tasks share: a sequence is lane * SEQUENCES_PER_LANE + number. Each task has a lane."""
 MAX_FRAME_BYTES: Final = 17 * 2**20
 """A body of 16 MiB and its metadata. Nothing larger is stored, sent or allocated."""
 

@@ -139,14 +139,16 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """FIRST_OF_SEGMENT: every replica rolls its segment here. GATHERED: the payload is a producer table."""
+    """FIRST_OF_SEGMENT: every replica rolls its segment here. GATHERED: the payload is a producer table.
+    LANES: the producer's sequences are in lanes."""
 
     NONE = 0
     FIRST_OF_SEGMENT = 1
     GATHERED = 2
+    LANES = 4
 
 
-_KNOWN_FLAGS: Final = int(Flag.FIRST_OF_SEGMENT | Flag.GATHERED)
+_KNOWN_FLAGS: Final = int(Flag.FIRST_OF_SEGMENT | Flag.GATHERED | Flag.LANES)
 # Looked up by number: calling an enumeration costs as much as the rest of a stamp.
 _KINDS: Final = tuple(Kind)
 _LAST_KIND: Final = len(_KINDS) - 1
@@ -157,11 +159,13 @@ _new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is fiv
 
 
 class ProducerStamp(NamedTuple):
-    """Which request of which producer a batch is (idempotence). `producer_id`: 16 bytes, not all zero."""
+    """Which request of which producer a batch is (idempotence). `producer_id`: 16 bytes, not all zero.
+    `in_lanes`: many tasks share the producer, and its sequences are lane * 2**32 + number (producers.py)."""
 
     producer_id: bytes
     epoch: int
     sequence: int
+    in_lanes: bool = False
 
 
 def producer_id_from_text(text: str) -> bytes:
@@ -246,6 +250,8 @@ def stamp_message(
 ) -> Frame:
     """`message` in its stored form: where it lies, if it has a place that no stamp was written to, else with
     one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
+    if producer is not None and producer.in_lanes:
+        flags |= Flag.LANES
     fields = (
         kind,
         flags,
@@ -302,7 +308,7 @@ def _pack_stamp(stamp: Stamp) -> bytes:
     """The stamp with a checksum of zero."""
     producer = stamp.producer
     assert producer is None or (len(producer.producer_id) == 16 and any(producer.producer_id))
-    producer_id, epoch, sequence = producer or (_NO_PRODUCER, 0, 0)
+    producer_id, epoch, sequence, _ = producer or (_NO_PRODUCER, 0, 0, False)
     return _STAMP.pack(
         _MAGIC,
         0,
@@ -518,7 +524,7 @@ def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
         raise BatchError("invalid", "unknown kind, flag or reserved bytes in a stamp")
     producer = None
     if producer_id != _NO_PRODUCER:
-        producer = ProducerStamp(producer_id, epoch, sequence)
+        producer = ProducerStamp(producer_id, epoch, sequence, flags & Flag.LANES != 0)
     stamp = (
         _KINDS[kind],
         _FLAGS[flags],
@@ -569,7 +575,7 @@ _RANGE = struct.Struct("<16sIQII")  # producer id, epoch, sequence, first row, r
 def encode_producer_table(ranges: Sequence[GatheredRange]) -> bytes:
     """The control payload of a gathered batch: fixed-width entries, ascending by first row."""
     assert len(ranges) <= MAX_GATHERED_RANGES
-    return b"".join(_RANGE.pack(*entry.producer, entry.first_row, entry.rows) for entry in ranges)
+    return b"".join(_RANGE.pack(*entry.producer[:3], entry.first_row, entry.rows) for entry in ranges)
 
 
 def decode_producer_table(payload: bytes) -> list[GatheredRange]:

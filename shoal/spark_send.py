@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from shoal.arrow_stream import HEADERS_COLUMN, KEY_COLUMN, VALUE_COLUMN
+from shoal.arrow_stream import HEADERS_COLUMN, KEY_COLUMN, SEQUENCES_PER_LANE, VALUE_COLUMN
 from shoal.client_routing import RouteTable, TopicRoutes
 from shoal.spark_fetch import ARROW_MEDIA_TYPE, RangeReader, Scan
 from shoal.spark_http import (
@@ -72,7 +73,6 @@ class Chunk(NamedTuple):
     place: Place
     sequence: int
     batch: pa.RecordBatch
-    only_one: bool  # nothing else of this task goes to the partition
 
 
 class ChunkSender:
@@ -141,9 +141,7 @@ class ChunkSender:
                 answer = self._post(base, chunk, body)
                 if answer.status == 200:
                     return self._acknowledged(chunk, document_of(answer.body))
-                repeated, hint = self._refused(base, chunk, answer)
-                if repeated:
-                    return True
+                hint = self._refused(base, chunk, answer)
                 failure = said(base, answer)
             except MovedError as error:
                 failure = str(error)
@@ -171,21 +169,23 @@ class ChunkSender:
             "Shoal-Producer-Id": self._producer,
             "Shoal-Producer-Epoch": str(self._epoch),
             "Shoal-Producer-Sequence": str(chunk.sequence),
+            "Shoal-Producer-Order": "lanes",
         }
         path = f"/v1/topics/{topic}/partitions/{partition}/records?timeout={APPEND_TIMEOUT}"
         return POOL.request(base, "POST", path, headers, body)
 
-    def _refused(self, base: str, chunk: Chunk, answer: Answer) -> tuple[bool, str | None]:
-        """(stored by an earlier attempt, the leader's address if it was named); SourceError when final."""
+    def _refused(self, base: str, chunk: Chunk, answer: Answer) -> str | None:
+        """The leader's address if it was named; SourceError when final."""
         problem = document_of(answer.body)
-        code, last = problem.get("code"), problem.get("last_sequence")
-        if code == "sequence-gap" and isinstance(last, int) and last >= chunk.sequence:
-            return True, None  # later ones were sent only after this one was acknowledged
+        code = problem.get("code")
         if code == "sequence-gap":
+            task, number = divmod(chunk.sequence, SEQUENCES_PER_LANE)
             raise SourceError(
-                f"{chunk.place} does not remember this write any more (last chunk: {last}, this one:"
-                f" {chunk.sequence}; forgotten after a day of silence): see what it holds, then write anew"
+                f"{chunk.place} does not remember this write any more (chunk {number} of task {task};"
+                " forgotten after a day of silence): see what it holds, then write anew"
             )
+        if code == "sequence-differs":
+            raise self._differs(chunk, problem.get("count"))
         if code == "producer-fenced":
             raise SourceError(
                 f"{chunk.place} holds a later micro-batch of this query: it runs twice, or its checkpoint was"
@@ -198,7 +198,7 @@ class ChunkSender:
         if answer.status == 421 and isinstance(leader_url, str):
             with suppress(SourceError):  # an address that is none: routes are asked next
                 hint = normal_url(leader_url)
-        return False, hint
+        return hint
 
     def _acknowledged(self, chunk: Chunk, document: dict[str, Any]) -> bool:
         repeated = document.get("duplicate") is True
@@ -214,15 +214,18 @@ class ChunkSender:
         except (KeyError, TypeError, ValueError):
             return  # the agent does not know any more where it lies
         same = count == chunk.batch.num_rows
-        if same and not chunk.only_one:
+        if same:
             stored = self._stored(chunk.place, base_offset, count)
-            same = stored is None or _same_records(stored, chunk.batch)
+            same = stored is None or same_records(stored, pa.Table.from_batches([chunk.batch]))
         if not same:
-            raise SourceError(
-                f"{chunk.place} holds other records ({count}) from an earlier attempt of this task than"
-                f" it brings now ({chunk.batch.num_rows}): a repeated task must bring the same rows, above"
-                f" {self._sink.chunk_bytes // 2**20} MiB in the same order; add .sortWithinPartitions(...)"
-            )
+            raise self._differs(chunk, count)
+
+    def _differs(self, chunk: Chunk, count: object) -> SourceError:
+        return SourceError(
+            f"{chunk.place} holds other records ({count}) from an earlier attempt of this task than"
+            f" it brings now ({chunk.batch.num_rows}): a repeated task must bring the same rows, above"
+            f" {self._sink.chunk_bytes // 2**20} MiB in the same order; add .sortWithinPartitions(...)"
+        )
 
     def _stored(self, place: Place, base_offset: int, count: int) -> pa.Table | None:
         """What lies there; None when it was trimmed meanwhile."""
@@ -270,6 +273,38 @@ class _Parts:
         """It is only memory."""
 
 
-def _same_records(stored: pa.Table, brought: pa.RecordBatch) -> bool:
-    wanted = pa.Table.from_batches([brought]).select(stored.column_names)
-    return bool(stored.equals(wanted))
+def same_records(one: pa.Table, other: pa.Table) -> bool:
+    """Whether both hold the same keys, values and headers, in whatever order. No loop touches a record."""
+    return bool(_sorted(one).equals(_sorted(other)))
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    columns = {KEY_COLUMN: table.column(KEY_COLUMN), VALUE_COLUMN: table.column(VALUE_COLUMN)}
+    headers = table.column(HEADERS_COLUMN).combine_chunks()
+    if isinstance(headers, pa.ChunkedArray):  # of no chunks, or of too many bytes for one
+        headers = pa.concat_arrays(headers.chunks) if headers.num_chunks else pa.array([], headers.type)
+    columns[HEADERS_COLUMN] = _flat(headers)
+    made = pa.table(columns)
+    return made.sort_by([(name, "ascending") for name in columns])
+
+
+def _flat(headers: pa.Array) -> pa.Array:
+    """Each record's headers as one text of bytes, which no other headers have; null where there are none, or
+    an empty list of them."""
+    pairs = pc.list_flatten(headers)
+    texts = pc.binary_join_element_wise(
+        *(_measured(pc.struct_field(pairs, number)) for number in range(2)), pa.scalar(b"", pa.binary())
+    )
+    lengths = pc.fill_null(pc.list_value_length(headers), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int32()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), b"")
+    return pc.if_else(pc.equal(lengths, 0), pa.scalar(None, pa.binary()), joined)
+
+
+def _measured(column: pa.Array) -> pa.Array:
+    """Each value behind its length, so that the borders of joined ones can be told."""
+    values = column.cast(pa.binary())
+    lengths = pc.fill_null(pc.binary_length(values), -1).cast(pa.string()).cast(pa.binary())
+    separator = pa.scalar(b":", pa.binary())
+    return pc.binary_join_element_wise(lengths, pc.fill_null(values, b""), separator)

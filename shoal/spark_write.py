@@ -3,16 +3,16 @@ twice.
 
 No Spark here; standard library and pyarrow, in Spark's Python workers. No loop touches a record.
 
-Why nothing is stored twice: a producer is one task of one write (of a stream: query, task and, as the
-producer's epoch, the micro-batch), and its chunks for one partition are numbered from 0. Chunk s+1 is sent
-only after s was acknowledged. So when an agent says that a sequence is a duplicate, or below its last one,
-the chunk is in the log, committed; whoever repeats a task gets this answer up to where the first attempt
-came, and goes on from there. An older micro-batch that still runs somewhere is fenced by its epoch.
+Why nothing is stored twice: a producer is one write (of a stream: the query and, as the producer's epoch, the
+micro-batch), in which each task has a lane of sequences: its chunks for one partition, numbered from 0. Chunk
+s+1 is sent only after s was acknowledged. Agents remember all sequences of the write, so whoever repeats a
+task is told which chunks are stored, and goes on from there; ten thousand tasks are one producer to them. An
+older micro-batch that still runs somewhere is fenced by its epoch.
 
 What a chunk holds must be the same when the task is repeated. A task that brings no more than CHUNK_BYTES to
 a partition sends one chunk, so the order of its rows does not matter. Larger ones have to bring their rows in
-the same order, as all plans do that have no shuffle or a sort; repeated chunks are compared with what is
-stored (the last five, whose places agents remember), and a difference is an error, not a loss.
+the same order, as all plans do that have no shuffle or a sort. A repeated chunk is compared with what is
+stored, and a difference is an error, not a loss.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from shoal.arrow_stream import (
     KEY_COLUMN,
     MAX_RECORD_BYTES,
     MAX_RECORDS_PER_BATCH,
+    SEQUENCES_PER_LANE,
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
 )
@@ -78,7 +79,8 @@ class TaskWriter:
         self, sink: Sink, name: str, task: int, epoch: int = 0, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self._sink = sink
-        self._sender = ChunkSender(sink, f"{name}/{task}", epoch, pause)
+        self._sender = ChunkSender(sink, name, epoch, pause)
+        self._first_sequence = task * SEQUENCES_PER_LANE
         self._buffers: dict[Place, _Buffer] = {}
         self._buffered_bytes = 0
         self._records = self._chunks = self._repeated = 0
@@ -96,7 +98,7 @@ class TaskWriter:
                         self._add(place, rows, threads)
                 for place, buffer in self._buffers.items():
                     if buffer.rows:
-                        self._send(place, buffer, threads, only_one=buffer.next_sequence == 0)
+                        self._send(place, buffer, threads)
                 for buffer in self._buffers.values():
                     self._finish(buffer)
             finally:
@@ -164,12 +166,10 @@ class TaskWriter:
                 largest = max(self._buffers, key=lambda known: self._buffers[known].size_bytes)
                 self._send(largest, self._buffers[largest], threads)
 
-    def _send(
-        self, place: Place, buffer: _Buffer, threads: ThreadPoolExecutor, *, only_one: bool = False
-    ) -> None:
+    def _send(self, place: Place, buffer: _Buffer, threads: ThreadPoolExecutor) -> None:
         self._finish(buffer)
         rows = buffer.batches[0] if len(buffer.batches) == 1 else pa.concat_batches(buffer.batches)
-        chunk = Chunk(place, buffer.next_sequence, to_wire(rows), only_one)
+        chunk = Chunk(place, self._first_sequence + buffer.next_sequence, to_wire(rows))
         self._records += buffer.rows
         self._chunks += 1
         self._buffered_bytes -= buffer.size_bytes

@@ -49,6 +49,7 @@ _PRODUCER = (
     Parameter("Shoal-Producer-Id", "1 to 128 printable characters; with epoch and sequence.", TEXT),
     Parameter("Shoal-Producer-Epoch", "A newer one fences the older out.", COUNT),
     Parameter("Shoal-Producer-Sequence", "A repeated one is answered as the first was.", COUNT),
+    Parameter("Shoal-Producer-Order", "lanes: a sequence is lane * 2^32 + number.", one_of("lanes")),
 )
 _RECORDS_BODY = Body({JSON: reference("NewRecords"), NDJSON: BYTES, ARROW: BYTES, "*/*": BYTES})
 _PRODUCED = {

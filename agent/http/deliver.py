@@ -20,7 +20,12 @@ from shoal.batch import END_OF_STREAM, BatchError, Message, ProducerStamp, messa
 from shoal.errors import ShoalError
 from shoal.records import columns_to_batch
 
-PRODUCER_HEADERS = ("Shoal-Producer-Id", "Shoal-Producer-Epoch", "Shoal-Producer-Sequence")
+PRODUCER_HEADERS = (
+    "Shoal-Producer-Id",
+    "Shoal-Producer-Epoch",
+    "Shoal-Producer-Sequence",
+    "Shoal-Producer-Order",
+)
 # Between agents only: the request came by the key-routed route, although it goes on to a partition's.
 KEY_ROUTED = "Shoal-Key-Routed"
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.

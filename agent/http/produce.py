@@ -219,11 +219,12 @@ def request_options(call: Call, partition: int | None) -> Options:
 
 
 def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
-    """The three producer headers, in any case: all of them, or none."""
-    texts = [headers.get(name) for name in PRODUCER_HEADERS]
-    if texts == [None, None, None]:
+    """The three producer headers, in any case: all of them, or none; the fourth goes with them or not."""
+    texts = [headers.get(name) for name in PRODUCER_HEADERS[:3]]
+    order = headers.get(PRODUCER_HEADERS[3])
+    if texts == [None, None, None] and order is None:
         return None
-    missing = [name for name, text in zip(PRODUCER_HEADERS, texts, strict=True) if text is None]
+    missing = [name for name, text in zip(PRODUCER_HEADERS[:3], texts, strict=True) if text is None]
     if missing:
         raise ShoalError("bad-request", f"{', '.join(missing)}: the three Shoal-Producer headers go together")
     name, epoch, sequence = (text or "" for text in texts)
@@ -231,10 +232,13 @@ def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
         raise ShoalError(
             "bad-request", f"Shoal-Producer-Id {shown(name)}: 1 to 128 printable characters are wanted"
         )
+    if order not in (None, "lanes"):
+        raise ShoalError("bad-request", f"{PRODUCER_HEADERS[3]} {shown(order)}: only lanes is known")
     return ProducerStamp(
         producer_id_from_text(name),
         _header_number(PRODUCER_HEADERS[1], epoch, EPOCH_MAX),
         _header_number(PRODUCER_HEADERS[2], sequence, SEQUENCE_MAX),
+        order is not None,
     )
 
 

@@ -26,6 +26,7 @@ _UNDERSTOOD: Final = frozenset(
         b"host",
         b"shoal-producer-epoch",
         b"shoal-producer-id",
+        b"shoal-producer-order",
         b"shoal-producer-sequence",
         b"user-agent",
     )

@@ -230,8 +230,11 @@ def _producers() -> ProducerTable:
             base_offset=Offset(number),
             count=1,
             index=LogIndex(number + 1),
-            append_time_us=5,
+            elapsed_us=5,
         )
+    for number in range(3):
+        stamp = ProducerStamp(bytes([9]) * 16, 1, number << 32, in_lanes=True)
+        table.record(stamp, base_offset=Offset(9), count=1, index=LogIndex(9), elapsed_us=5)
     return table
 
 

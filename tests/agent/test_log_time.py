@@ -281,3 +281,11 @@ def test_nothing_goes_early_while_clocks_are_wrong_for_minutes(
     twin = Twin(HOUR)
     twin.live(set(range(0, 12_000, 211)), wrong, restarts - spoiled, 12_000)
     assert not twin.early
+
+
+def test_a_clock_that_was_behind_from_the_start_costs_no_record() -> None:
+    """A new log of an agent whose clock is ten years behind until a time server is asked."""
+    twin = Twin(HOUR, error_us=-10 * YEAR_US)
+    twin.live(ALL_DAY, {1_500: 0}, set(), 4 * 3600)
+    assert not twin.early
+    assert sum(what == "gone" for what, *_ in twin.events) > 10

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.frame_cache import FrameCache
-from shoal.agent.partition import Checkpoint, FoldError, PartitionState, check_chain
+from shoal.agent.partition import ELAPSED_STEP_US, Checkpoint, FoldError, PartitionState, check_chain
 from shoal.agent.waiting import Appended, Waiter, WaitQueue
 from shoal.batch import (
     DEFAULT_SCHEMA,
@@ -41,6 +41,7 @@ class Writer:
     def __init__(self, state: PartitionState) -> None:
         self.state = state
         self.frames: list[Frame] = []
+        self.step_us = 1
 
     def data(
         self, term: int = 1, rows: int = 1, producer: ProducerStamp | None = None, **options: object
@@ -54,7 +55,7 @@ class Writer:
             term=Term(term),
             previous_term=tail.last_term,
             index=LogIndex(tail.last_index + 1),
-            append_time_us=tail.append_time_us + 1,
+            append_time_us=tail.append_time_us + self.step_us,
             producer=producer,
             **options,  # type: ignore[arg-type]
         )
@@ -72,7 +73,7 @@ class Writer:
             term=Term(term),
             previous_term=tail.last_term,
             index=LogIndex(tail.last_index + 1),
-            append_time_us=tail.append_time_us + 1,
+            append_time_us=tail.append_time_us + self.step_us,
             flags=flags,
         )
         return self._take(frame)
@@ -144,10 +145,10 @@ def test_a_gathered_batch_records_each_range() -> None:
     first, second = ProducerStamp(A, 0, 0), ProducerStamp(b"b" * 16, 4, 0)
     table = encode_producer_table([GatheredRange(first, 0, 1), GatheredRange(second, 1, 2)])
     writer.data(rows=3, control=table, flags=Flag.GATHERED)
-    kept = state.producers.check(second)
+    kept = state.check_producer(second, 2, consecutive=True)
     assert kept is not None
     assert (kept.base_offset, kept.rows, kept.entry) == (3, 2, 2)
-    assert state.producers.check(first) is not None
+    assert state.check_producer(first, 1, consecutive=True) is not None
 
 
 @given(st.integers(0, 2**32), st.integers(1, 25))
@@ -310,3 +311,30 @@ def test_the_frame_cache_keeps_what_is_not_settled(seed: int, steps: int, found:
         assert sum(len(frame.data) for frame in kept) <= bound
         assert kept == writer.frames[:settled][len(writer.frames[:settled]) - len(kept) :]
         assert cache.get(LogIndex(writer.state.tail.last_index + 1)) is None
+
+
+def test_a_clock_that_is_wrong_for_one_entry_makes_no_producer_old() -> None:
+    """By ten years, or all the time: as so many minutes as there were such entries it counts at most; and an
+    idle log counts hardly any time."""
+    state = PartitionState(BIRTH)
+    writer = Writer(state)
+    victim, year_us = ProducerStamp(A, 0, 0), 365 * 86_400 * 1_000_000
+    writer.data(producer=victim)
+    for number in range(10):
+        before_us = state.tail.elapsed_us
+        writer.step_us = year_us * (number % 3)
+        writer.data(producer=ProducerStamp(b"%016d" % number, 0, 0))
+        assert 0 <= state.tail.elapsed_us - before_us <= ELAPSED_STEP_US
+    assert state.check_producer(victim, 1, consecutive=True) is not None
+
+
+def test_a_checkpoint_without_elapsed_time_goes_on_by_append_times() -> None:
+    """As logs have them that an earlier version wrote."""
+    state = PartitionState(BIRTH)
+    Writer(state).data(producer=ProducerStamp(A, 0, 0))
+    checkpoint = state.checkpoint()
+    data = checkpoint.to_bytes()
+    older = b"SHCP\x01\x00" + data[6:40] + data[48:]
+    assert Checkpoint.from_bytes(older) == checkpoint._replace(elapsed_us=checkpoint.append_time_us)
+    with pytest.raises(FoldError):
+        Checkpoint.from_bytes(b"SHCP\x03\x00" + data[6:])

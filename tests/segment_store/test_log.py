@@ -548,3 +548,18 @@ async def test_what_is_written_while_the_index_is_reaches_it_too() -> None:
         await asyncio.sleep(0.005)
     assert active.indexed_index == 3
     await log.close()
+
+
+async def test_a_checkpoint_larger_than_a_segment_is_not_written_for_each_append() -> None:
+    """As much comes behind it first."""
+    log = await open_log(MemoryDisk(), config=LogConfig(segment_bytes=4096, first_allocation_bytes=4096))
+    await log.append([next_frame(log, value_bytes=20_000)])
+    assert not log.should_roll(4_000)
+    rolls = 0
+    for _ in range(60):
+        if log.should_roll(1_000):
+            rolls += 1
+            await log.append([next_frame(log, value_bytes=20_000, first_of_segment=True)])
+        await log.append([next_frame(log, value_bytes=1_000)])
+    assert 2 <= rolls <= 4
+    await log.close()

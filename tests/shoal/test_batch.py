@@ -191,7 +191,7 @@ def test_mutated_messages_with_a_valid_checksum_never_crash_a_reader(
         (0, b"LOHS", "magic"),
         (8, b"\x02", "version"),
         (9, b"\x08", "invalid"),  # a kind nobody knows
-        (10, b"\x04", "invalid"),  # a flag nobody knows
+        (10, b"\x08", "invalid"),  # a flag nobody knows
         (127, b"\x01", "invalid"),  # reserved bytes
         (48, struct.pack("<Q", 2**40), "length"),  # body length above any frame
         (48, struct.pack("<Q", 4), "length"),  # not a multiple of eight

@@ -79,7 +79,7 @@ class Log:
 
     def store(self, batch: pa.RecordBatch, producer: ProducerStamp) -> tuple[int, bool]:
         """Append a producer's batch as an agent would: (base offset, whether it was there already)."""
-        kept = self.producers.check(producer)
+        kept = self.producers.check(producer, rows=batch.num_rows, elapsed_us=0)
         if kept is not None:
             return kept.base_offset, True
         base = self.high_watermark
@@ -92,7 +92,7 @@ class Log:
             base_offset=Offset(base),
             count=batch.num_rows,
             index=LogIndex(base + 1),
-            append_time_us=0,
+            elapsed_us=0,
         )
         return base, False
 
@@ -226,7 +226,8 @@ class Handler(BaseHTTPRequestHandler):
         producer, epoch, sequence = (
             self.headers[f"Shoal-Producer-{part}"] for part in ("Id", "Epoch", "Sequence")
         )
-        stamp = ProducerStamp(producer_id_from_text(producer), int(epoch), int(sequence))
+        assert self.headers["Shoal-Producer-Order"] == "lanes"
+        stamp = ProducerStamp(producer_id_from_text(producer), int(epoch), int(sequence), in_lanes=True)
         log = self.topic(name).get(partition)
         if log is None:
             raise ShoalError("unknown-partition", "no such partition")
@@ -235,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
         if batch.schema != self.cluster.schema:
             raise ShoalError("schema-mismatch", "the stream's schema is not the topic's")
         base, duplicate = log.store(batch, stamp)
-        kept = log.producers.check(stamp)
+        kept = log.producers.check(stamp, rows=batch.num_rows, elapsed_us=0)
         assert kept is not None
         entry = {"partition": partition, "base_offset": base, "count": kept.rows}
         document: dict[str, Any] = {"count": kept.rows, "appended": [entry]}

@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 from shoal.spark_http import RetryPolicy
 from shoal.spark_options import SourceError, check_written, parse_sink_options
-from shoal.spark_send import ChunkSender, Sink, encoded
+from shoal.spark_send import ChunkSender, Sink, encoded, same_records
 from shoal.spark_write import GATHERED_BYTES, TaskWriter, Written, cast, cut, gathered, measure, to_wire
 
 Cluster: TypeAlias = Any  # conftest's: test modules do not import one another
@@ -262,6 +262,71 @@ def test_other_rows_in_a_repeated_task_are_an_error(cluster: Cluster) -> None:
     write(sink(cluster), rows_of(*rows), task=2)
     with pytest.raises(SourceError, match=r"holds other records \(100\) .* than it brings now \(99\)"):
         write(sink(cluster), rows_of(*rows[:99]), task=2)
+
+
+def test_other_rows_of_the_same_number_are_an_error_too(cluster: Cluster) -> None:
+    """Splits that change places between two attempts: not one is dropped without a word."""
+    cluster.fill("out", ())
+    a, b = (rows_of(*((None, b"%s %d" % (name, number)) for number in range(50))) for name in (b"a", b"b"))
+    write(sink(cluster), a)
+    with pytest.raises(SourceError, match=r"holds other records \(50\) .* than it brings now \(50\)"):
+        write(sink(cluster), b)
+    assert write(sink(cluster), a).repeated == 1
+    assert len(values(stored(cluster))) == 50
+
+
+def test_many_tasks_are_one_producer(cluster: Cluster) -> None:
+    """However many: each stores its rows once, run twice, in another order; the next micro-batch forgets
+    them."""
+    cluster.fill("out", (), ())
+    tasks = list(range(60))
+    for attempt in range(2):
+        random.Random(attempt).shuffle(tasks)
+        for task in tasks:
+            rows = rows_of((b"k%d" % task, b"%d" % task), (b"other%d" % task, b"%d+" % task))
+            assert write(sink(cluster), rows, task=task, epoch=3).repeated == attempt * len(
+                {partition_for(key_hash(key), hash_ranges(2)) for key in rows.column("key").to_pylist()}
+            )
+    assert len(values(stored(cluster))) == 120
+    assert all(len(log.producers) == 1 for log in cluster.topics["out"].values())
+    size = max(log.producers.size_bytes for log in cluster.topics["out"].values())
+    for log in cluster.topics["out"].values():
+        rows = rows_of((None, b"next"), partition=[list(cluster.topics["out"].values()).index(log)])
+        write(sink(cluster), rows, epoch=4)
+        assert log.producers.size_bytes < size / 10
+
+
+_texts = st.sampled_from([b"", b"a", b"b", b"ab", b"1:", b"-1:", None])
+_headers = st.none() | st.lists(st.tuples(st.sampled_from(["", "a", "ab", "1:"]), _texts), max_size=2)
+_records = st.lists(st.tuples(_texts, _texts, _headers), max_size=4)
+
+
+def _table(records: list[tuple[Any, ...]]) -> pa.Table:
+    rows = [
+        {
+            "key": key,
+            "value": value,
+            "headers": None
+            if headers is None
+            else [{"key": name, "value": content} for name, content in headers],
+        }
+        for key, value, headers in records
+    ]
+    return pa.Table.from_pylist(rows, schema=DEFAULT_SCHEMA.remove(0))
+
+
+@given(_records, st.randoms(use_true_random=False), _records)
+def test_records_are_compared_in_whatever_order(
+    records: list[tuple[Any, ...]], rng: random.Random, others: list[tuple[Any, ...]]
+) -> None:
+    """The same ones are the same, others are not; no headers are as an empty list of them."""
+    shuffled = rng.sample(records, len(records))
+    assert same_records(_table(records), _table(shuffled))
+
+    def plain(table: list[tuple[Any, ...]]) -> list[str]:
+        return sorted(repr((key, value, headers or None)) for key, value, headers in table)
+
+    assert same_records(_table(records), _table(others)) == (plain(records) == plain(others))
 
 
 def test_a_write_that_agents_have_forgotten_is_an_error(cluster: Cluster) -> None:

@@ -296,7 +296,7 @@ class SinkTask:
             self._pool.blocking = blocking
             for number, values in enumerate(chunks[:cut]):
                 begun.setdefault(number, loop.time())
-                sender.send(Chunk(place, number, _batch(values), only_one=len(chunks) == 1))
+                sender.send(Chunk(place, number, _batch(values)))
                 ended.setdefault(number, loop.time())
 
         try:
