@@ -123,6 +123,7 @@ class Broker:
         self._watch = watch
         self._clock = clock
         self._started_ms = clock.now_ms()
+        self.started_at = format_time(clock.now_us())  # wall time: compared between hosts, too (twin.py)
         self._request_stop = request_stop
         self._join = join
         self._force_leave = force_leave
@@ -136,6 +137,7 @@ class Broker:
             leader_of=self._leader_of,
             document=self._topic_document,
             holders=self._holders,
+            require_room=lambda: self._parts().host.free_space.require(),
         )
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
@@ -200,11 +202,6 @@ class Broker:
             urls=self._roster.urls(),
         )
         return Document(version, body)
-
-    @property
-    def started_at(self) -> str:
-        """RFC 3339."""
-        return format_time(self._started_ms * 1_000)
 
     def agent_document(self) -> dict[str, Any]:
         """GET /v1/agent. `catalog.birth` is what an agent that joins must know (safety 1)."""

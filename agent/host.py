@@ -19,8 +19,16 @@ from shoal.agent.appending import Acks, Appender
 from shoal.agent.applying import Applier, StateMachine
 from shoal.agent.clock import Clock
 from shoal.agent.doubled import DoubledError
+from shoal.agent.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.handover import hand_over_all
-from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.identity import (
+    CATALOG_GROUP,
+    GroupId,
+    HardStateFile,
+    ReplicaRecord,
+    ReplicaRegistry,
+    ReplicaState,
+)
 from shoal.agent.installing import INSTALL_FAULTS, Installer
 from shoal.agent.links import Links
 from shoal.agent.mending import Mender
@@ -54,9 +62,6 @@ from shoal.segment_store.errors import Damaged, ForeignIdentity, StoreError
 FREE_SPACE_INTERVAL_MS = 1_000
 RETENTION_INTERVAL_MS = 5_000
 """Ages are at least a second, segments seldom filled faster than that."""
-MIN_FREE_BYTES = 64 * 2**20
-"""Below it appends are refused as disk-full, while the log can still write what is under way and its
-checkpoints."""
 MAX_APPEND_TIMEOUT_MS = 300_000
 
 logger = logging.getLogger(__name__)
@@ -121,8 +126,8 @@ class Host:
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._appends = 0
-        self._free_bytes = 2**63
-        self._received = Receiving(links, self.turns, self._open_replica)
+        self.free_space = FreeSpace(disk, data_directory)
+        self._received = Receiving(links, self.turns, self._open_replica, self.free_space.admits)
         links.on_input, links.on_input_over = self.turns.hold, self.turns.hurry
         self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
         self._stopped = Stopped(links, self.stopped_groups, self._open_replica, clock)
@@ -462,22 +467,24 @@ class Host:
             answer=answer,
         )
 
-    def _for_append(self, group: GroupId, size_bytes: int = 0) -> _Group:
+    def _for_append(
+        self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
+    ) -> _Group:
         """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
             raise AssertionError
-        if self._free_bytes < MIN_FREE_BYTES:
-            raise ShoalError("disk-full", f"{self._free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}")
+        if group != CATALOG_GROUP:
+            self.free_space.require(least_bytes)
         self._appends += 1
-        self._free_bytes -= size_bytes
+        self.free_space.take(size_bytes)
         return entry
 
     async def propose_control(self, group: GroupId, kind: Kind, control: bytes, timeout_ms: int) -> LogIndex:
         """Append a control entry and wait for its commit. Raises as append."""
         assert kind not in (Kind.SCHEMA, Kind.DATA, Kind.CONFIGURATION, Kind.CHECKPOINT)
-        replica = self._for_append(group).replica
+        replica = self._for_append(group, least_bytes=TRIM_FREE_BYTES).replica
         frame = replica.propose_control(kind, control)
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
@@ -489,7 +496,7 @@ class Host:
     async def trim(self, group: GroupId, before: Offset, timeout_ms: int) -> Offset:
         """Drop the segments that lie wholly before the offset, and that every replica holds, on all replicas;
         where the log then starts. Raises ShoalError as propose_control, and beyond-end."""
-        entry = self._for_append(group)
+        entry = self._for_append(group, least_bytes=TRIM_FREE_BYTES)
         if (control := entry.trimmer.control_for(before)) is not None:
             await self.propose_control(group, Kind.TRIM, control, timeout_ms)
         return entry.replica.log.start_offset
@@ -559,11 +566,8 @@ class Host:
 
     async def _watch_free_space(self) -> None:
         while True:
-            try:
-                self._free_bytes, _ = await self._stores.disk.free_bytes(self._stores.data_directory)
-            except OSError as error:
-                logger.warning("cannot tell the free space of %s: %s", self._stores.data_directory, error)
-            if self._free_bytes >= 2 * MIN_FREE_BYTES:
+            await self.free_space.look()
+            if self.free_space.size_bytes >= 2 * MIN_FREE_BYTES:
                 await self._reopen_full()
             await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
 
@@ -643,7 +647,7 @@ class Host:
             worst,
             self._received.dropped,
             self._appends,
-            self._free_bytes,
+            self.free_space.size_bytes,
         )
 
     async def stop(self) -> None:

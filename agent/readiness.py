@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.catalog_version import NO_VERSION, CatalogVersion
-from shoal.agent.host import MIN_FREE_BYTES, Host
+from shoal.agent.free_space import MIN_FREE_BYTES
+from shoal.agent.host import Host
 from shoal.agent.identity import CATALOG_GROUP
 
 

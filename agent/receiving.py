@@ -19,10 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class Receiving:
-    """One per host. `replica_of`: None for a group of which no replica is open here."""
+    """One per host. `replica_of`: None for a group of which no replica is open here. `admits`: whether the
+    disk has room for so many bytes of a group's entries; what is not taken is sent again."""
 
-    def __init__(self, links: Links, turns: Turns, replica_of: Callable[[GroupId], Replica | None]) -> None:
+    def __init__(
+        self,
+        links: Links,
+        turns: Turns,
+        replica_of: Callable[[GroupId], Replica | None],
+        admits: Callable[[GroupId, int], bool],
+    ) -> None:
         self._turns = turns
+        self._admits = admits
         self._replica_of = replica_of
         self.dropped = 0
         """Messages for groups that are not open here."""
@@ -39,7 +47,8 @@ class Receiving:
         """A leader's entries. Raises PeerWireError."""
         self._turns.inputs += 1
         group, data, position = decode_append(payload)
-        self._give(agent_id, group, data, payload, position)
+        if self._admits(group, len(payload) - position):
+            self._give(agent_id, group, data, payload, position)
 
     def _give(
         self, agent_id: str, group: GroupId, data: bytes, payload: bytes = b"", position: int = 0

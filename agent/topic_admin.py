@@ -69,8 +69,10 @@ class TopicAdmin:
         leader_of: Callable[[GroupKey], Leader | None],
         document: Callable[[TopicEntry], dict[str, Any]],
         holders: Callable[[TopicEntry], frozenset[str]],
+        require_room: Callable[[], None],
     ) -> None:
-        """`document`: how a topic is shown to whoever made it. `holders`: who is known to hold a replica."""
+        """`document`: how a topic is shown to whoever made it. `holders`: who is known to hold a replica.
+        `require_room`: raises ShoalError disk-full."""
         self._roster = roster
         self._watch = watch
         self._clock = clock
@@ -78,6 +80,7 @@ class TopicAdmin:
         self._leader_of = leader_of
         self._document = document
         self._holders = holders
+        self._require_room = require_room
 
     async def create(
         self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
@@ -94,6 +97,7 @@ class TopicAdmin:
         existing = service.catalog.topics.get(name)
         if existing is not None:
             return False, self._equal_or_differs(existing, settings)
+        self._require_room()  # deletions use what is left of a full disk
         await self._let_newcomers_in(settings)
         entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
         applied = await service.propose(CreateTopic(entry), timeout_ms)

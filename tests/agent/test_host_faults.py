@@ -11,7 +11,7 @@ import pytest
 
 from shoal.agent.applying import StateMachine
 from shoal.agent.doubled import DoubledError
-from shoal.agent.host import MIN_FREE_BYTES
+from shoal.agent.free_space import MIN_FREE_BYTES
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaState
 from shoal.agent.waiting import Appended
 from shoal.batch import LogIndex, Offset, Term

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from aiohttp import web
 
 from shoal.agent.data_directory import StartError
-from shoal.agent.twin import Life, TwinWatch, parse_life
+from shoal.agent.twin import Life, TwinWatch, find_twin, parse_life
 from shoal.membership.interface import Member, MemberEvent
+from shoal.records import format_time
 from tests.agent.agents import agents_in
 
 OWN = Life("a" * 32, "run1", "2026-01-01T00:00:01.000000Z")
@@ -69,6 +71,18 @@ async def test_the_younger_of_two_ends() -> None:
     for harmless in (YOUNGER, OWN, Life("b" * 32, "run4", OLDER.started_at)):
         async with answering(harmless) as url:
             assert await verdict(claim(url, harmless.run + "?")) is None
+
+
+async def test_when_an_agent_started_is_told_by_the_wall_clock(tmp_path: Path) -> None:
+    """Not by a clock that begins with the host: two hosts' would say nothing about who is younger."""
+    before = format_time(time.time_ns() // 1_000)
+    async with agents_in(tmp_path) as agents:
+        alone = await agents.alone("a")
+        _, document = await alone.call("GET", "/v1/agent")
+        assert before <= document["started_at"] <= format_time(time.time_ns() // 1_000)
+        assert document["uptime_seconds"] < 3_600
+        own = Life(alone.agent.agent_id, "another run", document["started_at"])
+        assert await find_twin(alone.agent.url, own) == Life(own.agent_id, document["run"], own.started_at)
 
 
 def test_both_come_to_the_same_answer() -> None:
