@@ -267,24 +267,57 @@ def parse_ndjson(body: bytes, key_field: str | None, first_record: int = 0) -> R
     return columns
 
 
+OCTETS: Final = "application/octet-stream"
+_OCTETS_ADVICE: Final = f"-H 'Content-Type: {OCTETS}' to store it as one value"
+_LINES_ADVICE: Final = (
+    "curl --data-binary @FILE -H 'Content-Type: application/x-ndjson' to store a record a line"
+)
+_SEVERAL = re.compile(rb"[}\]]\s*[{\[]")
+
+
 def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> RecordColumns:
-    """The body is one value, whatever its type says. Raises ShoalError: ambiguous-body, too-large."""
+    """The body is one value, whatever its type says; as OCTETS whatever is in it. Raises ShoalError:
+    ambiguous-body where it seems to be meant for several, too-large."""
     if len(body) > MAX_JSON_BYTES:
         raise ShoalError("too-large", f"a body that is one value may have at most {MAX_JSON_BYTES} bytes")
-    if content_type and _is_form(content_type) and _looks_like_records(body):
-        detail = (
-            "the body is JSON with 'records' but was sent as a form, as curl -d does; use curl --json, or "
-            "--data-binary with -H 'Content-Type: application/octet-stream' to store it as one value"
-        )
-        raise ShoalError("ambiguous-body", detail)
+    essence = "" if content_type is None else _essence(content_type)
+    if essence != OCTETS:
+        _refuse_several(body, essence)
     if key is not None or len(body) > MAX_RECORD_BYTES:
         _check_size(0, key, body, None)
     return RecordColumns([None], [key], [body], [None])
 
 
 @lru_cache(maxsize=256)  # clients send few
-def _is_form(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+def _essence(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _refuse_several(body: bytes, essence: str) -> None:
+    """Nobody wants these stored as one value, and whoever did would find out when they are read."""
+    as_what = f"was sent as {essence}" if essence else "was sent without a Content-Type"
+    if essence.startswith("multipart/"):
+        raise ShoalError(
+            "ambiguous-body",
+            f"the body {as_what}, as curl -F does: what separates its parts would be stored with them; use "
+            f"curl --data-binary @FILE, with {_OCTETS_ADVICE}",
+        )
+    first = body[:64].lstrip()[:1]
+    if first not in (b"{", b"["):
+        return
+    if b'"records"' in body and _looks_like_records(body):
+        form = ", as curl -d does" if essence == "application/x-www-form-urlencoded" else ""
+        raise ShoalError(
+            "ambiguous-body",
+            f"the body is JSON with 'records' but {as_what}{form}; send it as application/json (curl "
+            f"--json), or with {_OCTETS_ADVICE}",
+        )
+    if _SEVERAL.search(body) is not None and _is_several_values(body):
+        raise ShoalError(
+            "ambiguous-body",
+            f"the body is several JSON values one behind the other but {as_what}; use {_LINES_ADVICE}, or "
+            f"{_OCTETS_ADVICE}",
+        )
 
 
 def _looks_like_records(body: bytes) -> bool:
@@ -293,6 +326,20 @@ def _looks_like_records(body: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(document, dict) and "records" in document
+
+
+def _is_several_values(body: bytes) -> bool:
+    """Whether JSON objects or arrays follow each other, be it that their line feeds were taken out."""
+    try:
+        text = body.decode("utf-8").lstrip()
+        _, end = _DECODER.raw_decode(text)
+        rest = text[end:].lstrip()
+        if not rest.startswith(("{", "[")):
+            return False
+        _DECODER.raw_decode(rest)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 # --- to and from batches

@@ -18,6 +18,11 @@ from shoal.agent.http.parameters import is_number, shown
 from shoal.agent.http.receiving import Pace, Receiving
 from shoal.errors import ShoalError
 
+# JSON lines have no registered name: tools use these.
+ALIASES = dict.fromkeys(
+    ("application/ndjson", "application/jsonl", "application/jsonlines", "application/x-jsonlines"),
+    "application/x-ndjson",
+)
 EXPECT_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -28,6 +33,7 @@ def media_type(header: str | None) -> str:
         return ""
     essence, semicolon, parameters = header.partition(";")
     essence = essence.strip().lower()
+    essence = ALIASES.get(essence, essence)
     if semicolon and not essence.startswith("multipart/"):
         _check_charset(parameters)
     return essence

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from aiohttp import web
 
+from shoal.agent.http.body import ALIASES
 from shoal.agent.http.context import Call
 from shoal.agent.http.decode import ARROW_TYPE, NDJSON_TYPE
 from shoal.agent.http.event_stream import EVENT_STREAM
@@ -68,6 +69,7 @@ def choose_media(accept: str | None, forms: tuple[str, ...]) -> str:
     for item in accept.split(",")[:32]:
         media, _, parameters = item.partition(";")
         media = media.strip().lower()
+        media = ALIASES.get(media, media)
         offered = JSON_TYPE if media in ("*/*", "application/*") else media
         quality = _quality(parameters)
         if offered in forms and quality > best_quality:

@@ -100,6 +100,8 @@ def request_of(command: str) -> tuple[str, str]:
 SLIPS = {
     "form": ('-d \'{"records":[{"value":1}]}\'', "ambiguous-body", "--json"),
     "unwrapped": ('--json \'{"user":"ann"}\'', "bad-request", "records"),
+    "lines as a form": ("-d @lines", "ambiguous-body", "x-ndjson"),
+    "a form with a file": ("-F file=@page.txt", "ambiguous-body", "--data-binary"),
     "upload": ("-T page.txt", "method-not-allowed", "--data-binary"),
     "missing file": ("--data-binary @/dev/null", "bad-request", "empty"),
     "no partition": ("-G -d offset=1", "bad-request", "partitions/0/records"),
@@ -111,6 +113,7 @@ async def test_curls_slips(slip: tuple[str, str, str], tmp_path: pathlib.Path) -
     """What curl users get wrong stores nothing and is told what to type instead."""
     arguments, code, says = slip
     (tmp_path / "page.txt").write_text("text")
+    (tmp_path / "lines").write_text('{"n":1}\n{"n":2}\n')
     async with one_agent() as agent:
         agent.broker.cluster.create("t")
         url = f"http://127.0.0.1:{agent.port}/v1/topics/t/records"

@@ -309,3 +309,15 @@ async def test_an_unexpected_failure_is_not_definite(agent: Agent, caplog: pytes
     assert problem["definite"] is False
     assert b"secret" not in answer.body
     assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("media", ["application/ndjson", "application/jsonl", "Application/X-JsonLines"])
+async def test_other_names_of_json_lines(media: str) -> None:
+    """A record a line, and answers in that form to whoever asks for it."""
+    async with one_agent() as agent:
+        agent.broker.cluster.create("t")
+        path = "/v1/topics/t/partitions/0/records"
+        answer = await agent.post(path, b'{"n":1}\n{"n":2}\n', media=media)
+        assert (answer.status, answer.json["count"]) == (200, 2)
+        read = await agent.get(path + "?view=value", Accept=media)
+        assert (read.headers["Content-Type"], read.body) == ("application/x-ndjson", b'{"n":1}\n{"n":2}\n')

@@ -211,6 +211,48 @@ def test_a_raw_body_is_one_value() -> None:
         assert (columns.values, columns.keys) == ([body], [b"k"])
 
 
+ENVELOPE = b'{"records":[{"value":1}]}'
+LINES = b'{"user":"ann"}\n{"user":"bob"}\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "says"),
+    [
+        (LINES, "application/x-www-form-urlencoded", "x-ndjson"),
+        (LINES.replace(b"\n", b""), "application/x-www-form-urlencoded", "--data-binary"),  # curl -d @FILE
+        (b"[1]\r\n[2]", "text/plain", "x-ndjson"),
+        (LINES, None, "without a Content-Type"),
+        (ENVELOPE, "text/plain;charset=UTF-8", "application/json"),  # fetch() of a browser
+        (ENVELOPE, None, "application/json"),
+        (ENVELOPE, "text/json", "application/json"),
+        (b"--x\r\n\r\nvalue\r\n--x--", "multipart/form-data; boundary=x", "--data-binary"),
+    ],
+)
+def test_what_was_meant_for_several_records_is_not_stored_as_one(
+    body: bytes, content_type: str | None, says: str
+) -> None:
+    """It is told what to say instead, and how to store it all the same."""
+    error = error_of(lambda: parse_raw(body, content_type, None))
+    assert error.code == "ambiguous-body"
+    assert says in error.detail
+    assert "application/octet-stream" in error.detail
+    assert parse_raw(body, "Application/Octet-Stream", None).values == [body]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"user":"ann"}', b'{"a":[{"b":1},{"c":2}]}', b"[{},{}]", b'{"records', b'{"a":"}{"}', b"{}{",
+        b'"records" is a word', b'{"a":1} and text', b"[1]\xff[2]", b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":"\\"records\\""}', b"} {",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_one_value_stays_one_value(body: bytes, content_type: str | None) -> None:
+    """One JSON value, or what is none."""
+    assert parse_raw(body, content_type, None).values == [body]
+
+
 @pytest.mark.parametrize(
     "content_type", ["application/x-www-form-urlencoded", "Application/X-WWW-Form-Urlencoded; charset=utf-8"]
 )
