@@ -17,6 +17,10 @@ from shoal.membership.wire.messages import Alive, Dead, Endpoint, NodeState, Sta
 DRAWS_PER_NODE = 4
 """Nodes drawn for each one that is wanted; if too few of them will do, all are looked at."""
 
+FLOOD_SHARE, FLOOD_NODES = 2, 16
+"""More nodes that never answered than so many for each one that did, and so many besides, are a flood of
+invented ones, or a big pool that was just joined: those that did answer have half of the attention."""
+
 
 @dataclass(slots=True)
 class Node:
@@ -29,6 +33,8 @@ class Node:
     incarnation: int
     state: State
     changed_ms: int
+    answered: bool = False
+    """Whether it has ever answered us at this endpoint: an invented node never does."""
 
     @property
     def gone(self) -> bool:
@@ -128,6 +134,8 @@ class NodeTable:
         self._nodes: dict[str, Node] = {local.name: local}
         self._round: list[str] = []
         self._next = 0
+        self._proven_round: list[str] = []
+        self._proven_turn = False
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -148,9 +156,27 @@ class NodeTable:
                 1  # nobody is visited twice, and a flood of newcomers does not keep the round from ending
             )
 
+    def make_room(self) -> None:
+        """Forget who is gone and never answered."""
+        for node in [node for node in self if node.gone and not node.answered and node is not self.local]:
+            del self._nodes[node.name]
+        passed = sum(name in self._nodes for name in self._round[: self._next])
+        self._round = [name for name in self._round if name in self._nodes]
+        self._next = passed
+
+    def _is_flooded(self) -> bool:
+        if len(self._nodes) <= FLOOD_NODES:
+            return False
+        living = [node.answered for node in self if not node.gone]
+        proven = sum(living)
+        return len(living) - 1 - proven > FLOOD_SHARE * proven + FLOOD_NODES
+
     def probe_target(self, rng: random.Random, forget: Callable[[Node], bool]) -> Node | None:
-        """The next node of the round that is not gone; at its end the long dead are
-        forgotten and it is reshuffled."""
+        """The next node of the round that is not gone; at its end the long dead are forgotten and it is
+        reshuffled. In a flood every second one is of those that answered before, in rounds of their own."""
+        self._proven_turn = not self._proven_turn and self._is_flooded()
+        if self._proven_turn and (proven := self._next_proven(rng)) is not None:
+            return proven
         for _ in range(2):
             while self._next < len(self._round):
                 node = self._nodes[self._round[self._next]]
@@ -158,6 +184,16 @@ class NodeTable:
                 if not node.gone:
                     return node
             self._start_round(rng, forget)
+        return None
+
+    def _next_proven(self, rng: random.Random) -> Node | None:
+        for _ in range(2):
+            while self._proven_round:
+                node = self._nodes.get(self._proven_round.pop())
+                if node is not None and not node.gone:
+                    return node
+            self._proven_round = [node.name for node in self if node.answered and node is not self.local]
+            rng.shuffle(self._proven_round)
         return None
 
     def _start_round(self, rng: random.Random, forget: Callable[[Node], bool]) -> None:
@@ -171,8 +207,20 @@ class NodeTable:
         """Up to `count` distinct random nodes other than the local one.
 
         Drawn first, looked at then: in a big pool nearly everybody is eligible, and looking at all of
-        them five times a second would cost more than the gossip itself.
+        them five times a second would cost more than the gossip itself. In a flood all but one of several
+        are of those that answered before, and one alone is so every second time.
         """
+        known: list[Node] = []
+        if self._is_flooded():
+            wanted = count - 1 if count > 1 else rng.randrange(2)
+            proven = [node for node in self if node.answered and node is not self.local and eligible(node)]
+            known = rng.sample(proven, min(wanted, len(proven)))
+        others = self._sample(
+            rng, count - len(known), lambda node: all(node is not one for one in known) and eligible(node)
+        )
+        return known + others
+
+    def _sample(self, rng: random.Random, count: int, eligible: Callable[[Node], bool]) -> list[Node]:
         if len(self._round) > DRAWS_PER_NODE * count:
             drawn = (self._nodes[name] for name in rng.sample(self._round, DRAWS_PER_NODE * count))
             found = [node for node in drawn if eligible(node)][:count]

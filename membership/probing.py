@@ -235,6 +235,8 @@ class Prober:
         self._probe = None
 
     def _succeed(self) -> None:
+        assert self._probe is not None
+        self._probe.node.answered = True
         self._probe = None
         self._awareness.apply(-1)
 

@@ -96,6 +96,7 @@ class Change:
     vsn: bytes
     incarnation: int
     state: State
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ class MemberList:
 
     def _refresh(self, member: SerfMember, change: Change) -> None:
         member.endpoint, member.vsn, member.incarnation = change.endpoint, change.vsn, change.incarnation
+        member.answered = member.answered or change.answered
         try:
             member.tags = decode_tags(change.meta)
         except WireError:
@@ -198,12 +199,12 @@ class MemberList:
         self._tell(EventKind.REAPED, member)
 
     def _make_room(self) -> None:
-        """A flood of names that come and go must not grow the list: beyond the bound
-        those gone longest are erased."""
+        """A flood of names that come and go must not grow the list: beyond the bound those gone longest are
+        erased, and those that never answered before any that did."""
         if len(self._members) < self._config.max_members:
             return
         gone = [member for member in self._members.values() if member.status in (Status.FAILED, Status.LEFT)]
-        gone.sort(key=lambda member: member.since_ms)
+        gone.sort(key=lambda member: (member.answered, member.since_ms))
         for member in gone[: max(1, self._config.max_members // 8)]:
             self._erase(member)
 

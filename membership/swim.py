@@ -178,6 +178,8 @@ class SwimCore:
         if late_ms > STOOD_STILL_INTERVALS * self._config.probe_interval_ms:
             self._excuse(late_ms)
         self._woken_ms = now_ms
+        if len(self.table) >= self._config.max_members:
+            self.table.make_room()
         silent = self._prober.wake(now_ms)
         if silent is not None:
             accusation = Suspect(silent.incarnation, silent.name, self._config.name)
@@ -260,11 +262,12 @@ class SwimCore:
     def _accept_alive(self, node: Node | None, claim: Alive, now_ms: int) -> None:
         if node is None:
             if len(self.table) >= self._config.max_members:
-                return
+                return  # whoever is here stays: the newest stranger is refused
             node = Node(claim.node, claim.endpoint, b"", b"", claim.incarnation, State.DEAD, now_ms)
             self.table.add(node, self._rng)
         before, known_meta, known_endpoint = node.state, node.meta, node.endpoint
         self._suspicions.pop(node.name, None)
+        node.answered = node.answered and node.endpoint == claim.endpoint
         node.endpoint, node.meta, node.incarnation = claim.endpoint, claim.meta, claim.incarnation
         node.vsn = claim.vsn or node.vsn
         self._set_state(node, State.ALIVE, now_ms)
@@ -340,7 +343,10 @@ class SwimCore:
     ) -> None:
         """`endpoint`, `meta`: somebody else's who claims the name."""
         where, what = endpoint or node.endpoint, node.meta if meta is None else meta
-        self._changes.append(Change(kind, node.name, where, what, node.vsn, node.incarnation, node.state))
+        answered = node.answered and where == node.endpoint
+        self._changes.append(
+            Change(kind, node.name, where, what, node.vsn, node.incarnation, node.state, answered)
+        )
 
     # Push/pull
 

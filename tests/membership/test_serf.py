@@ -505,6 +505,21 @@ def test_names_that_come_and_go_are_bounded() -> None:
     assert {"me", "n2", "n3"} | newest <= set(names)
 
 
+def test_a_flood_does_not_push_a_failed_member_out_that_had_answered() -> None:
+    """It is dialled again until it is back; the invented ones go first, however long it has been gone."""
+    script = Script(max_members=64, gossip_to_dead_ms=1_000)
+    script.run(20_000)
+    script.hear(Dead(1, "n3", "n2"))
+    script.run(30_000)
+    for number in range(500):
+        name = f"ghost-{number}"
+        script.hear(Alive(1, name, at(number % 250 + 4), encode_tags({}), VSN), Dead(1, name, "n2"))
+        script.run(100)
+    status = {member.name: member.shown_status for member in script.core.members()}
+    assert len(status) <= 64
+    assert status["n3"] == "failed"
+
+
 def test_version_counts_every_change_of_the_list() -> None:
     """What a blocking query waits for."""
     script = Script()
