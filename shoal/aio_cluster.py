@@ -108,7 +108,12 @@ class AttemptFailed(Exception):
 
 
 def topic_path(name: str) -> str:
-    """The path of a topic; an illegal name stays one segment, and the agent says what is wrong with it."""
+    """The path of a topic; an illegal name stays one segment: the agent says what is wrong with it. Raises
+    ShoalError illegal-name for those that a path cannot hold: none of it would reach the agent."""
+    if name in ("", ".", ".."):
+        raise ShoalError(
+            "illegal-name", f"{name!r} is no topic name: use letters, digits, . _ - (not . or ..)"
+        )
     return f"/v1/topics/{quote(name, safe='')}"
 
 

@@ -146,6 +146,21 @@ def parse_json(body: bytes) -> RecordColumns:
     return columns
 
 
+def parse_json_lines(lines: Sequence[bytes], ignored: frozenset[str] = frozenset()) -> RecordColumns:
+    """Read records that are a line of JSON each, as in {"records":[...]}; fields of the names `ignored` are
+    passed over. Raises ShoalError: bad-request, too-large, with `record`: the line's place from 0 on."""
+    columns = RecordColumns()
+    for number, line in enumerate(lines):
+        try:
+            record = _decode_json(line)
+        except (ValueError, RecursionError) as error:
+            _fail(number, f"is not JSON ({error})")
+        if isinstance(record, dict):
+            record = {name: value for name, value in record.items() if name not in ignored}
+        _append_json(columns, number, record)
+    return columns
+
+
 _FIELDS: Final = frozenset({"key", "key_base64", "value", "value_base64", "timestamp", "headers"})
 
 

@@ -9,20 +9,39 @@ import asyncio
 import contextlib
 import signal
 import sys
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from shoal.agent.cli.amounts import start_of
+from shoal.agent.cli.completion import complete_topic
 from shoal.agent.cli.lag import LagMeter
-from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, drop_stdout, example
+from shoal.agent.cli.output import DEFAULT_AGENT, AgentOption, CliError, drop_stdout, example, say
 from shoal.agent.cli.running import with_client
 
 if TYPE_CHECKING:
+    from shoal.agent.cli.record_format import Template
     from shoal.aio import AsyncClient, Fetched
 
 # The first screen should come at once; a long read is best in large pieces.
 FETCH_BYTES = 4 << 20
+POLL_SECONDS = 0.5  # between two looks for a topic to come
+NO_VALUE = b"\\N"
+FORMAT_HELP = (
+    "As %k %v\\n: %t topic, %p partition, %o offset, %k key, %v value, %h headers, %d time, %T its ms."
+)
+
+
+LagOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--lag/--no-lag",
+        help="On stderr, how far behind the end each partition is; by default a status line on a "
+        "terminal while the records go elsewhere.",
+    ),
+]
 
 
 class Format(StrEnum):
@@ -47,55 +66,61 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "shoal consume flights --limit 5",
             "shoal consume flights --from -10 --follow --output json | jq .value",
+            "shoal consume flights --from -1h --format '%o %k %v\\n'",
             "shoal consume flights --lag > flights.ndjson",
         )
     )(consume)
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topic)],
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="WHERE",
-            help="earliest, latest, -N (the last N of each partition), @TIME, or an offset.",
+            help="earliest, latest, -N (the last N of each partition), an offset, -1h, @TIME or @DATE.",
         ),
     ] = "earliest",
-    partition: Annotated[int | None, typer.Option(min=0, metavar="P", help="Only this partition.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="End after N records.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, metavar="P", help="Only this partition.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="End after N records.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what arrives later.")] = False,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="Values as lines, JSON records, or an Arrow stream.")
     ] = Format.TEXT,
-    lag: Annotated[
-        bool | None,
-        typer.Option(
-            "--lag/--no-lag",
-            help="On stderr, how far behind the end each partition is; by default a status line on a "
-            "terminal while the records go elsewhere.",
-        ),
+    template: Annotated[
+        str | None, typer.Option("--format", "-F", metavar="TEMPLATE", help=FORMAT_HELP)
     ] = None,
+    lag: LagOption = None,
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
-    """Write records to stdout, partition by partition, to the end of the log (or on and on with --follow)."""
+    """Write records to stdout, partition by partition, to the end of the log (or on and on with --follow).
+
+    As text a record without a value is \\N. --follow waits for a topic that is not there yet.
+    """
     if output is Format.ARROW and sys.stdout.isatty():
         raise CliError(
             "an Arrow stream is binary", "send it to a file or a program: `> records.arrows`", exit_code=2
         )
-    if start.lstrip("-").isdecimal() and not start.startswith("-") and partition is None:
-        raise CliError(
-            f"--from {start}: an offset belongs to one partition", "add --partition P", exit_code=2
-        )
+    where = start_of(start, time.time_ns() // 1_000_000)
+    if template is not None and output is not Format.TEXT:
+        raise CliError("--format is for text", "leave --output out", exit_code=2)
+    writer = _writer(topic, output, template)
 
     async def work(client: AsyncClient) -> bool:
-        writer = _writer(output)
+        if follow:
+            await _wait_for(client, topic)
+        chosen = await _partition_of(client, topic, where) if partition is None else partition
         chunks = client.consume(
-            topic, start=start, partition=partition, limit=limit, follow=follow, max_bytes=FETCH_BYTES
+            topic, start=where, partition=chosen, limit=limit, follow=follow, max_bytes=FETCH_BYTES
         )
         meter = LagMeter(lag, beside_records=sys.stdout.isatty())
         if meter.summarises:
-            await _name_all(meter, client, topic, start, partition)
+            await _name_all(meter, client, topic, where, chosen)
         try:
             interrupted = await _write_all(chunks, writer, meter)
         finally:
@@ -111,6 +136,39 @@ def consume(
         return
     if interrupted and not follow:
         raise typer.Exit(128 + signal.SIGINT)
+
+
+async def _wait_for(client: AsyncClient, topic: str) -> None:
+    """Until the topic is there."""
+    from shoal.errors import ShoalError
+
+    waiting = False
+    while True:
+        try:
+            await client.offsets(topic)
+        except ShoalError as error:
+            if error.code != "unknown-topic":
+                raise
+        else:
+            return
+        if not waiting:
+            say(f"waiting for topic {topic}; `shoal topic create {topic}` or the first record makes it")
+        waiting = True
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _partition_of(client: AsyncClient, topic: str, where: str) -> int | None:
+    """The one that an offset belongs to: a topic's only one. None: all of them. Raises CliError."""
+    if not where.isdecimal():
+        return None
+    known = await client.offsets(topic)
+    if len(known) > 1:
+        raise CliError(
+            f"--from {where}: an offset belongs to one partition, and {topic} has {len(known)}",
+            "add --partition P",
+            exit_code=2,
+        )
+    return known[0].partition
 
 
 async def _name_all(
@@ -142,7 +200,11 @@ async def _write_all(chunks: Any, writer: Writer, meter: LagMeter) -> bool:
     return False
 
 
-def _writer(output: Format) -> Writer:
+def _writer(topic: str, output: Format, template: str | None) -> Writer:
+    if template is not None:
+        from shoal.agent.cli.record_format import Template
+
+        return _FormatWriter(topic, Template(template))
     if output is Format.TEXT:
         return _TextWriter()
     if output is Format.JSON:
@@ -150,13 +212,28 @@ def _writer(output: Format) -> Writer:
     return _ArrowWriter()
 
 
-class _TextWriter:
-    """Values as they were produced, a line each."""
+class _FormatWriter:
+    """Records as a template has them."""
+
+    def __init__(self, topic: str, template: Template) -> None:
+        self._topic = topic
+        self._template = template
 
     def write(self, found: Fetched) -> None:
-        from shoal.records import render_ndjson
+        from shoal.consumed import records_of
 
-        _put(render_ndjson(found.batch, found.base_offset, "value"))
+        _put(self._template.render(records_of(self._topic, found)))
+
+    def close(self) -> None:
+        return
+
+
+class _TextWriter:
+    """Values as they were produced, a line each; none is not the text `null`."""
+
+    def write(self, found: Fetched) -> None:
+        values = found.batch.column("value").to_pylist()
+        _put(b"".join((NO_VALUE if value is None else value) + b"\n" for value in values))
 
     def close(self) -> None:
         return

@@ -6,7 +6,10 @@ Law of this file: it composes; the commands live in the files beside it. Nothing
 
 from __future__ import annotations
 
+import os
 import sys
+from enum import Enum
+from typing import Annotated, Any
 
 import typer
 from typer import TyperException
@@ -61,17 +64,67 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
+        False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."
     ),
+    agent: str | None = typer.Option(
+        None, "--agent", metavar="URL[,URL]", help="As the commands' own --agent, for any of them."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="As --output json, for any command that has it."),
 ) -> None:
     """Options before the command."""
+    if agent is not None:
+        known = os.environ.get("SHOAL_AGENT")
+        os.environ["SHOAL_AGENT"] = agent
+        context.call_on_close(lambda: _restore("SHOAL_AGENT", known))
+    if as_json:
+        context.default_map = _json_defaults(context.command)
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value
+
+
+def _json_defaults(command: Any) -> dict[str, Any]:
+    """`output` for every command below that shows documents or records; elsewhere it names a file."""
+    defaults: dict[str, Any] = {}
+    for name, below in getattr(command, "commands", {}).items():
+        if getattr(below, "commands", None):
+            defaults[name] = _json_defaults(below)
+        elif any(one.name == "output" and _may_be_json(one.default) for one in below.params):
+            defaults[name] = {"output": "json"}
+    return defaults
+
+
+def _may_be_json(default: object) -> bool:
+    return isinstance(default, Enum) and "json" in [member.value for member in type(default)]
+
+
+@app.command(epilog=example("shoal version"))
+def version() -> None:
+    """Show the version."""
+    print(f"shoal {__version__}")
+
+
+@app.command("help", epilog=example("shoal help topic create"))
+def help_(
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="As it is typed.")] = None,
+) -> None:
+    """Show a command's help, as its --help does."""
+    raise AssertionError("main() has made --help of it")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 only if all went well."""
     reopen_closed()
     code: object = 0
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["help"] and not {"-h", "--help"} & set(words):
+        arguments = [*words[1:], "--help"]
     try:
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -83,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "\n" in message:  # no command was given: this is the help
             say(message)
         else:
-            fail(message.rstrip("."), "`--help` shows how it is used")
+            said = message.rstrip(".").replace("Value error, ", "")
+            fail(said, "`--help` shows how it is used")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

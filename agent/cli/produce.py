@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.completion import complete_topic
 from shoal.agent.cli.output import (
     DEFAULT_AGENT,
     AgentOption,
@@ -27,6 +29,7 @@ from shoal.agent.cli.output import (
     say,
     show_json,
 )
+from shoal.agent.cli.produce_input import InputFormat, Shape, good_lines, headers_of, whole_file
 from shoal.agent.cli.running import ADVICE, with_client
 
 if TYPE_CHECKING:
@@ -40,6 +43,37 @@ PROGRESS_SECONDS = 0.1
 LINGER_MS = 25  # at 20,000 records/s over 6 partitions: requests of 80 records, 240 of them a second
 
 
+KeyFieldOption = Annotated[
+    str | None,
+    typer.Option(metavar="FIELD", help="Lines are JSON objects; this field is the record's key."),
+]
+KeySeparatorOption = Annotated[
+    str | None,
+    typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are a key, this text, and a value."),
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record; repeatable."),
+]
+NullOption = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="A line, or value, that is TEXT stands for no value, as \\N."),
+]
+PartitionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        metavar="P",
+        help="Send everything to this partition instead of by key.",
+    ),
+]
+ProgressOption = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="Show progress; default: on a terminal.")
+]
+
+
 class Acks(StrEnum):
     """When a record counts as acknowledged."""
 
@@ -48,13 +82,21 @@ class Acks(StrEnum):
     NONE = "none"
 
 
+class Compression(StrEnum):
+    """Of stored batches."""
+
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What one run of the command was told."""
 
     topic: str
     paths: tuple[str, ...]
-    key_field: str | None
+    shape: Shape
+    compression: str | None
     partition: int | None
     acks: str
     rate: float | None
@@ -80,31 +122,47 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "echo hello | shoal produce greetings",
             "shoal produce flights flights.ndjson --key-field carrier --rate 20000",
+            "shoal consume flights --output json | shoal produce copy --format json",
+            "shoal produce people --key ann --tombstone",
         )
     )(produce)
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; created if it does not exist.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPIC", help="The topic; created if it does not exist.", autocompletion=complete_topic
+        ),
+    ],
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="FILE", help="Files of lines; none or - is standard input."),
     ] = None,
-    key_field: Annotated[
-        str | None,
-        typer.Option(metavar="FIELD", help="Lines are JSON objects; this field is the record's key."),
+    key_field: KeyFieldOption = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
     ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="P", help="Send everything to this partition instead of by key."),
+    key_separator: KeySeparatorOption = None,
+    header: HeaderOption = None,
+    form: Annotated[
+        InputFormat,
+        typer.Option("--format", help="Lines as they are, or records as `consume --output json` has them."),
+    ] = InputFormat.TEXT,
+    whole: Annotated[bool, typer.Option("--whole", help="Each file is one value, and not lines.")] = False,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="Send one record with this --key and no value.")
+    ] = False,
+    null: NullOption = None,
+    compression: Annotated[
+        Compression | None, typer.Option("--compression", "-z", help="Of the stored batches.")
     ] = None,
+    partition: PartitionOption = None,
     acks: Annotated[
         Acks, typer.Option(help="Wait for a majority of disks, the leader's disk, or nothing.")
     ] = Acks.ALL,
     rate: Annotated[float | None, typer.Option(metavar="N", help="At most N records a second.")] = None,
-    progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show progress; default: on a terminal.")
-    ] = None,
+    progress: ProgressOption = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -116,7 +174,15 @@ def produce(
         raise CliError(
             f"--rate {rate:g} is not positive", "leave it out to send as fast as possible", exit_code=2
         )
-    settings = Settings(topic, tuple(files or ["-"]), key_field, partition, str(acks), rate, progress)
+    pairs = headers_of(header or [])
+    shape = Shape(form, key_field, key, key_separator, pairs, null, whole, tombstone)
+    shape.check(tuple(files or ()))
+    paths = () if tombstone else tuple(files or ["-"])
+    if "-" in paths and not whole and sys.stdin.isatty():
+        say("each line is a record; Ctrl-D ends")
+        progress = bool(progress)  # unless it was asked for: it would be drawn over what is typed
+    z = None if compression is None else str(compression)
+    settings = Settings(topic, paths, shape, z, partition, str(acks), rate, progress)
     outcome = with_client(agent, lambda client: _run(client, settings))
     _report(outcome, output)
     if outcome.error is not None:
@@ -131,7 +197,7 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     from shoal.batching import BatchingConfig
 
     try:
-        reader = LineReader(settings.paths)
+        reader = LineReader(() if settings.shape.whole else settings.paths)
     except OSError as error:
         raise CliError(
             f"{error.filename}: {error.strerror}", "name readable files, or - for standard input"
@@ -144,6 +210,7 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
         settings.topic,
         acks=settings.acks,  # type: ignore[arg-type]
         partition=settings.partition,
+        compression=settings.compression,  # type: ignore[arg-type]
         batching=BatchingConfig(linger_ms=LINGER_MS),
     )
     run = _Run(client, producer, settings, reader, Progress(reader.total_bytes, shown=settings.progress))
@@ -229,6 +296,7 @@ class _Run:
             if self._settings.rate is not None:
                 self._pacer = Pacer(self._settings.rate, time.monotonic() * 1_000)
             try:
+                await self._send_whole(producer)
                 while (chunk := await self._reader.next()) is not None:
                     done_bytes = self._read_bytes + chunk.read_bytes
                     await self._send_chunk(producer, chunk)
@@ -242,26 +310,33 @@ class _Run:
                 await producer.flush()  # what was read before the fault is whole
                 raise
 
+    async def _send_whole(self, producer: Producer) -> None:
+        """Files that are a value each, and the tombstone."""
+        shape = self._settings.shape
+        if shape.tombstone:
+            await self._send_batch(producer, shape.one(None), 0)
+        for path in self._settings.paths if shape.whole else ():
+            data = await asyncio.to_thread(whole_file, path)
+            await self._send_batch(producer, shape.one(data), len(data))
+
     async def _send_chunk(self, producer: Producer, chunk: Chunk) -> None:
-        from shoal.agent.cli.lines import keys_of, located, without_blanks
-        from shoal.aio import batch_of
+        from shoal.agent.cli.lines import located
         from shoal.errors import ShoalError
 
-        key_field = self._settings.key_field
-        lines, numbers = without_blanks(chunk, strip=key_field is not None)
+        shape = self._settings.shape
+        lines, numbers = good_lines(chunk, shape)
         if not lines:
             return
         bad: CliError | None = None
         try:
-            keys = None if key_field is None else keys_of(lines, key_field)
+            batch = shape.batch(lines)
         except ShoalError as error:
             where, good = located(error, chunk, numbers)
             what = error.detail.partition(": ")[2] or error.detail
             bad = CliError(f"{where}: {what}", "the lines before it were sent: mend it and send the rest")
-            lines = lines[:good]
-            keys = keys_of(lines, key_field) if lines and key_field is not None else None
-        if lines:
-            await self._send_batch(producer, batch_of(lines, keys), chunk.read_bytes)
+            batch = shape.batch(lines[:good]) if good else None
+        if batch is not None:
+            await self._send_batch(producer, batch, chunk.read_bytes)
         if bad is not None:
             raise bad
 

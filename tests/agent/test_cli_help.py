@@ -50,6 +50,8 @@ COMMANDS = [
     ("log", "inspect"),
     ("log", "verify"),
     ("log", "export"),
+    ("version",),
+    ("help",),
     ("spark",),
     ("spark", "package"),
 ]
@@ -111,7 +113,17 @@ def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
         (("produce", "t", "--acks", "two"), ("two",)),
         (("produce", "t", "--rate", "0"), ("--rate",)),
         (("consume", "t", "--output", "arow"), ("arow",)),
-        (("consume", "t", "--from", "17"), ("--partition",)),
+        (("consume", "t", "--from", "yesterday"), ("--from", "@2026-01-01")),
+        (("consume", "t", "--format", "%q"), ("%q", "%k key")),
+        (("consume", "t", "--format", "%k", "-o", "json"), ("--output",)),
+        (("produce", "t", "-k", "a", "--key-field", "b"), ("--key-field and --key",)),
+        (("produce", "t", "--whole", "-K", ":"), ("--key-separator", "--whole")),
+        (("produce", "t", "--format", "json", "-k", "a"), ("--format json",)),
+        (("produce", "t", "--tombstone"), ("--key KEY",)),
+        (("produce", "t", "-H", "trace"), ("--header 'trace'", "trace=af31")),
+        (("topic", "create", ""), ("'' is no topic name",)),
+        (("topic", "delete", "..", "--yes"), ("'..' is no topic name",)),
+        (("topic", "descrive", "t"), ("Did you mean 'describe'? `--help`",)),
         (("topic", "create", "t", "--partitions", "0"), ("--partitions", "1")),
         (("topic", "create", "t", "--replication-factor", "many"), ("many",)),
         (("topic", "delete", "t"), ("--yes",)),
@@ -137,11 +149,25 @@ async def test_a_group_without_a_command_shows_its_commands() -> None:
     assert "describe" in ran.stderr
 
 
-async def test_the_version_is_told() -> None:
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_the_version_is_told(word: str, capfd: pytest.CaptureFixture[str]) -> None:
     """For bug reports."""
-    ran = await run("--version")
+    ran = run_here(capfd, word)
     assert ran.code == 0
     assert ran.stdout.startswith("shoal 0.")
+
+
+@pytest.mark.parametrize("command", [(), ("topic",), ("topic", "create")])
+def test_help_is_a_command_too(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    """It shows what --help shows."""
+    assert run_here(capfd, "help", *command) == run_here(capfd, *command, "--help")
+
+
+def test_no_words_of_a_library_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """`Value error, ` says nothing to whoever typed it."""
+    ran = run_here(capfd, "produce", "t", "--acks", "maybe")
+    assert_one_line(ran, "'maybe'")
+    assert "Value error" not in ran.stderr
 
 
 @pytest.mark.parametrize(
