@@ -108,13 +108,16 @@ class Trimmer:
             return
         now_ms = replica.host.clock.now_ms()
         log_now_us = replica.time.passed(replica.state.tail.append_time_us, now_ms)
-        now_us = self._clocks.believed_now_us(replica)
+        stamped_us = (
+            self._clocks.now_us()
+        )  # however little is known of it: a segment begun early costs nothing
         if retention.should_roll(
-            spans[-1], lambda span: self._ages.of_first(span, log_now_us, now_us, now_ms)
+            spans[-1], lambda span: self._ages.of_first(span, log_now_us, stamped_us, now_ms)
         ):
             replica.roll()
         if retention.is_unlimited:
             return
+        now_us = self._clocks.believed_now_us(replica)
         before = retention.to_trim(
             spans,
             commit_index=replica.state.committed.last_index,

@@ -386,13 +386,49 @@ def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
+def largest_record_bytes(batch: pa.RecordBatch) -> int:
+    """The largest record's bytes, keys, values and headers (names and values) together, if that is more than
+    MAX_RECORD_BYTES; else any number up to that, which is found sooner."""
+    sizes = [size for column in batch.columns if (size := _value_bytes(column)) is not None]
+    at_most = sum(pc.max(size).as_py() or 0 for size in sizes)
+    if at_most <= MAX_RECORD_BYTES or not sizes:
+        return int(at_most)
+    total = sizes[0]
+    for size in sizes[1:]:
+        total = pc.add(total, size)
+    return int(pc.max(total).as_py() or 0)
+
+
+def _value_bytes(column: pa.Array) -> pa.Array | None:
+    """Bytes of each value, of texts and lists of them; None for a type whose values have one size."""
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+    if pa.types.is_struct(kind):
+        sizes = [size for part in column.flatten() if (size := _value_bytes(part)) is not None]
+        total = sizes[0] if sizes else None
+        for size in sizes[1:]:
+            total = pc.add(total, size)
+        return total
+    if not pa.types.is_list(kind):
+        return None
+    inner = _value_bytes(pc.list_flatten(column))
+    if inner is None:
+        return None
+    sums = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(inner)])
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()))
+    begins = pa.concat_arrays([pa.array([0], pa.int64()), ends])[: len(column)]
+    return pc.subtract(sums.take(ends), sums.take(begins))
+
+
 def _check_record_sizes(batch: pa.RecordBatch) -> None:
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-            longest = pc.max(pc.binary_length(column)).as_py() or 0
-            if longest > MAX_RECORD_BYTES:
-                detail = f"a record's {name!r} has {longest} bytes, at most {MAX_RECORD_BYTES} are accepted"
-                raise BatchError("limit", detail)
+    largest = largest_record_bytes(batch)
+    if largest > MAX_RECORD_BYTES:
+        detail = (
+            f"a record has {largest} bytes with its key, value and headers, at most {MAX_RECORD_BYTES} are"
+            " accepted"
+        )
+        raise BatchError("limit", detail)
 
 
 def _one_line(error: Exception) -> str:

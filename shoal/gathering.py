@@ -30,6 +30,7 @@ Text: TypeAlias = "bytes | str | bytearray | memoryview"
 HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
 Timestamp: TypeAlias = "datetime | int"
 
+HEADER_OVERHEAD_BYTES: Final = 16  # offsets of two columns, roughly
 RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
 MICROSECONDS_MIN: Final = 10**14
 MICROSECONDS_MAX: Final = 10**17
@@ -214,8 +215,10 @@ class Gatherer:
                 self._check_partition(partition)
             size_bytes += more_bytes
         if size_bytes > MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES:
-            size_bytes -= RECORD_OVERHEAD_BYTES
-            raise ShoalError("too-large", f"a record of {size_bytes} bytes: at most {MAX_RECORD_BYTES}")
+            pairs = 0 if extra is None else len(extra.headers or ())
+            own_bytes = size_bytes - RECORD_OVERHEAD_BYTES - HEADER_OVERHEAD_BYTES * pairs
+            if own_bytes > MAX_RECORD_BYTES:
+                raise ShoalError("too-large", f"a record of {own_bytes} bytes: at most {MAX_RECORD_BYTES}")
         with self._lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
@@ -456,7 +459,9 @@ def _extra(
     size_bytes = 0
     if headers is not None:
         pairs = _pairs(headers)
-        size_bytes = sum(len(name) + len(value or b"") + 16 for name, value in pairs)
+        size_bytes = sum(
+            len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for name, value in pairs
+        )
     moment_us = None if timestamp is None else timestamp_us(timestamp)
     if partition is not None and (partition.__class__ is not int or partition < 0):
         raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")

@@ -244,7 +244,9 @@ def _json_header(number: int, item: Any) -> tuple[str, bytes | None]:
 
 
 def _check_size(number: int, key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
-    size = len(key or b"") + len(value or b"") + (_headers_bytes(headers) if headers else 0)
+    size = len(key or b"") + len(value or b"")
+    if headers:
+        size += _headers_bytes(headers) - _HEADER_OVERHEAD_BYTES * len(headers)
     if size > MAX_RECORD_BYTES:
         detail = f"record {number} has {size} bytes, at most {MAX_RECORD_BYTES} are accepted"
         raise ShoalError("too-large", detail, record=number)
@@ -265,7 +267,10 @@ def parse_ndjson_line(line: bytes, key_field: str | None, number: int) -> tuple[
         return None, line
     if not isinstance(document, dict) or key_field not in document:
         _fail(number, f"has no field {key_field!r} to take the key from (null means no key)")
-    return _to_bytes(number, key_field, document[key_field]), line
+    key = _to_bytes(number, key_field, document[key_field])
+    if key is not None and len(key) + len(line) > MAX_RECORD_BYTES:
+        _check_size(number, key, line, None)
+    return key, line
 
 
 def parse_ndjson(body: bytes, key_field: str | None, first_record: int = 0) -> RecordColumns:

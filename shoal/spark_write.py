@@ -35,6 +35,7 @@ from shoal.arrow_stream import (
     SEQUENCES_PER_LANE,
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
+    largest_record_bytes,
 )
 from shoal.hash_ranges import HASH_SPACE, key_hash, partition_for
 from shoal.routing import partition_batch
@@ -246,8 +247,9 @@ def cut(batch: pa.RecordBatch, max_bytes: int) -> Iterator[tuple[pa.RecordBatch,
     if size_bytes <= max_bytes and batch.num_rows <= MAX_RECORDS_PER_BATCH:
         yield batch, size_bytes
     elif batch.num_rows == 1:
-        if size_bytes > MAX_RECORD_BYTES:
-            raise SourceError(f"a record has {size_bytes} bytes, at most {MAX_RECORD_BYTES} are stored")
+        largest = largest_record_bytes(batch)
+        if largest > MAX_RECORD_BYTES:
+            raise SourceError(f"a record has {largest} bytes, at most {MAX_RECORD_BYTES} are stored")
         yield batch, size_bytes
     else:
         half = batch.num_rows // 2

@@ -11,15 +11,9 @@ from importlib import import_module
 from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from shoal.batch import (
-    DEFAULT_SCHEMA,
-    KEY_COLUMN,
-    MAX_RECORD_BYTES,
-    TIMESTAMP_COLUMN,
-    VALUE_COLUMN,
-)
+from shoal.arrow_stream import largest_record_bytes
+from shoal.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES, TIMESTAMP_COLUMN, VALUE_COLUMN
 from shoal.errors import ClientError, ShoalError
 
 FrameKind = Literal["pandas", "polars", "arrow"]
@@ -100,12 +94,9 @@ def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     if batch.column(TIMESTAMP_COLUMN).null_count:
         raise ShoalError("schema-mismatch", f"{topic}: a record's timestamp is null")
     if batch.nbytes > MAX_RECORD_BYTES:  # else no record can be larger
-        for name in (KEY_COLUMN, VALUE_COLUMN):
-            longest = pc.max(pc.binary_length(batch.column(name))).as_py() or 0
-            if longest > MAX_RECORD_BYTES:
-                raise ShoalError(
-                    "too-large", f"{topic}: a {name} of {longest} bytes: at most {MAX_RECORD_BYTES}"
-                )
+        largest = largest_record_bytes(batch)
+        if largest > MAX_RECORD_BYTES:
+            raise ShoalError("too-large", f"{topic}: a record of {largest} bytes: at most {MAX_RECORD_BYTES}")
     return batch
 
 

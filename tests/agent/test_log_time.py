@@ -191,7 +191,8 @@ class Twin:
         believed = self.clock.agrees(wall_us, now_ms) and self.clock.is_settled(now_ms)
         believed_us = wall_us if believed else None
         active = self.segments[-1]
-        if self.retention.should_roll(active, lambda span: ages.of_first(span, log_us, believed_us, now_ms)):
+        stamped_us = self.clock.now_us(wall_us, now_ms)
+        if self.retention.should_roll(active, lambda span: ages.of_first(span, log_us, stamped_us, now_ms)):
             self.events.append(("rolled", active.first_offset, now_ms))
             self._roll()
             self._entry(0)
@@ -281,6 +282,17 @@ def test_nothing_goes_early_while_clocks_are_wrong_for_minutes(
     twin = Twin(HOUR)
     twin.live(set(range(0, 12_000, 211)), wrong, restarts - spoiled, 12_000)
     assert not twin.early
+
+
+def test_after_a_wrong_append_and_a_restart_a_log_empties_as_its_twin() -> None:
+    """Its records are of an earlier life and of a wrong clock; the clock has not settled, and need not."""
+    keep = Retention(age_ms=60_000, segment_age_ms=30_000)
+    right, wrong = Twin(keep), Twin(keep)
+    appends = {1, 2, *range(20, 40)}
+    right.live(appends, {}, {10}, 400)
+    wrong.live(appends, {2: YEAR_US, 3: 0}, {10}, 400)
+    assert right.events == wrong.events
+    assert ("gone", 0, 120_000) in wrong.events
 
 
 def test_a_clock_that_was_behind_from_the_start_costs_no_record() -> None:

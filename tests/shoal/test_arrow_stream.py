@@ -9,13 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal import arrow_stream
 from shoal.arrow_metadata import (
     RecordBatchHeader,
     encode_record_batch_header,
     read_message_header,
     read_record_batch_header,
 )
+from shoal.arrow_place import PlaceReader
 from shoal.batch import (
     DEFAULT_SCHEMA,
     END_OF_STREAM,
@@ -284,9 +288,75 @@ def test_many_small_buffers_that_unpack_to_much_are_refused(make_stream: MakeStr
 
 
 def test_one_record_above_its_bound_is_refused(make_batch: MakeBatch, make_stream: MakeStream) -> None:
-    """8 MiB for a record, though a batch may have 16."""
-    assert refusal(make_stream(make_batch(1, value=bytes(MAX_RECORD_BYTES)))) == "limit"
-    assert len(decode(make_stream(make_batch(1, value=bytes(MAX_RECORD_BYTES - 1))))) == 1
+    """8 MiB for a record with its key and headers, though a batch may have 16; where it was received too."""
+    big, half = MAX_RECORD_BYTES, MAX_RECORD_BYTES // 2
+    for rows, accepted in (
+        ([(None, big, None)], True),
+        ([(None, big + 1, None)], False),
+        ([(1, big - 1, None)], True),
+        ([(1, big, None)], False),
+        ([(half, half, []), (None, 1, None)], True),
+        ([(1, 1, None), (half, half + 1, None)], False),
+        ([(None, half, [("n", half - 1)])], True),
+        ([(None, half, [("n", half)])], False),
+        ([(None, 5, [("a", 3), ("ü", big)])], False),
+        ([(None, 9, None), (None, None, [("a", half), ("b", half - 2)]), (8, None, None)], True),
+        ([(None, 9, None), (None, None, [("a", half), ("b", half - 1)]), (8, None, [])], False),
+    ):
+        batch = sized(rows)
+        for compression in (None, "lz4"):
+            stream = make_stream(batch, compression=compression)
+            assert refusal(stream) == "limit" if not accepted else len(decode(stream)) == 1, rows
+            memory = memoryview(bytearray(200) + stream)
+            reader = PlaceReader(DEFAULT_SCHEMA, 128)
+            if accepted:
+                assert reader.read(memory, 200) is not None
+            else:
+                with pytest.raises(BatchError, match="a record has"):
+                    reader.read(memory, 200)
+
+
+def sized(rows: list[tuple[int | None, int | None, list[tuple[str, int]] | None]]) -> pa.RecordBatch:
+    """Records with keys, values and headers' values of so many bytes."""
+
+    def content(size: int | None) -> bytes | None:
+        return None if size is None else bytes(size)
+
+    records = [
+        {
+            "timestamp": 1,
+            "key": content(key),
+            "value": content(value),
+            "headers": headers and [{"key": name, "value": bytes(size)} for name, size in headers],
+        }
+        for key, value, headers in rows
+    ]
+    return pa.RecordBatch.from_pylist(records, schema=DEFAULT_SCHEMA)
+
+
+_lengths = st.none() | st.integers(0, 5)
+_sized_headers = st.none() | st.lists(
+    st.tuples(st.sampled_from(["", "ab", "ü"]), st.integers(0, 5)), max_size=3
+)
+
+
+@given(st.lists(st.tuples(_lengths, _lengths, _sized_headers), min_size=1, max_size=6), st.integers(0, 3))
+def test_the_largest_record_is_what_a_loop_would_find(
+    rows: list[tuple[int | None, int | None, list[tuple[str, int]] | None]], start: int
+) -> None:
+    """Of parts of batches too; up to the bound anything that is not less will do."""
+    expected = max(
+        (
+            (key or 0) + (value or 0) + sum(len(name.encode()) + size for name, size in headers or ())
+            for key, value, headers in rows[start:]
+        ),
+        default=0,
+    )
+    part = sized(rows).slice(start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_stream, "MAX_RECORD_BYTES", -1)
+        assert arrow_stream.largest_record_bytes(part) == expected
+    assert expected <= arrow_stream.largest_record_bytes(part) <= MAX_RECORD_BYTES
 
 
 def test_order_of_messages_is_checked(make_batch: MakeBatch, make_stream: MakeStream) -> None:

@@ -115,7 +115,10 @@ def test_the_largest_record_fits_and_one_byte_more_does_not() -> None:
     gatherer.put(b"x" * gathering.MAX_RECORD_BYTES)
     with pytest.raises(ShoalError, match="too-large: a record of 8388609 bytes"):
         gatherer.put(b"x" * gathering.MAX_RECORD_BYTES, key=b"k")
-    assert gatherer.gathered_rows == 1
+    gatherer.put(b"x" * (gathering.MAX_RECORD_BYTES - 6), key=b"k", headers={"ab": b"c", "d": b"e"})
+    with pytest.raises(ShoalError, match="too-large: a record of 8388609 bytes"):
+        gatherer.put(b"x" * (gathering.MAX_RECORD_BYTES - 5), key=b"k", headers={"ab": b"c", "d": b"e"})
+    assert gatherer.gathered_rows == 2
 
 
 def values_of(gatherer: Gatherer) -> list[bytes]:

@@ -172,6 +172,11 @@ def test_sizes_are_bounded() -> None:
     assert len(parse_raw(bytes(8 * 2**20), None, None)) == 1
     line = b'"' + b"x" * MAX_RECORD_BYTES + b'"'
     assert error_of(lambda: parse_ndjson(b"1\n" + line, None)).extra["record"] == 1
+    half = MAX_RECORD_BYTES // 2
+    fits = b'{"k":"' + b"x" * (half - 4) + b'"}'
+    assert len(parse_ndjson(fits, "k")) == 1
+    over = b'{"k":"' + b"x" * (half - 3) + b'"}'
+    assert error_of(lambda: parse_ndjson(over, "k")).code == "too-large"
 
 
 def test_ndjson_lines_are_stored_verbatim() -> None:
