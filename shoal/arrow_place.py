@@ -15,6 +15,7 @@ import pyarrow as pa
 from shoal.arrow_metadata import BatchError, RecordBatchHeader
 from shoal.arrow_stream import (
     CONTINUATION,
+    DEFAULT_SCHEMA,
     END_OF_STREAM,
     MAX_RECORDS_PER_BATCH,
     Message,
@@ -22,6 +23,7 @@ from shoal.arrow_stream import (
     check_batch,
     read_layout,
 )
+from shoal.row_encoding import RowShape, row_shape
 
 _PREFIX = struct.Struct("<4si")
 # Streams of equal batches (so many records of one size) begin with the same bytes, from which nothing but
@@ -30,6 +32,7 @@ _REMEMBERED_MAX: Final = 256
 _REMEMBERED_BYTES_MAX: Final = 4096
 # A kept batch keeps the memory of its whole request alive: that must be mostly the batch itself.
 _OTHER_BYTES_MAX: Final = 16 * 1024
+_ROW_BYTES_MAX: Final = 128 * 1024
 
 
 class _Opening(NamedTuple):
@@ -40,6 +43,7 @@ class _Opening(NamedTuple):
     stored_length: int
     metadata: bytes  # canonical
     head: bytes  # prefix, canonical metadata, room
+    row: RowShape | None  # of a single record, whose few bytes are checked without pyarrow's fixed costs
 
 
 class Placed(NamedTuple):
@@ -55,6 +59,7 @@ class PlaceReader:
     def __init__(self, schema: pa.Schema, room_bytes: int) -> None:
         assert room_bytes % 8 == 0
         self.schema = schema
+        self._has_rows = schema.equals(DEFAULT_SCHEMA)
         self._room = bytes(room_bytes)
         self._remembered: dict[bytes, _Opening] = {}
         self._last: tuple[bytes, _Opening | None] = (b"", None)
@@ -87,7 +92,9 @@ class PlaceReader:
         memory[place_at:body_at] = opening.head
         place = memory[place_at:stored_end]
         body = place[len(opening.head) :]
-        max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
+        max_timestamp_us = None if opening.row is None else opening.row.timestamp_us(body)
+        if max_timestamp_us is None:
+            max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
         records = opening.fields.record_count
         message = Message(opening.metadata, body.toreadonly(), records, max_timestamp_us, place)
         return Placed(message, opening_bytes)
@@ -116,7 +123,10 @@ class PlaceReader:
             return None
         size = len(canonical) + len(self._room)
         head = b"".join((_PREFIX.pack(CONTINUATION, size), canonical, self._room))
-        return _Opening(fields, header.body_length, stored_length, canonical, head)
+        row = row_shape(fields, canonical) if self._has_rows and stored_length <= _ROW_BYTES_MAX else None
+        if row is not None and row.body_bytes != stored_length:
+            row = None
+        return _Opening(fields, header.body_length, stored_length, canonical, head, row)
 
 
 def _first_body(memory: memoryview, start: int) -> int | None:

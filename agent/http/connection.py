@@ -19,7 +19,7 @@ from shoal.agent.http.deliver import MOVING_CODES
 from shoal.agent.http.interface import Appended
 from shoal.agent.http.places import Place, wanted_place
 from shoal.agent.http.problems import problem_body, problem_bytes, problem_response
-from shoal.agent.http.produce import append_body
+from shoal.agent.http.produce import DECODED_AT_ONCE_BYTES, append_body
 from shoal.agent.http.quick import QuickAppends, QuickRequest
 from shoal.agent.http.quick_head import HEAD_BYTES_MAX, HEAD_END, request_bytes
 from shoal.agent.http.receiving import too_slow
@@ -287,7 +287,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._rest = append.memory[request.lead_bytes + here :]
             self._watch_progress(here)
             return
-        if request.lead_bytes:
+        if request.body_bytes > DECODED_AT_ONCE_BYTES:
             # A large one takes the disk longer than a round of the loop: it does better in company.
             self._begin(append)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout

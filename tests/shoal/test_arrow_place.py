@@ -25,6 +25,7 @@ from shoal.batch import (
     parse_frame,
     stamp_message,
 )
+from shoal.lone import row_stream
 
 T = TypeVar("T")
 LEAD_BYTES = 256
@@ -138,3 +139,33 @@ def test_mutations(data: st.DataObject) -> None:
     elif placed is not None:
         assert isinstance(ordinary, list)
         assert [outcome(message) for message in ordinary] == [outcome(placed.message)]
+
+
+@pytest.mark.parametrize("key", [None, b"", b"key"])
+@pytest.mark.parametrize("value", [None, b"", b"value", b"12345678"])
+def test_a_single_row_is_checked_as_strictly_by_hand(
+    key: bytes | None, value: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its producer writes it, without pyarrow; with any byte of its body changed, the ordinary way's
+    message or reason."""
+    stream_of_row = row_stream(5, key, value)
+    assert stream_of_row is not None
+    reader = PlaceReader(DEFAULT_SCHEMA, STAMP_BYTES)
+    with monkeypatch.context() as patched:
+        patched.setattr("shoal.arrow_place.check_batch", None)
+        placed = reader.read(in_memory(stream_of_row), LEAD_BYTES)
+    assert placed is not None
+    assert [outcome(placed.message)] == [outcome(message) for message in decoded(stream_of_row)]
+    body_bytes = len(placed.message.body)
+    for position in range(len(stream_of_row) - 8 - body_bytes, len(stream_of_row) - 8):
+        for wrong in (1, 0x80, 0xFF):
+            changed = bytearray(stream_of_row)
+            changed[position] ^= wrong
+            by_hand = tried(lambda changed=changed: reader.read(in_memory(bytes(changed)), LEAD_BYTES))
+            ordinary = tried(lambda changed=changed: decoded(bytes(changed)))
+            if isinstance(ordinary, str):
+                assert by_hand == ordinary
+            else:
+                assert by_hand is not None
+                assert not isinstance(by_hand, str)
+                assert [outcome(by_hand.message)] == [outcome(message) for message in ordinary]
