@@ -81,6 +81,16 @@ class Peers(Protocol):
         """What the live members of this cluster gossip about their catalogs."""
 
 
+class _Asking:
+    """Whether a peer knows a version: who asks now, and what was asked last."""
+
+    __slots__ = ("asked", "lock")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.asked: CatalogVersion | None = None
+
+
 class CatalogService:
     """Owns the Catalog of this agent. Start with start(), then run() for the agent's life."""
 
@@ -110,6 +120,7 @@ class CatalogService:
         self._catalog_leader = catalog_leader
         self._now_us = now_us
         self._heard: dict[str, CatalogVersion] = {}
+        self._asking: dict[str, _Asking] = {}
         self._work = asyncio.Event()
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
@@ -346,17 +357,23 @@ class CatalogService:
 
     async def tell_peers(self) -> None:
         """Wait, for a bounded time, until the live members know the present version: what a client has just
-        been
-        told exists should be found wherever it asks next."""
-        payload = self.catalog.version.to_bytes()
-        peers = self._peers.live_peers()
-        await asyncio.gather(*(self._await_peer(peer, payload) for peer in peers))
+        been told exists should be found wherever it asks next."""
+        version = self.catalog.version
+        await asyncio.gather(*(self._await_peer(peer, version) for peer in self._peers.live_peers()))
 
-    async def _await_peer(self, peer: str, payload: bytes) -> None:
-        try:
-            await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, payload, AWAIT_MS)
-        except (PeerUnavailable, PeerRequestFailed) as error:
-            logger.debug("%s has not confirmed the catalog's version: %s", peer[:8], error)
+    async def _await_peer(self, peer: str, version: CatalogVersion) -> None:
+        """One question to a peer at a time, for all who wait: however many topics clients make, what agents
+        ask each other finds its place in the link."""
+        asking = self._asking.setdefault(peer, _Asking())
+        async with asking.lock:
+            if asking.asked is not None and asking.asked >= version:
+                return
+            asking.asked = self.catalog.version
+            try:
+                payload = asking.asked.to_bytes()
+                await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, payload, AWAIT_MS)
+            except (PeerUnavailable, PeerRequestFailed) as error:
+                logger.debug("%s has not confirmed the catalog's version: %s", peer[:8], error)
 
     # ---- requests and hints of peers -------------------------------------------------------------
 

@@ -165,6 +165,7 @@ class HttpRunner(web.ServerRunner):
         await super().cleanup()
         self.context.selector.close()
         await self.context.forwarder.close()
+        self.context.decoders.shutdown(wait=False, cancel_futures=True)
 
 
 def make_runner(

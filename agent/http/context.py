@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -18,16 +20,20 @@ from shoal.agent.http.selecting import Selector
 from shoal.agent.http.waits import Waits
 from shoal.errors import ShoalError
 
+DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more would only take turns
+
 
 class Context:
     """Everything that lives as long as the server."""
 
-    __slots__ = ("broker", "forwarder", "gate", "limits", "places", "room", "selector", "waits")
+    __slots__ = ("broker", "decoders", "forwarder", "gate", "limits", "places", "room", "selector", "waits")
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
         self.broker = broker
         self.limits = limits
         self.forwarder = forwarder
+        # Of their own: gossip's long messages are read in the usual ones, and must not wait behind clients'.
+        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="shoal-decode")
         self.gate = Gate(limits)
         self.places = Places(limits, broker.knows_address)
         self.room = AnswerRoom(self.gate, limits.answer_bytes)

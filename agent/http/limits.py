@@ -43,9 +43,9 @@ class HttpLimits:
     body_stall_ms: int = 30_000
     # A slower one holds a connection and memory for nothing: a modem of 1995 is three times as fast.
     body_bytes_per_s: int = 1 * KIB
-    # Memory set aside for bodies that are not here yet; no byte is written before it comes. Beyond it they
-    # are received piece by piece.
-    promised_bytes: int = 256 * MIB
+    # Memory set aside for bodies that are not here yet (the allocator has it from the system at once). Beyond
+    # it they are received piece by piece: slower, and refused to nobody.
+    promised_bytes: int = 128 * MIB
     # A reader that takes nothing for this long holds megabytes for nothing.
     send_stall_ms: int = 60_000
     # After an error the rest of the body is swallowed this long, so that the client gets to read the answer.

@@ -133,7 +133,9 @@ class ProduceHandlers:
         if len(body) <= DECODED_AT_ONCE_BYTES:
             chunk = decode_whole(call.query, media, content_type, body)
         else:
-            chunk = await asyncio.to_thread(decode_whole, call.query, media, content_type, body)
+            chunk = await asyncio.get_running_loop().run_in_executor(
+                self._context.decoders, decode_whole, call.query, media, content_type, body
+            )
         one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
         if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
             answer = await self._append_at_once(call, topic, partition or 0, chunk, options)

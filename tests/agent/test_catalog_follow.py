@@ -397,6 +397,33 @@ async def test_questions_of_peers() -> None:
         await fixture.service.on_pull(OTHER, b"?")
 
 
+async def test_many_creations_ask_a_peer_two_questions() -> None:
+    """One that is on its way, and one for all who came meanwhile: the link has room for other questions."""
+    fixture = Fixture((SELF,))
+    going_on, most, asked = 0, 0, 0
+    answered = asyncio.Event()
+
+    async def request(agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
+        nonlocal going_on, most, asked
+        asked, going_on = asked + 1, going_on + 1
+        most = max(most, going_on)
+        await answered.wait()
+        going_on -= 1
+        return payload
+
+    fixture.peers.request = request  # type: ignore[method-assign]
+    telling = []
+    for number in range(100):
+        fixture.service.apply(frame(number, CreateTopic(entry(number + 1))))
+        telling.append(asyncio.create_task(fixture.service.tell_peers()))
+        await asyncio.sleep(0)
+    answered.set()
+    await asyncio.gather(*telling)
+    assert (most, asked) == (1, 2)
+    await fixture.service.tell_peers()
+    assert asked == 2
+
+
 async def test_make_current_waits_for_what_was_committed() -> None:
     """Else a new leader would create a topic that its predecessor had created already."""
     fixture = Fixture((SELF,))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from http_fixtures import Agent, one_agent
@@ -12,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_http_produce import ARROW, NDJSON, arrow_batch, arrow_stream
 
+from shoal.agent.http import produce
+from shoal.agent.http.decode import decode_whole
 from shoal.agent.http.limits import KIB, MIB, Gate, HttpLimits
 from shoal.agent.http.receiving import Pace, Receiving
 from shoal.errors import ShoalError
@@ -145,6 +149,29 @@ async def test_who_sends_too_slowly_is_refused(opening: bytes, piece: bytes) -> 
         # What looks like Arrow to nobody is refused for that, if it is read as it comes.
         assert b"at least 40000 bytes were wanted" in answer or b"Arrow stream" in answer
         writer.close()
+
+
+async def test_large_bodies_do_not_take_the_threads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gossip reads its long messages in threads, too: it goes on, however many bodies are decoded."""
+    may_go_on = threading.Event()
+
+    def decode(*arguments: Any) -> Any:
+        assert may_go_on.wait(60)
+        return decode_whole(*arguments)
+
+    monkeypatch.setattr(produce, "decode_whole", decode)
+    async with one_agent() as agent:
+        agent.broker.cluster.create("t")
+        posts = [asyncio.create_task(agent.post(PATH, b"v" * 100_000)) for _ in range(64)]
+        gate = agent.runner.context.gate
+        try:
+            async with asyncio.timeout(30):
+                while gate.requests < 64:
+                    await asyncio.sleep(0.001)
+                assert await asyncio.to_thread(lambda: "gossip") == "gossip"
+        finally:
+            may_go_on.set()
+        assert {answer.status for answer in await asyncio.gather(*posts)} == {200}
 
 
 def test_the_pace_asks_for_more_of_who_holds_more() -> None:
