@@ -306,7 +306,7 @@ class Broker:
         try:
             return int(await self._join(parsed))
         except JoinError as error:
-            raise ShoalError("timeout", f"nobody answered: {error}", definite=True) from None
+            raise ShoalError("unreachable", f"nobody answered: {error}") from None
 
     async def leave(self) -> None:
         """Leave gracefully, as SIGTERM does; returns at once."""

@@ -47,6 +47,7 @@ ERRORS: Final[dict[str, ErrorCode]] = _table(
     ErrorCode("topic-differs", 409, "The topic exists with other settings", False, True),
     ErrorCode("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
     ErrorCode("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
+    ErrorCode("unreachable", 409, "Nobody answers at these addresses", True, True),
     ErrorCode("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
     ErrorCode("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
     ErrorCode("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
@@ -99,7 +100,7 @@ class ShoalError(Exception):
         """The RFC 9457 document."""
         return {
             "type": _TYPE_PREFIX + self.code,
-            "title": self._row.title,
+            "title": self._row.title.partition(";")[0] if self.definite else self._row.title,
             "status": self.status,
             "detail": self.detail,
             "code": self.code,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shoal.agent.http import schemas
 from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema
-from shoal.agent.http.schemas import BYTES, COUNT, DURATION, TEXT, one_of, reference
+from shoal.agent.http.schemas import BYTES, COUNT, PARTITION_NUMBER, PAUSE, SWITCH, TEXT, one_of, reference
 from shoal.membership.interface import KeyChange
 
 JSON = "application/json"
@@ -20,16 +20,46 @@ METRICS = "text/plain"
 PAGE = "text/html"
 
 READ_HEADERS = ("Shoal-Base-Offset", "Shoal-Next-Offset", "Shoal-High-Watermark", "Shoal-Log-Start-Offset")
-_YES_NO: Schema = {"type": "boolean"}
 _PLACE_FORM = "Offsets by partition, as 0:17,1:30, or a cursor that an answer gave."
-_FROM: Schema = {"type": "string", "examples": ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"]}
+_TIMES = (
+    "-?[0-9]{1,13}|[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+    "T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+)
+_TIME: Schema = {
+    "type": "string",
+    "pattern": f"^({_TIMES})$",
+    "examples": ["2026-01-01T00:00:00Z", "1767225600000"],
+}
+_FROM: Schema = {
+    "type": "string",
+    "pattern": f"^(earliest|latest|-?[0-9]{{1,18}}|@({_TIMES}))$",
+    "examples": ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"],
+}
+_FROM_MERGED: Schema = {
+    "type": "string",
+    "pattern": f"^(earliest|latest|-[0-9]{{1,4}}|@({_TIMES}))$",
+    "examples": ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"],
+}
+_PLACES: Schema = {
+    "type": "string",
+    "pattern": "^([0-9]{1,4}:[0-9]{1,18}(,[0-9]{1,4}:[0-9]{1,18})*|p[A-Za-z0-9_-]+)$",
+    "examples": ["0:17,1:30"],
+}
 
-TIMEOUT = Parameter("timeout", "How long to wait for a leader and for the answer; at most 60s.", DURATION)
-FORWARD = Parameter("forward", "false: answer 421 with `leader_url` instead of asking the leader.", _YES_NO)
-WAIT = Parameter("wait", "How long to wait for news when there are none; at most 60s.", DURATION)
+TIMEOUT = Parameter("timeout", "How long to wait for a leader and for the answer; at most 60s.", PAUSE)
+FORWARD = Parameter("forward", "false: answer 421 with `leader_url` instead of asking the leader.", SWITCH)
+WAIT = Parameter("wait", "How long to wait for news when there are none; at most 60s.", PAUSE)
 AFTER_VERSION = Parameter("after_version", "Answer once the version is another (with `wait`).", TEXT)
-LIMIT = Parameter("limit", "Records; 100 unless told, without limit for Arrow and event streams.", COUNT)
-MAX_BYTES = Parameter("max_bytes", "Stored bytes; 1 MiB unless told. One batch always fits.", COUNT)
+LIMIT = Parameter(
+    "limit",
+    "Records; 100 unless told, without limit for Arrow and event streams.",
+    {"type": "integer", "minimum": 1, "maximum": 10_000_000},
+)
+MAX_BYTES = Parameter(
+    "max_bytes",
+    "1 MiB unless told: of Arrow stored bytes, else what records take; one batch, one record always fits.",
+    {"type": "integer", "minimum": 1, "maximum": 64 * 2**20},
+)
 VIEW = Parameter("view", "NDJSON: `value` gives the values alone.", one_of("record", "value"))
 VALUE = Parameter("value", "`json` embeds values that parse as JSON.", one_of("text", "json"))
 LAST_EVENT_ID = Parameter("Last-Event-ID", "The id of the last event that was seen: go on behind it.", TEXT)
@@ -72,7 +102,7 @@ LIST_TOPICS = Operation(
     _ok("TopicList", "A page."),
     (
         Parameter("cursor", "`next_cursor` of the page before.", TEXT),
-        Parameter("limit", "Topics of a page.", COUNT),
+        Parameter("limit", "Topics of a page.", {"type": "integer", "minimum": 1, "maximum": 10_000}),
     ),
 )
 CREATE_TOPIC = Operation(
@@ -134,8 +164,8 @@ OFFSETS = Operation(
     "The ends of all partitions' logs, perhaps once one has grown.",
     _ok("Offsets", "By partition."),
     (
-        Parameter("at", "Also the offset of the first record of that time or later.", TEXT),
-        Parameter("after", f"With `wait`: answer once a high watermark is greater. {_PLACE_FORM}", TEXT),
+        Parameter("at", "Also the offset of the first record of that time or later.", _TIME),
+        Parameter("after", f"With `wait`: answer once a high watermark is greater. {_PLACE_FORM}", _PLACES),
         WAIT,
         *_CHANGES,
     ),
@@ -185,8 +215,8 @@ READ_MERGED = Operation(
         )
     },
     (
-        Parameter("offset", "Where to begin: earliest, latest, -N or @TIME.", _FROM),
-        Parameter("cursor", f"Go on here instead. {_PLACE_FORM}", TEXT),
+        Parameter("offset", "Where to begin: earliest, latest, -N or @TIME.", _FROM_MERGED),
+        Parameter("cursor", f"Go on here instead. {_PLACE_FORM}", _PLACES),
         LIMIT,
         MAX_BYTES,
         WAIT,
@@ -242,7 +272,7 @@ MEMBERS = Operation(
         AFTER_VERSION,
         WAIT,
         Parameter("status", "Only these.", schemas.SCHEMAS["Member"]["properties"]["status"]),
-        Parameter("tag", "Only those with the tag KEY=VALUE.", TEXT),
+        Parameter("tag", "Only those with the tag KEY=VALUE.", {"type": "string", "pattern": "^[^=]+=.*$"}),
     ),
 )
 MEMBER = Operation(
@@ -265,7 +295,7 @@ ROUTES = Operation(
     "/v1/routes",
     "Who leads and who holds each partition.",
     _ok("Routes", "By topic.", ("Shoal-Version",)),
-    (AFTER_VERSION, WAIT, Parameter("topic", "Only this one.", TEXT)),
+    (AFTER_VERSION, WAIT, Parameter("topic", "Only this one.", schemas.NAME)),
 )
 EVENT_FEED = Operation(
     "followEvents",
@@ -301,8 +331,8 @@ RECOVER_PREVIEW = Operation(
     "What recovering a lost majority here would do.",
     _ok("Recovery"),
     (
-        Parameter("topic", "The topic.", TEXT, required=True),
-        Parameter("partition", "Its partition.", COUNT, required=True),
+        Parameter("topic", "The topic.", schemas.NAME, required=True),
+        Parameter("partition", "Its partition.", PARTITION_NUMBER, required=True),
     ),
 )
 RECOVER = Operation(
@@ -342,7 +372,7 @@ READYZ = Operation(
     "/readyz",
     "Whether this agent can serve.",
     _ok("Ready"),
-    (Parameter("verbose", "List the checks.", _YES_NO),),
+    (Parameter("verbose", "List the checks.", SWITCH),),
 )
 METRICS_TEXT = Operation(
     "metrics",

@@ -14,9 +14,9 @@ from shoal.agent.http import api
 from shoal.agent.http.context import Call
 from shoal.agent.http.dispatch import Route
 from shoal.agent.http.docs_page import SECURITY_POLICY, docs_page
-from shoal.agent.http.operation import Answer, Body, Operation, Parameter, is_variable
+from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.problems import JSON_TYPE, json_body
-from shoal.agent.http.schemas import TEXT, schemas_document
+from shoal.agent.http.schemas import NAME, PARTITION_NUMBER, TEXT, schemas_document
 from shoal.errors import PROBLEM_MEDIA_TYPE
 
 OPENAPI_VERSION = "3.1.0"
@@ -27,11 +27,11 @@ _INTRODUCTION = (
     "One port of every agent serves everything; any agent answers any request, and asks the leader where it "
     "must. What is not answered as described is a problem document (RFC 9457). GET routes answer HEAD too."
 )
-_VARIABLES = {
-    "topic": "1 to 249 of a-z A-Z 0-9 . _ -",
-    "partition": "The partition's number.",
-    "member": "A member's name or id.",
-    "kept": "The name that a kept topic had, or its id.",
+_VARIABLES: dict[str, tuple[str, Schema]] = {
+    "topic": ("1 to 249 of a-z A-Z 0-9 . _ - (a leading _ is the system's).", NAME),
+    "partition": ("The partition's number.", PARTITION_NUMBER),
+    "member": ("A member's name or id.", TEXT),
+    "kept": ("The name that a kept topic had, or its id.", TEXT),
 }
 
 
@@ -113,7 +113,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _variable(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "description": _VARIABLES[name], "schema": TEXT}
+    description, schema = _VARIABLES[name]
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
 
 
 def _parameter(place: str, parameter: Parameter) -> dict[str, Any]:

@@ -111,8 +111,10 @@ def duration_ms(query: Query, name: str, default_ms: int, high_ms: int) -> int:
 
 def choice(query: Query, name: str, default: str, choices: tuple[str, ...]) -> str:
     """One of a few words."""
-    text = query.get(name, default)
-    if text not in choices and text != default:
+    text = query.get(name)
+    if text is None:
+        return default
+    if text not in choices:
         raise invalid(name, text, f"one of {', '.join(choices)} is wanted")
     return text
 

@@ -38,8 +38,11 @@ class Rendering(NamedTuple):
 
 def choose_rendering(call: Call, forms: tuple[str, ...] = PARTITION_FORMS) -> Rendering:
     """From Accept and the query; ShoalError not-acceptable or bad-request."""
-    media = choose_media(call.headers.get("Accept"), forms)
     query = call.query
+    accept = call.headers.get("Accept")
+    if query.get("view") == "value" and accept in (None, "*/*"):
+        accept = NDJSON_TYPE  # the only form that has them
+    media = choose_media(accept, forms)
     default = None if media in (ARROW_TYPE, EVENT_STREAM) else DEFAULT_LIMIT
     limit = integer(query, "limit", 0, low=1, high=LIMIT_MAX) or default
     value_as = choice(query, "value", "text", ("text", "json"))

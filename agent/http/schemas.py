@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.agent.http.operation import Schema
+from shoal.agent.topic_settings import (
+    MAX_PARTITIONS,
+    MAX_REPLICATION_FACTOR,
+    MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES,
+)
 from shoal.errors import ERRORS
 
 
@@ -47,6 +53,11 @@ def members_of(optional: Mapping[str, Schema] | None = None, /, **required: Sche
     }
 
 
+def closed(optional: Mapping[str, Schema] | None = None, /, **required: Schema) -> Schema:
+    """The same, of a request: it has no other members."""
+    return {**members_of(optional, **required), "additionalProperties": False}
+
+
 def reference(name: str) -> Schema:
     """A schema of SCHEMAS by its name."""
     assert name in SCHEMAS, f"there is no schema {name!r}"
@@ -56,6 +67,7 @@ def reference(name: str) -> Schema:
 TEXT: Schema = {"type": "string"}
 BYTES: Schema = {"type": "string", "format": "binary"}
 BOOLEAN: Schema = {"type": "boolean"}
+SWITCH: Schema = {"anyOf": [BOOLEAN, one_of("", "0", "1")]}  # of a query
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "integer"}
 OFFSET = described(COUNT, "An offset: records of a partition are numbered from 0 without gaps.")
@@ -63,16 +75,42 @@ TIME: Schema = {"type": "string", "format": "date-time"}
 URL = or_null({"type": "string", "format": "uri"})
 ANYTHING: Schema = {}
 BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
-DURATION: Schema = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)?$", "examples": ["500ms", "30s", "5m"]}
+_AGES = (
+    "([1-9][0-9]{3,11}|[12][0-9]{12})(ms)?",
+    "([1-9][0-9]{0,8}|[12][0-9]{9})s",
+    "([1-9][0-9]{0,6}|[1-4][0-9]{7})m",
+    "([1-9][0-9]{0,4}|[1-7][0-9]{5})h",
+    "([1-9][0-9]{0,3}|[12][0-9]{4}|3[0-5][0-9]{3})d",
+)
+AGE: Schema = {"type": "string", "pattern": f"^({'|'.join(_AGES)})$", "examples": ["30s", "5m", "7d"]}
+"""A duration from a second to some hundred years."""
+PAUSE: Schema = {
+    "type": "string",
+    "pattern": "^(([0-5]?[0-9]{1,4}|60000)(ms)?|([0-5]?[0-9]|60)s|[01]m)$",
+    "examples": ["500ms", "5s", "1m"],
+}
+"""A duration that a request may wait."""
+NAME: Schema = {
+    "type": "string",
+    "pattern": "^([a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}|[.][a-zA-Z0-9_-][a-zA-Z0-9._-]{0,247}"
+    "|[.]{2}[a-zA-Z0-9._-]{1,247})$",
+}
+"""Of a topic; not `.` nor `..`, which no path can have as a segment."""
+PARTITION_NUMBER: Schema = {"type": "integer", "minimum": 0, "maximum": 1023}
+YES: Schema = {"type": "boolean", "enum": [True]}
 VERSION = described(TEXT, "Opaque; of this agent's present run.")
 ROLE = one_of("leader", "follower", "learner")
-FACTOR: Schema = {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}]}
+FACTOR: Schema = {
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_REPLICATION_FACTOR}, one_of("all")]
+}
 
-RETENTION = members_of({"age": or_null(DURATION), "bytes": or_null(COUNT)})
-SEGMENT = members_of({"bytes": COUNT, "age": or_null(DURATION)})
+_RETENTION_BYTES: Schema = {"type": "integer", "minimum": MIN_SEGMENT_BYTES}
+_SEGMENT_BYTES: Schema = {**_RETENTION_BYTES, "maximum": MAX_SEGMENT_BYTES}
+RETENTION: Schema = {"$ref": "#/components/schemas/Retention"}
+SEGMENT: Schema = {"$ref": "#/components/schemas/Segment"}
 SETTINGS: dict[str, Schema] = {
     "kind": one_of("log"),
-    "partitions": {"type": "integer", "minimum": 1},
+    "partitions": {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS},
     "replication_factor": FACTOR,
     "retention": RETENTION,
     "segment": SEGMENT,
@@ -157,13 +195,16 @@ SCHEMAS: dict[str, Schema] = {
         ),
         "additionalProperties": True,
     },
-    "TopicSettings": members_of(SETTINGS),
-    "TopicChanges": members_of({"retention": RETENTION, "segment": SEGMENT}),
+    "Retention": closed({"age": or_null(AGE), "bytes": or_null(_RETENTION_BYTES)}),
+    "Segment": closed({"bytes": _SEGMENT_BYTES, "age": or_null(AGE)}),
+    "Settings": members_of(**SETTINGS),
+    "TopicSettings": closed(SETTINGS),
+    "TopicChanges": closed({"retention": RETENTION, "segment": SEGMENT}),
     "TopicList": members_of({"next_cursor": TEXT}, topics=list_of(members_of(**_SUMMARY))),
     "Topic": members_of(
         {"warning": TEXT},
         **(_SUMMARY | SETTINGS | {"partitions": list_of(members_of(**_TOPIC_PARTITION))}),
-        settings=members_of(**SETTINGS),
+        settings={"$ref": "#/components/schemas/Settings"},
         effective_replication_factor=COUNT,
         created_at=TIME,
     ),
@@ -178,7 +219,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         )
     ),
-    "Adopt": members_of({"name": described(TEXT, "Another name than it had.")}),
+    "Adopt": closed({"name": described(NAME, "Another name than it had.")}),
     "Offsets": members_of(
         partitions=list_of(
             members_of(
@@ -191,11 +232,9 @@ SCHEMAS: dict[str, Schema] = {
         ),
         cursor=described(TEXT, "The high watermarks: `after` for a wait that ends when one has passed."),
     ),
-    "Trim": members_of(before=OFFSET),
+    "Trim": closed(before=OFFSET),
     "Trimmed": members_of(log_start_offset=OFFSET),
-    "NewRecords": members_of(
-        records=list_of(members_of({**_RECORD, "timestamp": {"type": ["string", "integer"]}}))
-    ),
+    "NewRecords": closed(records=list_of(closed({**_RECORD, "timestamp": {"type": ["string", "integer"]}}))),
     "Appended": members_of(
         {"appended_truncated": BOOLEAN, "duplicate": BOOLEAN}, count=COUNT, appended=list_of(_RUN)
     ),
@@ -260,9 +299,20 @@ SCHEMAS: dict[str, Schema] = {
         kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),
     ),
-    "Join": members_of(addresses=list_of(described(TEXT, "HOST:PORT"))),
+    "Join": closed(
+        addresses={
+            "type": "array",
+            "items": {
+                "type": "string",
+                "pattern": "^[a-zA-Z0-9][a-zA-Z0-9.-]{0,200}(:[1-9][0-9]{0,3})?$",
+                "examples": ["10.0.0.5:7946"],
+            },
+            "minItems": 1,
+            "maxItems": 64,
+        }
+    ),
     "Joined": members_of(joined=described(COUNT, "How many of them answered.")),
-    "Leaving": members_of(leaving={"const": True}),
+    "Leaving": members_of(leaving=YES),
     "MemberName": members_of(id=TEXT, name=TEXT),
     "Drain": members_of(
         id=TEXT,
@@ -273,7 +323,7 @@ SCHEMAS: dict[str, Schema] = {
         blocked=list_of(TEXT),
         safe_to_stop=BOOLEAN,
     ),
-    "Recover": members_of(topic=TEXT, partition=COUNT, accept_data_loss={"const": True}),
+    "Recover": closed(topic=NAME, partition=PARTITION_NUMBER, accept_data_loss=YES),
     "Recovery": members_of(
         topic=TEXT,
         partition=COUNT,
@@ -283,15 +333,15 @@ SCHEMAS: dict[str, Schema] = {
         lost=list_of(members_of(id=TEXT, name=TEXT)),
         refusal=or_null(TEXT),
     ),
-    "KeyChange": members_of({"force": BOOLEAN}, key=described(TEXT, "In base64, or a fingerprint.")),
+    "KeyChange": closed({"force": BOOLEAN}, key=described(TEXT, "In base64, or a fingerprint.")),
     "Keys": members_of(
         members=COUNT,
         keys=list_of(members_of(fingerprint=TEXT, held_by=COUNT, used_by=or_null(COUNT))),
         failures=list_of(members_of(id=TEXT, name=TEXT, reason=TEXT)),
         away=list_of(TEXT),
     ),
-    "Alive": members_of(status={"const": "alive"}),
-    "Ready": members_of({"checks": by_name(TEXT)}, status={"const": "ready"}),
+    "Alive": members_of(status=one_of("alive")),
+    "Ready": members_of({"checks": by_name(TEXT)}, status=one_of("ready")),
 }
 
 

@@ -19,7 +19,8 @@ TYPES: dict[str, tuple[type, ...]] = {
 WORDS = frozenset(
     (
         "$ref", "additionalProperties", "anyOf", "const", "contentEncoding", "description", "enum",
-        "examples", "format", "items", "minimum", "pattern", "properties", "required", "type",
+        "examples", "format", "items", "maxItems", "maximum", "minItems", "minimum", "pattern",
+        "properties", "required", "type",
     )
 )  # fmt: skip
 
@@ -41,6 +42,12 @@ def faults(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any], a
         return [*found, f"{at}: {value!r} is no {schema['type']}"]
     if "minimum" in schema and value < schema["minimum"]:
         found.append(f"{at}: {value} is below {schema['minimum']}")
+    if "maximum" in schema and value > schema["maximum"]:
+        found.append(f"{at}: {value} is above {schema['maximum']}")
+    if isinstance(value, list) and not schema.get("minItems", 0) <= len(value) <= schema.get(
+        "maxItems", 2**63
+    ):
+        found.append(f"{at}: {len(value)} items are too few or too many")
     if "pattern" in schema and not re.search(schema["pattern"], value):
         found.append(f"{at}: {value!r} does not match {schema['pattern']}")
     if isinstance(value, list) and "items" in schema:

@@ -123,6 +123,10 @@ async def test_ndjson(agent: Agent) -> None:
     values = await agent.get(PATH + "?offset=8&view=value", Accept=NDJSON)
     assert values.body == b"8\n9\n"
     assert values.headers["Shoal-Next-Offset"] == "10"
+    unasked = await agent.get(PATH + "?offset=8&view=value")
+    assert (unasked.headers["Content-Type"], unasked.body) == (NDJSON, values.body)
+    refused = await agent.get(PATH + "?offset=8&view=value", Accept="application/json")
+    assert refused.problem("bad-request")["invalid_params"] == ["view"]
     empty = await agent.get(PATH + "?offset=latest", Accept=NDJSON)
     assert (empty.status, empty.body) == (200, b"")
 
@@ -198,7 +202,7 @@ async def test_what_the_client_accepts(agent: Agent, accept: str | None, media: 
         ("offset=99999999999999999999", "offset"), ("limit=0", "limit"), ("limit=-1", "limit"),
         ("limit=x", "limit"), ("max_bytes=0", "max_bytes"), ("max_bytes=67108865", "max_bytes"),
         ("wait=5x", "wait"), ("wait=61s", "wait"), ("wait=-1s", "wait"), ("timeout=soon", "timeout"),
-        ("view=key", "view"), ("view=value", "view"), ("value=xml", "value"),
+        ("view=key", "view"), ("value=xml", "value"),
         ("consistency=any", "consistency"), ("forward=maybe", "forward"), ("offest=1", "offest"),
         ("limit=1&limit=2", "limit"), ("=1", ""),
     ],

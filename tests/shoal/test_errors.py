@@ -31,6 +31,8 @@ def test_the_table_is_consistent() -> None:
     retriable = {
         "not-leader",
         "overloaded",
+        "too-many-producers",
+        "unreachable",
         "no-leader",
         "not-ready",
         "stopping",
