@@ -50,7 +50,16 @@ _READ: Final = (
     "maxOffsetsPerTrigger",
     "idleWaitMs",
 )
-_WRITE: Final = ("agent", "topic", "txnId", "checkpointLocation")
+_WRITE: Final = ("agent", "topic", "txnId")
+_SPARKS: Final = (
+    "checkpointLocation",
+    "queryName",
+    "outputMode",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+)
+"""What Spark itself reads, and hands over with the others: of named queries and of pipelines, whose flows all
+have names. They say nothing to a topic."""
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs")
 _ADVICE: Final = {
@@ -202,7 +211,8 @@ def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str
 def _known(options: Mapping[str, str], names: Sequence[str], mode: Mode) -> dict[str, str]:
     """The options by their names in lower case; a name that is not known is refused with the likely one."""
     known = {name.lower(): name for name in names}
-    given = {name.lower(): value for name, value in options.items()}
+    sparks = {name.lower() for name in _SPARKS}
+    given = {name.lower(): value for name, value in options.items() if name.lower() not in sparks}
     for name in given:
         if name not in known:
             raise SourceError(f"unknown option {name!r}; {_advice(name, known)}")

@@ -113,8 +113,10 @@ def test_a_full_table_refuses_who_is_new_and_forgets_nobody_young() -> None:
         assert refused.value.status == 429
     assert check(table, ProducerStamp(A, 0, 2), at_us=150) is None
     assert check(table, ProducerStamp(B, 1, 0), at_us=150) is None
+    fill(table, ProducerStamp(A, 0, 2), first=5, time_us=150)
+    assert check(table, ProducerStamp(B, 0, 0), at_us=150) is not None
     assert check(table, new, at_us=151) is None
-    fill(table, new, first=4, time_us=151)
+    fill(table, new, first=6, time_us=151)
     assert {producer for producer, _ in table} == {A, C}
     assert check(table, ProducerStamp(A, 0, 1), at_us=151) is not None
 

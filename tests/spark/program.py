@@ -104,6 +104,7 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
     frame = spark.readStream.format("shoal").option("agent", agents).option("subscribe", "flights")
     stream = frame.option("startingOffsets", "earliest").load().select("key", "value")
     writer = stream.writeStream.format("shoal").option("agent", agents).option("topic", "copied")
+    writer = writer.queryName("copy them").outputMode("append").option("OUTPUTMODE", "append")
     query = writer.option("checkpointLocation", f"{directory}/copy").trigger(availableNow=True).start()
     query.awaitTermination(60)
     return {

@@ -175,6 +175,8 @@ def test_options_of_a_write() -> None:
     parsed = parse_sink_options({"topic": " t ", "txnid": "load-7", "agent": "h:1"}, {})
     assert (parsed.topic, parsed.txn_id, parsed.agents) == ("t", "load-7", ("http://h:1",))
     assert parse_sink_options({}, {}).topic is None
+    named = {"queryname": "q", "OutputMode": "append", "checkpointLocation": "/c", "topic": "t"}
+    assert parse_sink_options(named, {}) == parse_sink_options({"topic": "t"}, {})  # Spark's own
     for wrong, says in (
         ({"topics": "t"}, "did you mean topic?"),
         ({"subscribe": "t"}, "unknown option 'subscribe'"),
