@@ -226,6 +226,13 @@ class Prober:
         if probe is not None and probe.sequence == nack.sequence:
             probe.received_nacks = min(probe.expected_nacks, probe.received_nacks + 1)
 
+    def ask_for_ourselves(self, endpoint: Endpoint) -> int:
+        """Ping our own name over TCP where it was once; the ping's number."""
+        sequence = self._next_sequence()
+        name, timeout_ms = self._table.local.name, self._config.probe_timeout_ms
+        self.stream_probes.append(StreamProbe(sequence, name, endpoint, timeout_ms))
+        return sequence
+
     def on_stream_probed(self, sequence: int, reached: bool) -> None:
         if reached and self._probe is not None and self._probe.sequence == sequence:
             self._succeed()

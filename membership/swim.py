@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from shoal.membership.awareness import Awareness
 from shoal.membership.broadcasts import Broadcast, retransmit_limit
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
+from shoal.membership.former_life import FormerLife
 from shoal.membership.members import (
     Node,
     NodeTable,
@@ -104,6 +105,7 @@ class SwimCore:
         self._last_gossip_ms = now_ms - config.gossip_interval_ms
         self._next_push_pull_ms = now_ms + rng.randrange(1, config.push_pull_interval_ms + 1)
         self._refutations = 0
+        self._former = FormerLife()
         self.leaving = False
         self._note(ChangeKind.JOIN, local)
         self._announce()
@@ -129,7 +131,10 @@ class SwimCore:
             case Exchanged(state):
                 self._merge(state, now_ms)
             case StreamProbed(sequence, reached):
-                self._prober.on_stream_probed(sequence, reached)
+                if self._former.is_over(sequence, reached=reached):
+                    self._say_that_it_left()
+                else:
+                    self._prober.on_stream_probed(sequence, reached)
 
     def _is_outdated_accusation(self, message: Message) -> bool:
         local = self.table.local
@@ -188,6 +193,8 @@ class SwimCore:
         if self.outbox.pending() and now_ms >= self._last_gossip_ms + self._config.gossip_interval_ms:
             self._last_gossip_ms = now_ms
             self._gossip(now_ms)
+        if self._former.was_told() and not self.leaving:
+            self._outbid(self._former.incarnation)
         if now_ms >= self._next_push_pull_ms:
             interval_ms = push_pull_interval_ms(self._config.push_pull_interval_ms, len(self.table))
             self._next_push_pull_ms = now_ms + interval_ms
@@ -250,6 +257,8 @@ class SwimCore:
             case Verdict.CONFLICT:
                 assert node is not None
                 self._on_conflict(node, claim.endpoint, claim.meta, now_ms)
+                if node is self.table.local:
+                    self._look_for_former_life(claim.endpoint, claim.incarnation)
             case _:
                 assert verdict is Verdict.IGNORE
 
@@ -258,6 +267,16 @@ class SwimCore:
         self._note(ChangeKind.CONFLICT, node, endpoint, meta)
         if node is self.table.local:
             self._next_push_pull_ms = min(self._next_push_pull_ms, now_ms + CONTESTED_RETRY_MS)
+
+    def _look_for_former_life(self, endpoint: Endpoint, incarnation: int) -> None:
+        if not self.leaving and self._former.may_be(endpoint, self.table.local.endpoint):
+            self._former.asked(self._prober.ask_for_ourselves(endpoint), incarnation)
+
+    def _say_that_it_left(self) -> None:
+        """Under the incarnation that is listed: whoever knows us by a newer one is not concerned."""
+        name = self.table.local.name
+        left = Dead(self._former.incarnation, name, name)
+        self._former.left(self.outbox.own.queue(encode_message(left), name))
 
     def _accept_alive(self, node: Node | None, claim: Alive, now_ms: int) -> None:
         if node is None:
@@ -318,15 +337,20 @@ class SwimCore:
 
     def _refute(self, accused_incarnation: int) -> None:
         """Outbid the accusation. The last incarnation cannot be outbid; only a hostile peer claims it."""
-        local = self.table.local
         if accused_incarnation >= MAX_INCARNATION:
             return
-        local.incarnation = max(local.incarnation, accused_incarnation) + 1
         self._refutations += 1
         self._awareness.apply(1)
+        self._outbid(accused_incarnation)
+
+    def _outbid(self, incarnation: int) -> None:
+        local = self.table.local
+        local.incarnation = min(max(local.incarnation, incarnation) + 1, MAX_INCARNATION)
         self._announce()
 
     def _announce(self) -> None:
+        if self._former.is_being_told:
+            return  # the same name: it would take the place of what has to be heard before it
         self.outbox.own.queue(encode_message(self._own_claim()), self.table.local.name)
 
     def _own_claim(self) -> Alive:
@@ -366,6 +390,8 @@ class SwimCore:
                 self._on_conflict(
                     local, remote.endpoint, remote.meta, now_ms
                 )  # our former address dies there: come again soon
+                if remote.state == State.SUSPECT:
+                    self._look_for_former_life(remote.endpoint, remote.incarnation)
             if remote.state == State.ALIVE:
                 claim = Alive(remote.incarnation, remote.name, remote.endpoint, remote.meta, remote.vsn)
                 self._on_alive(claim, now_ms)

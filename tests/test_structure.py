@@ -57,6 +57,7 @@ PURE = (
     "membership/serf.py",
     "membership/config.py",
     "membership/envelope.py",
+    "membership/former_life.py",
     "membership/keys.py",
     "membership/offenders.py",
     "membership/queries.py",

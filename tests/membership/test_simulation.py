@@ -9,6 +9,7 @@ import pytest
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.ready import EventKind, Exchange
+from shoal.membership.wire.messages import Endpoint, State
 from tests.membership.pool import Pool, endpoint_of
 
 
@@ -174,6 +175,46 @@ def test_a_killed_member_restarts(wait_ms: int, moved: bool) -> None:
 
     member_life = next(member.tags["life"] for member in life if member.name == "n2")
     pool.run_until(back, 12_000)
+
+
+def moved_within(count: int, seed: int) -> int:
+    """A member is killed and back at once on another port of its host: after how many ms all know."""
+    pool = healthy(count, seed=seed)
+    where = Endpoint(endpoint_of(1).address, 7_947)
+    pool.restart("n1", where)
+
+    def all_know() -> bool:
+        tables = [process.core.swim.table.get("n1") for process in pool.alive()]
+        return all(
+            node is not None and node.endpoint == where and node.state == State.ALIVE for node in tables
+        )
+
+    return pool.run_until(all_know, 30_000)
+
+
+@pytest.mark.parametrize(("count", "seeds"), [(3, 40), (5, 20), (20, 5)])
+def test_who_is_back_on_another_port_is_not_taken_for_dead_first(count: int, seeds: int) -> None:
+    """Nobody answers at the former port: the new life says for it that it left, and all let it in. It took
+    longer than a suspicion does, and everybody who listed it as failed meanwhile looked for a replacement."""
+    times = [moved_within(count, seed) for seed in range(seeds)]
+    assert max(times) <= 1_000, times
+
+
+def test_a_second_process_under_a_name_does_not_say_that_the_first_one_left() -> None:
+    """It answers, so it is no former life: a copied data directory, on the same host."""
+    pool = healthy(3, seed=1)
+    first = pool.processes["n1"]
+    pool.start("n1", Endpoint(first.endpoint.address, 7_947), {"name": "n1"})
+    second = pool.processes.pop("n1")
+    pool.processes["n1 again"], pool.processes["n1"] = second, first
+    pool._names[second.endpoint] = "n1 again"
+    pool._exchange(second, Exchange(pool.processes["n0"].endpoint, join=True), joined=True)
+    pool.run_for(20_000)
+    assert pool.count(EventKind.LEFT, EventKind.FAILED) == 0
+    for name in ("n0", "n2"):
+        node = pool.processes[name].core.swim.table.get("n1")
+        assert node is not None
+        assert node.endpoint == first.endpoint
 
 
 def test_tags_reach_everybody() -> None:

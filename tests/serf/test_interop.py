@@ -169,6 +169,25 @@ async def test_graceful_leave_both_ways_and_return(tmp_path: Path) -> None:
             await again.stop()
 
 
+async def test_a_killed_member_is_back_on_another_port(tmp_path: Path) -> None:
+    """It says for its former life that this left, which a Serf agent believes as it believes every leave of
+    memberlist's: its list has the new address, and its reachability test finds it there."""
+    async with mixed_pool(tmp_path) as (agent, member, _):
+        await agent.shows(NAME, "alive")
+        await member.stop()  # without a word, as one that is killed
+        config = GossipConfig.local(name=NAME, tags={"life": "2"})
+        again = Membership(config, rng=random.Random(2), on_event=lambda _: None)
+        await again.start()
+        try:
+            assert again.port != member.port
+            await again.join([("127.0.0.1", agent.port)])
+            await agent.shows(NAME, "alive", "life=2")
+            assert "Successfully contacted all live nodes" in await agent.ask("reachability")
+            assert agent.process.poll() is None
+        finally:
+            await again.stop()
+
+
 async def test_our_answer_keeps_a_contested_agent_alive(tmp_path: Path) -> None:
     """A second "alpha" appears: both ask `_serf_conflict`, we vouch for the first,
     the second shuts down."""
