@@ -22,6 +22,7 @@ from aiohttp import web
 from shoal import __version__
 from shoal.agent.broker import Broker, Joined
 from shoal.agent.burying import Burying
+from shoal.agent.catalog_birth import birth_from_log
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.catalog_version import CatalogVersion
 from shoal.agent.claims import claim_of
@@ -444,11 +445,17 @@ class Agent:
             record = await starter.find_cluster()
         elif record is None:
             assert self._identity.cluster_id is not None
-            record = await starter.recover_birth(self._identity.cluster_id)
+            cluster_id = self._identity.cluster_id
+            record = await starter.recover_birth(cluster_id, lambda: self._own_birth(cluster_id))
             await self._save_record(record)
         self.broker.catalog_birth = record.catalog_birth
         self.roster.set_cluster(record.cluster_id)
         return record
+
+    async def _own_birth(self, cluster_id: bytes) -> tuple[str, ...] | None:
+        if not self._identities.has_registry:
+            return None
+        return await birth_from_log(self._disk, self.config.data, cluster_id)
 
     def _say_waiting(self, reason: str) -> None:
         self.broker.waiting_reason = reason

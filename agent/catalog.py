@@ -26,7 +26,15 @@ from shoal.hash_ranges import HashRange
 
 COMMAND_VERSION = 1
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
-MAX_SNAPSHOT_BYTES = 16 << 20  # one link frame; about ten thousand ordinary topics
+MAX_STATE_BYTES = 16 << 20
+"""What a catalog shall not outgrow: it is one file of every agent, written anew with every change."""
+MAX_COST = MAX_STATE_BYTES * 3 // 4
+"""Where no topic is made any more: deletions, changes and what becomes of them always find room."""
+MAX_READ_BYTES = 1 << 30
+"""Whatever was written is read again, as before topics had a bound; no more than fits into memory."""
+_TOPIC_COST = 1_024  # name apart: settings, id and time, as JSON with room for settings to come
+_PARTITION_COST = 64
+_NAME_COST = 3  # quotes and a comma
 ID_BYTES = 16
 DIGEST_BYTES = 16
 
@@ -60,6 +68,12 @@ class TopicEntry:
         """Every agent that was ever asked by the catalog to hold a replica."""
         return frozenset(agent for partition in self.partitions for agent in partition.voters)
 
+    def cost(self) -> int:
+        """What the topic takes of MAX_COST: never less than its bytes in a state, and the same for ever,
+        whatever a later version writes: agents of all versions must refuse the same topics."""
+        voters = sum(len(voter) + _NAME_COST for birth in self.partitions for voter in birth.voters)
+        return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters
+
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
@@ -70,10 +84,14 @@ class Tombstone:
     partitions: int
     waiting_for: frozenset[str]
 
+    def cost(self) -> int:
+        """As of a topic."""
+        return _TOPIC_COST + len(self.name) + sum(len(agent) + _NAME_COST for agent in self.waiting_for)
+
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Takes effect only if name and id are free and the catalog is not sealed."""
+    """Takes effect only if name and id are free, the catalog is not sealed, and has room."""
 
     entry: TopicEntry
 
@@ -128,6 +146,7 @@ Outcome = Literal[
     "sealed",
     "not-empty",
     "other-base",
+    "full",
     "already-applied",
 ]
 
@@ -142,6 +161,7 @@ class Catalog:
     tombstones: dict[bytes, Tombstone] = field(default_factory=dict)
     sealed_for: bytes | None = None
     _by_id: dict[bytes, TopicEntry] = field(default_factory=dict)
+    _cost: int = 0
 
     def __repr__(self) -> str:
         names = ",".join(sorted(self.topics))
@@ -191,6 +211,10 @@ class Catalog:
         """Of the whole state; equal for equal states only."""
         return blake2b(self.to_bytes(), digest_size=DIGEST_BYTES).digest()
 
+    def cost(self) -> int:
+        """Of all topics and tombstones."""
+        return self._cost
+
     def subject(self, command: Command) -> TopicEntry | None:
         """The topic that a command is about, as it stands now."""
         match command:
@@ -207,6 +231,9 @@ class Catalog:
             return "name-taken"
         if entry.topic_id in self._by_id or entry.topic_id in self.tombstones:
             return "id-taken"
+        if self._cost + entry.cost() > MAX_COST:
+            return "full"
+        self._cost += entry.cost()
         self.topics[entry.name] = entry
         self._by_id[entry.topic_id] = entry
         return "done"
@@ -225,7 +252,9 @@ class Catalog:
             return "unknown-id"
         del self.topics[entry.name]
         waiting_for = entry.holders() | holders
-        self.tombstones[topic_id] = Tombstone(topic_id, entry.name, len(entry.partitions), waiting_for)
+        tombstone = Tombstone(topic_id, entry.name, len(entry.partitions), waiting_for)
+        self.tombstones[topic_id] = tombstone
+        self._cost += tombstone.cost() - entry.cost()
         return "done"
 
     def _confirm(self, topic_id: bytes, agent_id: str) -> Outcome:
@@ -233,8 +262,11 @@ class Catalog:
         if tombstone is None:
             return "unknown-id"
         waiting_for = tombstone.waiting_for - {agent_id}
+        self._cost -= tombstone.cost()
         if waiting_for:
-            self.tombstones[topic_id] = Tombstone(topic_id, tombstone.name, tombstone.partitions, waiting_for)
+            tombstone = Tombstone(topic_id, tombstone.name, tombstone.partitions, waiting_for)
+            self.tombstones[topic_id] = tombstone
+            self._cost += tombstone.cost()
         else:
             del self.tombstones[topic_id]
         return "done"
@@ -253,6 +285,11 @@ class Catalog:
         assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
         assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
         assert self.sealed_for is None or not self.topics
+        assert self._cost == self._counted()
+
+    def _counted(self) -> int:
+        alive = sum(entry.cost() for entry in self.topics.values())
+        return alive + sum(tombstone.cost() for tombstone in self.tombstones.values())
 
     # ---- snapshots ----------------------------------------------------------------------------------------
 
@@ -271,7 +308,7 @@ class Catalog:
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalog:
         """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
-        document = _load(data, MAX_SNAPSHOT_BYTES)
+        document = _load(data, MAX_READ_BYTES)
         catalog = cls(offset=_integer(document, "version"), epoch=_integer({"epoch": 0, **document}, "epoch"))
         sealed_for = document.get("sealed_for")
         catalog.sealed_for = None if sealed_for is None else _id(document, "sealed_for")
@@ -284,6 +321,7 @@ class Catalog:
         for item in _list(document, "tombstones"):
             tombstone = _tombstone_from(item)
             catalog.tombstones[tombstone.topic_id] = tombstone
+        catalog._cost = catalog._counted()
         return catalog
 
 

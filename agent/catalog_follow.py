@@ -27,6 +27,8 @@ from shoal.agent.catalog import (
     decode_command,
     encode_command,
 )
+from shoal.agent.catalog_birth import CATALOG_SEGMENT_BYTES
+from shoal.agent.catalog_pull import PIECE_BYTES, Copy, Piece, question_from_bytes
 from shoal.agent.catalog_version import (
     EPOCH_RANDOM_BITS,
     CatalogVersion,
@@ -38,7 +40,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaState
 from shoal.agent.keeping import Keeping
 from shoal.agent.kept import remember
 from shoal.agent.links import PeerRequestFailed, PeerUnavailable
-from shoal.agent.peer_messages import PeerMessage, decode_topic_id, decode_version
+from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_topic_id, decode_version
 from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.retention import Retention
 from shoal.agent.topic_replicas import Groups, TopicReplicas
@@ -55,7 +57,6 @@ FOLLOW_INTERVAL_MS = 1_000  # without any hint: how often the members' versions 
 RETRY_MS_MIN = 200
 RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
-CATALOG_SEGMENT_BYTES = 4 * 2**20
 CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
 """Some thousand commands: nobody reads them again but a voter that lags, and each has the whole state beside
 its log, without which nothing of the log goes."""
@@ -127,6 +128,7 @@ class CatalogService:
         self._outcomes: dict[int, Applied] = {}
         """Of the newest commands applied here, by offset, until whoever proposed one has taken it."""
         self._saved_version = self.catalog.version
+        self._encoded = (self.catalog.version, record.catalog)
         self.published = self.catalog.version
         """What peers may be told of: never a state that is about to become another epoch's."""
         self.astray = False
@@ -378,10 +380,22 @@ class CatalogService:
     # ---- requests and hints of peers -------------------------------------------------------------
 
     async def on_pull(self, _peer: str, payload: bytes) -> bytes:
-        """A snapshot for a follower that is behind; nothing when it is not."""
-        if self._is_between_epochs() or decode_version(payload) >= self.catalog.version:
+        """A piece of the state for a follower that is behind; nothing when it is not."""
+        question = question_from_bytes(payload)
+        if question is None:
+            raise PeerMessageError(f"no question for the catalog, {len(payload)} bytes")
+        if self._is_between_epochs() or question.mine >= self.catalog.version:
             return b""
-        return self.catalog.to_bytes()
+        goes_on = question.position > 0 and question.taking == self._encoded[0]
+        version, data = self._encoded if goes_on else self._encode()
+        start = question.position if goes_on and question.position < len(data) else 0
+        return Piece(version, len(data), data[start : start + PIECE_BYTES]).to_bytes()
+
+    def _encode(self) -> tuple[CatalogVersion, bytes]:
+        """The present state; encoded once for the disk and for everybody who takes a copy."""
+        if self._encoded[0] != self.catalog.version:
+            self._encoded = (self.catalog.version, self.catalog.to_bytes())
+        return self._encoded
 
     async def on_await(self, peer: str, payload: bytes) -> bytes:
         """Answer when this agent has reached the version, or cannot in time."""
@@ -451,11 +465,22 @@ class CatalogService:
             groups.has(CATALOG_GROUP) and groups.status(CATALOG_GROUP).log_start_offset > self.catalog.offset
         )
 
+    async def _take_copy(self, peer: str) -> bytes:
+        """Empty when the peer has nothing newer. Raises CatalogError and what a request raises."""
+        copy = Copy(self.catalog.version)
+        while (data := copy.state()) is None:
+            answer = await self._peers.request(
+                peer, PeerMessage.CATALOG_PULL, copy.question(), PULL_TIMEOUT_MS
+            )
+            if not answer:
+                return b""
+            copy.add(answer)
+        return data
+
     async def _pull(self, peer: str) -> bool:
         """True when the state has advanced."""
-        payload = self.catalog.version.to_bytes()
         try:
-            data = await self._peers.request(peer, PeerMessage.CATALOG_PULL, payload, PULL_TIMEOUT_MS)
+            data = await self._take_copy(peer)
             newer = Catalog.from_bytes(data) if data else None
         except (PeerUnavailable, PeerRequestFailed, CatalogError) as error:
             logger.info("cannot follow the catalog at %s: %s", peer[:8], error)
@@ -525,7 +550,7 @@ class CatalogService:
         """
         while self.catalog.version != self._saved_version:  # it goes on while it is being saved
             version = self.catalog.version
-            record = self._record = replace(self._record, catalog=self.catalog.to_bytes())
+            record = self._record = replace(self._record, catalog=self._encode()[1])
             await self._save(record)
             self._saved_version = version
 

@@ -1,30 +1,35 @@
 """What an agent keeps about its cluster: the birth of the catalog, and the last state of the catalog it knew.
 
-Law of this file: one file, replaced whole and synced; bytes <-> value is pure, the rest is two disk
-operations. The birth is needed to open the catalog's group again after a restart. The state is a copy of
-something committed, so that an agent can open its replicas before it has reached anybody; it may be old, it
-is never wrong. The file is written before the identity names the cluster: an identity with a cluster id
-always has it (safety 2, 6).
+Law of this file: two copies, each replaced whole and synced; bytes <-> value is pure, the rest is disk
+operations. A copy that is damaged, missing or older is made anew from the other one. The birth is needed to
+open the catalog's group again after a restart. The state is a copy of something committed, so that an agent
+can open its replicas before it has reached anybody; it may be old, it is never wrong. The files are written
+before the identity names the cluster: an identity with a cluster id always has them (safety 2, 6).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import crc32c
 
-from shoal.agent.catalog import ID_BYTES, MAX_SNAPSHOT_BYTES, Catalog, CatalogError
+from shoal.agent.catalog import ID_BYTES, MAX_READ_BYTES, Catalog, CatalogError
 from shoal.agent.kept import Remembered, remembered_document, remembered_from
 from shoal.segment_store.disk import Disk
 
-FILE_NAME = "cluster"
+FILE_NAMES = ("cluster.a", "cluster.b")
+SINGLE_FILE_NAME = "cluster"  # the only copy, as it was before there were two; read until these are there
 _MAGIC = b"shoal-cluster-1"
 MAX_VOTERS = 7
-MAX_FILE_BYTES = MAX_SNAPSHOT_BYTES + 4_096
+MAX_FILE_BYTES = 2 * MAX_READ_BYTES  # with what is kept beside it
+
+logger = logging.getLogger("shoal.agent")
 
 
 class ClusterFileError(Exception):
@@ -80,37 +85,73 @@ class ClusterRecord:
         return record
 
 
+def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
+    """The record of which these are the copies, None for one that is not there. Raises ClusterFileError when
+    there are some, and none can be read."""
+    records, fault = [], None
+    for data in dict.fromkeys(data for data in copies if data is not None):
+        try:
+            record = ClusterRecord.from_bytes(data)
+        except ClusterFileError as error:
+            fault = error
+        else:
+            records.append((Catalog.from_bytes(record.catalog).version, record))
+    if not records and fault is not None:
+        raise fault
+    return max(records, key=lambda item: item[0])[1] if records else None
+
+
 async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
-    """None when the agent never belonged to a cluster. Raises ClusterFileError."""
-    path = os.path.join(directory, FILE_NAME)
+    """None when the agent never belonged to a cluster. Mends what one copy lacks. Raises ClusterFileError."""
+    copies = [await _read(disk, os.path.join(directory, name)) for name in FILE_NAMES]
+    if copies == [None, None]:
+        copies = [await _read(disk, os.path.join(directory, SINGLE_FILE_NAME))]
+    try:
+        record = newest_copy(copies)
+    except ClusterFileError as error:
+        raise ClusterFileError(
+            f"no copy of {directory}/cluster (.a, .b) can be read ({error}): move them away, and this agent"
+            " will learn what they said from its peers, or from its own log of the catalog"
+        ) from None
+    if record is not None and (len(copies) == 1 or copies[0] != copies[1]):
+        logger.warning(
+            "a copy of %s was damaged or missing: it is made anew", os.path.join(directory, "cluster")
+        )
+        try:
+            await save_cluster(disk, directory, record)
+        except OSError as error:
+            logger.warning("it cannot be written now, and is with the next news: %s", error)
+    return record
+
+
+async def _read(disk: Disk, path: str) -> bytes | None:
+    """Damaged when it is larger than any that was written."""
     if not await disk.exists(path):
         return None
     file = await disk.open(path)
     try:
-        size = await file.size()
-        if size > MAX_FILE_BYTES:
-            raise ClusterFileError(f"{path} has {size} bytes")
-        data = await file.read(0, size)
+        return await file.read(0, min(await file.size(), MAX_FILE_BYTES))
     finally:
         await file.close()
-    try:
-        return ClusterRecord.from_bytes(data)
-    except ClusterFileError as error:
-        raise ClusterFileError(
-            f"{path} is damaged ({error}): move it away, and this agent will ask its peers for a copy"
-        ) from None
 
 
 async def save_cluster(disk: Disk, directory: str, record: ClusterRecord) -> None:
-    """Durable on return: a crash leaves the old file or the new one."""
-    path = os.path.join(directory, FILE_NAME)
+    """Durable on return: a crash leaves the old or the new in each copy."""
+    data = record.to_bytes()
+    await asyncio.gather(*(_replace(disk, os.path.join(directory, name), data) for name in FILE_NAMES))
+    await disk.sync_directory(directory)
+    single = os.path.join(directory, SINGLE_FILE_NAME)
+    if await disk.exists(single):
+        await disk.unlink(single)
+
+
+async def _replace(disk: Disk, path: str, data: bytes) -> None:
     temporary = f"{path}.new"
     if await disk.exists(temporary):
         await disk.unlink(temporary)
     file = await disk.open(temporary, create=True)
     try:
-        await file.write_and_sync(0, record.to_bytes())
+        await file.write_and_sync(0, data)
     finally:
         await file.close()
     await disk.rename(temporary, path)
-    await disk.sync_directory(directory)

@@ -26,7 +26,7 @@ class PeerMessageError(PeerWireError):
 class PeerMessage(IntEnum):
     """Requests are answered, hints are not: a lost hint costs time, never correctness."""
 
-    CATALOG_PULL = 64  # request: my version -> a snapshot, or nothing when there is nothing newer
+    CATALOG_PULL = 64  # request: my version -> a piece of a newer state, or nothing when there is none
     CATALOG_AWAIT = 65  # request: a version -> the version reached, once it is at least that or time is over
     CATALOG_HINT = 66  # hint: my version
     CATALOG_CONFIRM = 67  # request to the catalog's leader: topic id, sender has deleted its replicas

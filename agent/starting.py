@@ -21,6 +21,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.introduction import Introduction, IntroductionError, ask
 from shoal.agent.roster import Roster
 
+OWN_LOG_AFTER_MS = 2_000  # peers know the very birth, and most of them more of the catalog, too
 RETRY_MS = 500  # after a member could not introduce its cluster
 LONGEST_LOOK_MS = 5_000  # the view is looked at so often even when nothing seems to change
 
@@ -116,10 +117,21 @@ class Starter:
             await asyncio.sleep(RETRY_MS * self._rng.uniform(0.5, 1.0) / 1_000)
             return None
 
-    async def recover_birth(self, cluster_id: bytes) -> ClusterRecord:
-        """For an agent that knows its cluster but has lost the record: wait until a member tells it again."""
+    async def recover_birth(
+        self, cluster_id: bytes, from_log: Callable[[], Awaitable[tuple[str, ...] | None]]
+    ) -> ClusterRecord:
+        """For an agent that knows its cluster but has lost the record: a member tells it again, or the
+        agent's own log of the catalog does. Else all would wait for each other, had all lost it."""
+        own_after_ms: int | None = self._clock.now_ms() + OWN_LOG_AFTER_MS
+        own: tuple[str, ...] | None = None
         while True:
             self._changed.clear()
+            if own_after_ms is not None and self._clock.now_ms() >= own_after_ms:
+                own_after_ms = None
+                own = await from_log()
+            if own is not None:
+                logger.warning("the record of the cluster is gone: going on with what the catalog's log says")
+                return self._record(cluster_id, own)
             peers = [peer for peer in self._roster.starting_peers() if peer.cluster_id == cluster_id]
             if peers:
                 introduction = await self._introduced(cluster_id, tuple(peer.url for peer in peers))
@@ -127,7 +139,7 @@ class Starter:
                     return self._record(cluster_id, introduction.catalog_birth)
             else:
                 self._say("waiting for a member that knows the catalog's birth")
-                await self._sleep_until(None)
+                await self._sleep_until(own_after_ms)
 
     def _record(self, cluster_id: bytes, birth: tuple[str, ...]) -> ClusterRecord:
         return ClusterRecord(self._config.cluster, cluster_id, birth, Catalog().to_bytes())

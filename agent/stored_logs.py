@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shoal.agent.catalog import Catalog
-from shoal.agent.cluster_file import FILE_NAME, MAX_FILE_BYTES, ClusterFileError, ClusterRecord
+from shoal.agent.cluster_file import (
+    FILE_NAMES,
+    MAX_FILE_BYTES,
+    SINGLE_FILE_NAME,
+    ClusterFileError,
+    newest_copy,
+)
 from shoal.agent.identity import CATALOG_GROUP
 from shoal.agent.opening import COPIES_DIRECTORY
 from shoal.batch import LogIdentity
@@ -79,7 +85,7 @@ def stored_logs(path: str, cluster_id: str | None) -> Iterator[list[StoredLog]]:
 def _data_directory(path: str) -> str | None:
     """The directory at or above the path that has a cluster's record; None for files that were copied."""
     while True:
-        if os.path.isfile(os.path.join(path, FILE_NAME)):
+        if any(os.path.isfile(os.path.join(path, name)) for name in (*FILE_NAMES, SINGLE_FILE_NAME)):
             return path
         parent = os.path.dirname(path)
         if parent == path:
@@ -95,14 +101,16 @@ def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
         raise NotALog(
             "no data directory lies around that path, and checksums depend on the cluster: give --cluster-id"
         )
-    with open(os.path.join(data_directory, FILE_NAME), "rb") as file:
-        data = file.read(MAX_FILE_BYTES)
+    copies = [_copy(data_directory, name) for name in FILE_NAMES]
+    if copies == [None, None]:
+        copies = [_copy(data_directory, SINGLE_FILE_NAME)]
     try:
-        record = ClusterRecord.from_bytes(data)
+        record = newest_copy(copies)
     except ClusterFileError as error:
         if given is not None:
             return _Owner(given)
-        raise NotALog(f"{file.name} is damaged ({error}): give --cluster-id") from None
+        raise NotALog(f"{data_directory}/cluster is damaged ({error}): give --cluster-id") from None
+    assert record is not None
     if given not in (None, record.cluster_id):  # everything would look damaged
         raise NotALog(
             f"{data_directory} belongs to cluster {record.cluster_id.hex()}: leave --cluster-id away"
@@ -110,6 +118,14 @@ def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
     names = {entry.topic_id.hex(): name for name, entry in Catalog.from_bytes(record.catalog).topics.items()}
     names[CATALOG_GROUP.topic_id.hex()] = CATALOG_NAME
     return _Owner(record.cluster_id, names)
+
+
+def _copy(data_directory: str, name: str) -> bytes | None:
+    try:
+        with open(os.path.join(data_directory, name), "rb") as file:
+            return file.read(MAX_FILE_BYTES)
+    except FileNotFoundError:
+        return None
 
 
 def _parsed_id(text: str) -> bytes:

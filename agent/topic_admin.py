@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.agent import documents
 from shoal.agent.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
-from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_follow import Applied, CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.roster import Roster, candidate_of
 from shoal.agent.routes import GroupKey
@@ -87,8 +87,8 @@ class TopicAdmin:
     ) -> tuple[bool, dict[str, Any]]:
         """True when it was made by this call. Linearizable: only the catalog's leader answers.
 
-        ShoalError illegal-name, bad-request, topic-differs, not-enough-members, not-leader (with leader_url),
-        no-leader, timeout.
+        ShoalError illegal-name, bad-request, topic-differs, not-enough-members, catalog-full,
+        not-leader (with leader_url), no-leader, timeout.
         """
         check_topic_name(name)
         settings, explicit_factor = settings_from_body(body)
@@ -101,6 +101,7 @@ class TopicAdmin:
         await self._let_newcomers_in(settings)
         entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
+        _check_room(applied, service)
         if applied.outcome == "sealed":
             raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
         assert applied.entry is not None
@@ -116,7 +117,7 @@ class TopicAdmin:
         its old name or another one. kept: its name or id. Only the catalog's leader answers.
 
         ShoalError unknown-topic (nobody keeps it, or knows its settings), topic-differs (the name is taken),
-        illegal-name, bad-request, not-leader, no-leader, timeout.
+        catalog-full, illegal-name, bad-request, not-leader, no-leader, timeout.
         """
         if name is not None:
             check_topic_name(name)
@@ -129,6 +130,7 @@ class TopicAdmin:
         remembered = await service.keeping.find(kept)
         entry = replace(remembered.entry, name=name or remembered.entry.name, adopted=True)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
+        _check_room(applied, service)
         if applied.outcome == "name-taken":
             raise ShoalError(
                 "topic-differs",
@@ -227,3 +229,15 @@ class TopicAdmin:
             raise ShoalError("no-leader", "the catalog has no leader at present")
         if not leader.local:
             raise not_leader("the catalog", leader)
+
+
+def _check_room(applied: Applied, service: CatalogService) -> None:
+    """ShoalError catalog-full."""
+    if applied.outcome == "full":
+        topics = service.catalog.topics.values()
+        partitions = sum(len(entry.partitions) for entry in topics)
+        raise ShoalError(
+            "catalog-full",
+            f"the catalog has no room for another topic of that size: it holds {len(topics)} topics with"
+            f" {partitions} partitions; delete topics, or make some with fewer partitions",
+        )

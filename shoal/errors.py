@@ -66,6 +66,7 @@ ERRORS: Final[dict[str, ErrorCode]] = _table(
     ErrorCode("damaged", 503, "The log is damaged here and waits for an intact copy", False, True),
     ErrorCode("timeout", 504, "No answer came in time; it may have happened", True, False),
     ErrorCode("leadership-lost", 504, "Leadership was lost on the way; it may have happened", True, False),
+    ErrorCode("catalog-full", 507, "The catalog has no room for another topic", False, True),
     ErrorCode("disk-full", 507, "The disk is full", True, True),
 )
 

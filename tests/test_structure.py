@@ -77,6 +77,7 @@ PURE = (
     "agent/addresses.py",
     "agent/bootstrap.py",
     "agent/catalog.py",
+    "agent/catalog_pull.py",
     "agent/catalog_version.py",
     "agent/kept.py",
     "agent/config.py",

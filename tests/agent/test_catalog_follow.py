@@ -25,6 +25,7 @@ from shoal.agent.catalog import (
     encode_command,
 )
 from shoal.agent.catalog_follow import CatalogService
+from shoal.agent.catalog_pull import Copy, Piece
 from shoal.agent.catalog_version import CatalogVersion
 from shoal.agent.cluster_file import ClusterFileError, ClusterRecord
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
@@ -55,6 +56,17 @@ SELF, OTHER = "a" * 32, "b" * 32
 def v(offset: int, epoch: int = 0) -> bytes:
     """A version as peers send it."""
     return CatalogVersion(epoch, offset).to_bytes()
+
+
+def asks(offset: int, epoch: int = 0) -> bytes:
+    """A question for a newer state than that."""
+    return Copy(CatalogVersion(epoch, offset)).question()
+
+
+def gives(catalog: Catalog) -> Callable[[bytes], bytes]:
+    """A peer's answers: the whole state as one piece."""
+    data = catalog.to_bytes()
+    return lambda _: Piece(catalog.version, len(data), data).to_bytes()
 
 
 def entry(number: int = 1, voters: tuple[str, ...] = (SELF, OTHER)) -> TopicEntry:
@@ -291,7 +303,7 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
     catalog.apply(0, CreateTopic(entry()))
     catalog.apply(1, DeleteTopic(entry().topic_id))
     fixture.peers.answers = {
-        PeerMessage.CATALOG_PULL: lambda _: catalog.to_bytes(),
+        PeerMessage.CATALOG_PULL: gives(catalog),
         PeerMessage.CATALOG_CONFIRM: lambda topic_id: b"" if topic_id == entry().topic_id else b"?",
     }
     async with fixture.running():
@@ -323,7 +335,7 @@ async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_w
         for offset, command in enumerate(commands):
             newer.apply(offset, command)
         assert not newer.tombstones
-        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.peers.versions = {OTHER: CatalogVersion(0, 3)}
         fixture.service.look()
         await fixture.until(lambda: len(fixture.groups.deleted) == 2)
@@ -373,10 +385,10 @@ async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
         fixture.peers.versions = {OTHER: CatalogVersion(0, 0)}
         await fixture.until(lambda: len(fixture.peers.asked) >= 1)
         assert fixture.service.catalog.offset == 0
-        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.on_hint(OTHER, v(1))
         await fixture.until(lambda: fixture.service.catalog.offset == 1)
-        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: Catalog().to_bytes()}
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(Catalog())}
         fixture.service.on_hint(OTHER, v(5))
         asked = len(fixture.peers.asked)
         await fixture.until(lambda: len(fixture.peers.asked) > asked)
@@ -391,8 +403,8 @@ async def test_questions_of_peers() -> None:
     assert not waiting.done()
     fixture.service.apply(frame(0, CreateTopic(entry())))
     assert decode_version(await waiting) == (0, 1)
-    assert Catalog.from_bytes(await fixture.service.on_pull(OTHER, v(0))).offset == 1
-    assert await fixture.service.on_pull(OTHER, v(1)) == b""
+    assert await fixture.service.on_pull(OTHER, asks(0)) == gives(fixture.service.catalog)(b"")
+    assert await fixture.service.on_pull(OTHER, asks(1)) == b""
     with pytest.raises(PeerMessageError):
         await fixture.service.on_pull(OTHER, b"?")
 
@@ -486,7 +498,7 @@ async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> 
     newer.apply(0, CreateTopic(entry(3, (OTHER,))))
     fixture = Fixture((SELF,))
     fixture.peers.versions = {OTHER: CatalogVersion(0, 1)}
-    fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+    fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
     async with fixture.running():
         fixture.service.look()
         await asyncio.sleep(0.05)

@@ -38,7 +38,7 @@ from shoal.agent.recovering import EPOCH_BITS
 from shoal.batch import Message
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import ReplicaId
-from tests.agent.test_catalog_follow import OTHER, SELF, Fixture, entry, frame, v
+from tests.agent.test_catalog_follow import OTHER, SELF, Fixture, asks, entry, frame, gives
 
 TERM = 1 << EPOCH_BITS
 EPOCH = epoch_of(1, 77)
@@ -60,7 +60,7 @@ def follower(catalog: Catalog, newer: Catalog) -> Fixture:
     fixture = Fixture((OTHER,), catalog, leader=OTHER)
     fixture.groups.records = {HELD: ReplicaRecord(HELD, ReplicaId(0, 0), ReplicaState.ACTIVE)}
     fixture.peers.versions = {OTHER: newer.version}
-    fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+    fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
     return fixture
 
 
@@ -161,7 +161,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
         CreateTopic(replace(entry(), adopted=True)),
         epoch=EPOCH,
     )
-    restarted.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: adopted.to_bytes()}
+    restarted.peers.answers = {PeerMessage.CATALOG_PULL: gives(adopted)}
     async with restarted.running():
         await asyncio.sleep(0.05)
         assert restarted.groups.deleted == []
@@ -190,9 +190,9 @@ async def test_the_same_number_of_another_lineage_is_another_state() -> None:
     fixture = follower(folded(CreateTopic(entry())), newer)
     async with fixture.running():
         await fixture.until(lambda: fixture.service.catalog.version == (EPOCH, 1))
-        assert await fixture.service.on_pull(OTHER, v(5)) == newer.to_bytes()
-        assert await fixture.service.on_pull(OTHER, v(1, EPOCH)) == b""
-        assert await fixture.service.on_pull(OTHER, v(0, EPOCH + 1)) == b""
+        assert await fixture.service.on_pull(OTHER, asks(5)) == gives(newer)(b"")
+        assert await fixture.service.on_pull(OTHER, asks(1, EPOCH)) == b""
+        assert await fixture.service.on_pull(OTHER, asks(0, EPOCH + 1)) == b""
         fixture.service.apply(frame(1, CreateTopic(entry(4)), term=3))  # of the group that was left behind
         assert fixture.service.catalog.version == (EPOCH, 1)
     assert fixture.groups.deleted == []
@@ -228,7 +228,7 @@ async def test_the_survivor_tells_nobody_before_its_epoch_has_begun() -> None:
         fixture.groups.end = 2
         fixture.service.apply(frame(1, CreateTopic(entry()), term=3))
         assert fixture.service.published == (0, 1)
-        assert await fixture.service.on_pull(OTHER, v(0)) == b""
+        assert await fixture.service.on_pull(OTHER, asks(0)) == b""
         assert fixture.peers.hints == []
         assert HELD not in fixture.groups.opened
         await fixture.until(lambda: HELD in fixture.groups.opened)
@@ -269,7 +269,7 @@ async def test_a_voter_with_another_state_takes_a_copy() -> None:
         fixture.service.apply(frame(2, CreateTopic(entry(3, (OTHER,))), term=TERM))
         assert fixture.service.astray
         assert set(fixture.service.catalog.topics) == {"t1"}
-        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.look()
         await fixture.until(lambda: fixture.service.catalog.version == newer.version)
         assert not fixture.service.astray
@@ -285,7 +285,7 @@ async def test_a_replica_of_the_recovered_catalog_is_opened_on_its_own_state_onl
         assert caught.value.code == "not-ready"
         newer = folded(epoch=EPOCH)
         fixture.peers.versions = {OTHER: newer.version}
-        fixture.peers.answers = {PeerMessage.CATALOG_PULL: lambda _: newer.to_bytes()}
+        fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.look()
         await fixture.until(lambda: fixture.service.catalog.epoch == EPOCH)
         async with fixture.service.changing:

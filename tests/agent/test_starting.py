@@ -203,6 +203,27 @@ async def test_an_agent_joins_as_soon_as_somebody_can_introduce_it(monkeypatch: 
     assert asked == [["http://a"], ["http://a"]]
 
 
+async def no_log() -> None:
+    """This agent holds no replica of the catalog."""
+
+
+async def test_a_lost_birth_is_read_from_the_own_log_when_nobody_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All members may have lost it: whoever waits for the others waits for ever."""
+    monkeypatch.setattr(starting, "OWN_LOG_AFTER_MS", 20)
+    start = Start(expect=9)
+    start.task.cancel()
+    asked = []
+
+    async def own_log() -> tuple[str, ...]:
+        asked.append(1)
+        return ("a", "b")
+
+    record = await asyncio.wait_for(start.starter.recover_birth(OURS, own_log), 15)
+    assert (record.cluster_id, record.catalog_birth, asked) == (OURS, ("a", "b"), [1])
+
+
 async def test_a_lost_birth_is_asked_of_the_same_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent whose record is gone must not take the birth of a stranger."""
 
@@ -214,7 +235,7 @@ async def test_a_lost_birth_is_asked_of_the_same_cluster_only(monkeypatch: pytes
     start = Start(expect=9)
     start.task.cancel()
     start.meet(Peer("a", THEIRS, "http://a"))
-    recovering = asyncio.create_task(start.starter.recover_birth(OURS))
+    recovering = asyncio.create_task(start.starter.recover_birth(OURS, no_log))
     await asyncio.sleep(0.01)
     assert not recovering.done()
     start.meet(Peer("a", THEIRS, "http://a"), Peer("c", OURS, "http://c"))
@@ -273,7 +294,7 @@ async def test_nobody_else_dissolves(
         monkeypatch, own=b"a" * 16 if case == "smaller" else b"z" * 16, leads=case != "not leading"
     )
     if case == "with topics":
-        entry: Any = SimpleNamespace(name="t", topic_id=b"i" * 16)
+        entry: Any = SimpleNamespace(name="t", topic_id=b"i" * 16, cost=lambda: 1)
         catalog.catalog.apply(0, CreateTopic(entry))
     roster.foreign = [Foreign(THEIRS, False, ("x",))]
     with pytest.raises(TimeoutError):
