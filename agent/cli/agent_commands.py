@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import tomllib
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from shoal.agent.config import AgentConfig
 
 CONFIG_FILE_BYTES_MAX = 1 << 20
+DEV_PREFIX = "shoal-dev-"
+ABANDONED_SECONDS = 60
+"""A directory that was changed since may belong to a run that has not taken its lock yet."""
 COLLECTED_OBJECTS = 10_000
 """New objects between two collections of the youngest: a third of a millisecond each, where 700, the default,
 would have tens of them a second look at the same requests in flight."""
@@ -176,7 +180,8 @@ def dev(
 
     The data are removed when it ends.
     """
-    directory = tempfile.mkdtemp(prefix="shoal-dev-")
+    clear_abandoned(tempfile.gettempdir(), time.time())
+    directory = tempfile.mkdtemp(prefix=DEV_PREFIX)
     say(f"data: {directory} (removed when this ends)")
     flags = {
         "data": directory,
@@ -191,6 +196,31 @@ def dev(
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     raise typer.Exit(code)
+
+
+def clear_abandoned(parent: str, now_s: float) -> list[str]:
+    """Remove the data of `shoal dev` runs that could not (kill -9, a crash): this user's own directories that
+    no living process holds. One that is about to begin is left alone. Returns what was removed."""
+    from shoal.segment_store.errors import NotOwner
+    from shoal.segment_store.lock import LOCK_FILE, DirectoryLock
+
+    removed = []
+    for entry in os.scandir(parent):
+        if not entry.name.startswith(DEV_PREFIX) or not entry.is_dir(follow_symlinks=False):
+            continue
+        state = entry.stat(follow_symlinks=False)
+        is_young = now_s - state.st_mtime < ABANDONED_SECONDS
+        if state.st_uid != os.getuid() or is_young or not os.path.exists(os.path.join(entry.path, LOCK_FILE)):
+            continue
+        lock = DirectoryLock(entry.path)
+        try:
+            lock.acquire()
+        except (NotOwner, OSError):
+            continue  # it runs, or is somebody's whom this process may not touch
+        shutil.rmtree(entry.path, ignore_errors=True)
+        lock.release()
+        removed.append(entry.path)
+    return removed
 
 
 def _greet(running: Agent) -> None:

@@ -42,6 +42,10 @@ TOLD_WITH_CLUSTER = ("not-enough-members", "unknown-topic", "unknown-member")
 """What another cluster's agent would have answered otherwise: these are told with who was asked."""
 
 
+HTTP_ADVICE = ": create it with PUT "
+"""Where advice for those who speak HTTP begins: here `ADVICE` has the command."""
+
+
 def with_client(
     agent: str, work: Callable[[AsyncClient], Awaitable[T]], config: ClientConfig | None = None
 ) -> T:
@@ -105,7 +109,7 @@ def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
                 return await work(client)
             except ShoalError as error:
                 if error.code in TOLD_WITH_CLUSTER:
-                    error.detail += await _whom(client)
+                    error.detail = error.detail.partition(HTTP_ADVICE)[0] + await _whom(client)
                 raise
 
     try:
