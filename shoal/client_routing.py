@@ -15,7 +15,7 @@ from shoal.hash_ranges import HashRange
 
 # Codes that a client gives to failures which no agent described. They stand beside the table of
 # shoal.errors, and never travel.
-UNREACHABLE = "unreachable"  # no connection was made: nothing happened
+UNREACHABLE = "not-connected"  # no connection was made: nothing happened
 CONNECTION_LOST = "connection-lost"  # the connection broke, or no answer came in time: it may have happened
 NO_ANSWER = (UNREACHABLE, CONNECTION_LOST)  # an agent that could not be heard
 UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a proxy, another server

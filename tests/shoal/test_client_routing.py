@@ -13,6 +13,7 @@ from shoal.client_routing import (
     CONNECTION_LOST,
     IMMEDIATE_HINTS_MAX,
     SETTLE_MS,
+    UNEXPECTED_ANSWER,
     UNREACHABLE,
     AgentList,
     Failure,
@@ -152,3 +153,8 @@ def test_the_list_of_agents_is_bounded() -> None:
     agents = AgentList([])
     agents.add([f"http://{number}" for number in range(1_000)])
     assert len(agents.urls) == agents.agents_max
+
+
+def test_what_no_agent_said_is_called_otherwise_than_what_agents_say() -> None:
+    """Else an agent's refusal of that name would pass for silence, and silence for a refusal."""
+    assert {UNREACHABLE, CONNECTION_LOST, UNEXPECTED_ANSWER}.isdisjoint(ERRORS)
