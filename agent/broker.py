@@ -429,9 +429,8 @@ class Broker:
         return _group_id(topic.id, partition)
 
     async def topics(self) -> list[dict[str, Any]]:
-        """GET /v1/topics."""
-        self._parts()
-        self._freshen()
+        """GET /v1/topics; counts are as fresh as the last acknowledged append."""
+        await self._parts().routes.freshen_everywhere()
         return [
             documents.topic_summary(
                 entry, routes=self._routes, is_live=self._roster.is_live, agents=self._roster.holders_count()
@@ -440,8 +439,10 @@ class Broker:
         ]
 
     async def topic_document(self, name: str) -> dict[str, Any]:
-        """GET /v1/topics/{topic}."""
+        """GET /v1/topics/{topic}; counts are as fresh as the last acknowledged append."""
         self.topic(name)
+        await self._parts().routes.freshen_everywhere()
+        self.topic(name)  # it may have been deleted meanwhile
         return self._topic_document(self._catalog.topics[name])
 
     def _topic_document(self, entry: TopicEntry) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def live_replicas(
 def topic_summary(
     entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[str], bool], agents: int
 ) -> dict[str, Any]:
-    """One line of GET /v1/topics. Counts are those of the leaders' last claims, a few seconds old at most."""
+    """One line of GET /v1/topics. Counts are those of the leaders' last claims."""
     records = 0
     size_bytes = 0
     under_replicated = 0

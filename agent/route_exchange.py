@@ -38,6 +38,9 @@ PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
 RETRY_S = 0.1
 FRESH_S = 0.1
+FRESHEN_TIMEOUT_MS = (
+    500  # whoever asks for counts gets those of a peer that is slower as they were last heard
+)
 MAX_PAGES = 64  # of one pull; the rest follows with the next
 ANNOUNCE_MS = (
     250  # between two route events: a kill moves hundreds of leaders, Serf keeps 512 events (safety 28)
@@ -103,6 +106,8 @@ class RouteExchange:
         self._pull_now = asyncio.Event()
         self._flush_scheduled = False
         self._refreshed_s = 0.0
+        self._round: asyncio.Task[None] | None = None  # of questions to everybody
+        self._next_round: asyncio.Task[None] | None = None
 
     @property
     def own(self) -> OwnClaims:
@@ -154,17 +159,38 @@ class RouteExchange:
             self._peers.send_control(peer, PeerMessage.ROUTES_HINT, payload)
 
     def freshen(self) -> None:
-        """Before offsets are shown: those of this agent's replicas should be of now. Bounded, for it walks
-        them all.
+        """Before offsets are shown: those of this agent's replicas should be of now. All of them are walked
+        from time to time only.
         """
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._refreshed_s >= FRESH_S:
-            self.refresh()
+        self.refresh(wholly=now_s - self._refreshed_s >= FRESH_S)
+
+    async def freshen_everywhere(self) -> None:
+        """The same, of the live peers' replicas too, as far as these answer in time. Whoever asks while
+        others are being answered shares the next round: an answer is never older than the question."""
+        self.freshen()
+        if not self._peers.live_peers():
+            return
+        if self._next_round is None:
+            self._next_round = asyncio.create_task(self._ask_everybody(self._round))
+        await asyncio.shield(self._next_round)
+
+    async def _ask_everybody(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._round, self._next_round = self._next_round, None
+        pulls = [asyncio.create_task(self._pull(peer)) for peer in self._peers.live_peers()]
+        if pulls:
+            _, late = await asyncio.wait(pulls, timeout=FRESHEN_TIMEOUT_MS / 1_000)
+            for pull in late:
+                pull.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
 
     def refresh(self, *, wholly: bool = True) -> None:
         """Offsets and sizes of everything held, or of what has been at work since the last time, and the
         version that gossip carries."""
-        self._refreshed_s = asyncio.get_running_loop().time()
+        if wholly:
+            self._refreshed_s = asyncio.get_running_loop().time()
         touched = self._touched()
         moved = self._refresh_all() if wholly else self._refresh_some(touched)
         self._merge_own()
@@ -194,11 +220,12 @@ class RouteExchange:
     # ---- what others hold ------------------------------------------------------------------------
 
     async def on_pull(self, _peer: str, payload: bytes) -> bytes:
-        """The claims of this agent since the number asked for."""
+        """The claims of this agent since the number asked for, as they are now."""
         try:
             run, after = decode_request(payload)
         except RouteError as error:
             raise PeerMessageError(str(error)) from None
+        self.refresh(wholly=False)
         return encode_delta(self._own.delta(run, after))
 
     def on_hint(self, peer: str, payload: bytes) -> None:
@@ -245,6 +272,9 @@ class RouteExchange:
         finally:
             if self._announcing is not None:
                 self._announcing.cancel()
+            for asking in (self._round, self._next_round):
+                if asking is not None:
+                    asking.cancel()
 
     async def _refresh_for_ever(self) -> None:
         rounds = 0

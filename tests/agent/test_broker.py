@@ -17,6 +17,7 @@ from shoal.agent.catalog_version import NO_VERSION, CatalogVersion
 from shoal.agent.config import AgentConfig
 from shoal.agent.documents import CATALOG_KEY, members_document
 from shoal.agent.event_feed import EventFeed
+from shoal.agent.free_space import FreeSpace
 from shoal.agent.key_service import KeyService
 from shoal.agent.metrics import render_metrics
 from shoal.agent.routes import Claim, GroupKey, OwnClaims, RouteTable
@@ -26,6 +27,7 @@ from shoal.batch import Offset
 from shoal.errors import ShoalError
 from shoal.membership.interface import JoinError, Member
 from shoal.replication.transitions import Role
+from shoal.segment_store.memory_disk import MemoryDisk
 
 SELF, OTHER, GONE = "a" * 32, "b" * 32, "c" * 32
 CLUSTER_ID = b"i" * 16
@@ -110,6 +112,7 @@ class FakeHost:
     groups: set[Any] = field(default_factory=set)
     error: ShoalError | None = None
     state: str = "active"
+    free_space: FreeSpace = field(default_factory=lambda: FreeSpace(MemoryDisk(), ""))
 
     def has(self, group: Any) -> bool:
         return group in self.groups
@@ -163,7 +166,9 @@ class Fixture:
         )
         host: Any = self.host
         catalog: Any = self.catalog
-        routes: Any = SimpleNamespace(table=self.table, freshen=lambda: None)
+        routes: Any = SimpleNamespace(
+            table=self.table, freshen=lambda: None, freshen_everywhere=lambda: asyncio.sleep(0)
+        )
         disk: Any = None
         scrubber = Scrubber(host, disk, "", self.broker._clock, bytes_per_s=0)
         self.joined = Joined(host, catalog, routes, scrubber)
@@ -413,7 +418,7 @@ async def test_membership_calls() -> None:
         fixture.broker.force_leave(SELF)
     assert await fixture.broker.join(["10.0.0.1:1", "10.0.0.2:1"]) == 2
     assert (await code(fixture.broker.join(["10.0.0.1:x"]))).code == "bad-request"
-    assert (await code(fixture.broker.join(["nobody:1"]))).code == "timeout"
+    assert (await code(fixture.broker.join(["nobody:1"]))).code == "unreachable"
     await fixture.broker.leave()
     assert fixture.stops == 1
 

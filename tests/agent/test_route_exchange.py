@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.agent.route_exchange import ANNOUNCE_MS
+from shoal.agent.route_exchange import ANNOUNCE_MS, RouteExchange
 from shoal.agent.routes import GroupKey
+from shoal.agent.watch import Watch
 from tests.agent.agents import agents_in, eventually
 from tests.agent.route_cluster import RouteCluster
 from tests.agent.virtual_loop import run_virtually
@@ -187,3 +189,60 @@ async def _all_told(told: dict[tuple[int, int], dict[str, float]], at_least: int
     for partition, term in told:
         newest[partition] = max(term, newest.get(partition, 0))
     return len(told) >= at_least and all(len(told[change]) == agents for change in newest.items())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_counts_are_as_fresh_as_the_last_acknowledged_append(tmp_path: Path, size: int) -> None:
+    """Whoever is asked, of topics that others lead, too: what was acknowledged is counted."""
+    async with agents_in(tmp_path) as agents:
+        cluster = await agents.cluster(size)
+        assert (await cluster[0].call("PUT", "/v1/topics/t", {"partitions": 3}))[0] == 201
+        count = 0
+        for turn in range(12):
+            path = f"/v1/topics/t/partitions/{turn % 3}/records"
+            for _ in range(3):
+                status, _ = await cluster[turn % size].call("POST", path, b"v", timeout="30s")
+                assert status == 200
+                count += 1
+            for asked in cluster:
+                _, listed = await asked.call("GET", "/v1/topics")
+                assert [topic["records"] for topic in listed["topics"]] == [count]
+                _, document = await asked.call("GET", "/v1/topics/t")
+                assert document["records"] == count
+                ends = [partition["high_watermark"] for partition in document["partitions"]]
+                assert sum(ends) == count
+
+
+async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counts are as they were; whoever asks meanwhile shares the next round."""
+    monkeypatch.setattr("shoal.agent.route_exchange.FRESHEN_TIMEOUT_MS", 20)
+
+    class Silent:
+        asked = 0
+
+        async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
+            self.asked += 1
+            return await asyncio.get_running_loop().create_future()
+
+        def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
+            return True
+
+        def live_peers(self) -> list[str]:
+            return ["silent"]
+
+        def placement_versions(self) -> dict[str, tuple[str, int]]:
+            return {}
+
+        def known_members(self) -> set[str]:
+            return {"silent"}
+
+    peers = Silent()
+    exchange = RouteExchange(
+        agent_id="own", boot="b", peers=peers, watch=Watch("own"), rng=random.Random(1), claims=list,
+        claim=lambda _: None, touched=list, publish=lambda *_: None, announce=lambda *_: None,
+    )  # fmt: skip
+    async with asyncio.timeout(30):
+        first = asyncio.create_task(exchange.freshen_everywhere())
+        await asyncio.sleep(0.001)
+        await asyncio.gather(first, *(exchange.freshen_everywhere() for _ in range(10)))
+    assert peers.asked == 2
