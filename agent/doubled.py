@@ -111,6 +111,12 @@ class DoubledFile:
         for number in range(self._slot_count):
             start = number * SLOT_BYTES
             copies = [decode_slot(content[start : start + SLOT_BYTES]) for content in contents]
+            if 0 < len(contents[0]) <= start and copies[1] is _BAD:
+                # Rubbish behind the end: a record stands in the first file before it stands in the second.
+                # It is wiped, lest the slot, once the first file is longer, looks like a record lost in both.
+                self._free.append(number)
+                stale[1].append((number, bytes(SLOT_BYTES)))
+                continue
             newest = self._choose(number, copies[0], copies[1])
             if newest is None:
                 continue

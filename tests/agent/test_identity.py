@@ -148,6 +148,44 @@ async def test_two_bad_copies_are_damage() -> None:
     assert (again.get(b"k"), again.get(b"l"), again.damaged_slots) == (None, b"w", 1)
 
 
+@pytest.mark.parametrize("length", [1, 100, SLOT_BYTES, 3 * SLOT_BYTES + 7])
+@pytest.mark.parametrize("copy", ["a", "b"])
+async def test_rubbish_behind_the_end_of_one_copy_is_no_damage(copy: str, length: int) -> None:
+    """A record stands in the first file before it stands in the second, so nothing was ever there. It is
+    wiped: in whatever order its slots are used later, they are not taken for records lost in both files."""
+    disk = await new_disk()
+    doubled = await DoubledFile.open(disk, "data", "r")
+    await doubled.save(b"k", b"v")
+    await doubled.close()
+    file = await disk.open(f"data/r.{copy}")
+    await file.write_and_sync(await file.size(), random.Random(1).randbytes(length))
+    await file.close()
+    for life in range(3):
+        doubled = await DoubledFile.open(disk, "data", "r")
+        assert doubled.damaged_slots == 0
+        assert doubled.get(b"k") == b"v"
+        await doubled.save(bytes([life]), b"more")
+        await doubled.close()
+    doubled = await DoubledFile.open(disk, "data", "r")
+    assert (doubled.damaged_slots, len(doubled)) == (0, 4)
+    await doubled.close()
+
+
+async def test_a_bad_slot_of_the_second_copy_is_damage_where_the_first_is_gone() -> None:
+    """There it may have been a record."""
+    disk = await new_disk()
+    doubled = await DoubledFile.open(disk, "data", "r")
+    await doubled.save(b"k", b"v")
+    await doubled.close()
+    await disk.unlink("data/r.a")
+    file = await disk.open("data/r.b")
+    await file.write_and_sync(30, b"x")
+    await file.close()
+    doubled = await DoubledFile.open(disk, "data", "r")
+    assert doubled.damaged_slots == 1
+    await doubled.close()
+
+
 async def test_a_failed_sync_is_final() -> None:
     """It is raised to everybody, and for ever after."""
     disk = await new_disk()
