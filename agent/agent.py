@@ -389,6 +389,7 @@ class Agent:
         self._goodbyes.append(self.membership.leave)
         if not self.config.uses_serf:
             self._identity = replace(self._identity, gossip_port=self.membership.port)
+            self.broker.gossip_is_open = self._keyring is None and not self.config.is_loopback
         await self._identities.save(self._identity)
         self.roster.attach(self.membership, tags)
         logger.info(

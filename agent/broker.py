@@ -114,6 +114,7 @@ class Broker:
         self.name = name
         self.url = url
         self.stopping = False
+        self.gossip_is_open = False  # without a key, and not on loopback alone
         self.waiting_reason = "starting"
         self.catalog_birth: tuple[str, ...] = ()
         self._version = version
@@ -224,6 +225,7 @@ class Broker:
             "damage": self._damage(),
             "not_serving": self._not_serving(),
             "kept": [] if self._joined is None else documents.kept_here(self._joined.catalog.keeping.here()),
+            "gossip_is_open": self.gossip_is_open,
             "configuration": self.config.as_document(),
         }
 

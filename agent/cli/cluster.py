@@ -15,6 +15,7 @@ import typer
 
 from shoal.agent.cli.health import (
     LISTED_PROBLEMS_MAX,
+    OPEN_GOSSIP,
     advice,
     lost_majorities,
     name_of,
@@ -180,12 +181,13 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         routes = (await client.routes())["topics"]
         topics = await client.topics()
         kept = await client.kept_topics() if unready is None else []
-        settings = (await client.agent()).get("configuration") or {}
+        asked = await client.agent()
     except (Unreachable, ShoalError):
         if not patient:
             raise
         unready, found, routes, topics, kept = "it does not answer", [], {}, [], []
-        settings = {}
+        asked = {}
+    settings = asked.get("configuration") or {}
     trouble = problems(found, routes, topics)
     trouble["kept"] = [str(item["name"] or item["id"]) for item in kept]
     report: dict[str, Any] = {
@@ -202,6 +204,8 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
     report["advice"] = advice(report, topics)
     if not report["lost_majority"]:
         report["advice"] += replacements(found, routes, settings.get("replace_after_ms"), time.time())
+    if asked.get("gossip_is_open"):
+        report["advice"].append(OPEN_GOSSIP)
     return report
 
 

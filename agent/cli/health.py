@@ -13,6 +13,10 @@ from typing import Any
 from shoal.agent.cli.output import age_text, listed, plural
 
 LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
+OPEN_GOSSIP = (
+    "gossip has no key, and not only this host reaches it: whoever does can pretend to be an agent. Give all"
+    " agents one (`shoal keygen`, --gossip-key), or let only agents reach the port"
+)
 GONE = ("failed", "left")
 CATALOG = "_catalog"
 

@@ -296,6 +296,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
+        gossip_is_open=BOOLEAN,
         kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),
     ),

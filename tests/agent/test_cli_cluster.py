@@ -259,6 +259,15 @@ async def test_status_says_what_is_wrong_by_its_exit_code(cluster: FakeCluster) 
     assert (report["healthy"], report["failed"]) == (False, ["agent-2"])
 
 
+async def test_status_advises_a_key_where_others_reach_gossip(cluster: FakeCluster) -> None:
+    """It is no trouble of today's, and says what to do."""
+    assert "gossip" not in (await run("status", agent=cluster.urls[0])).stdout
+    cluster.gossip_is_open = True
+    open_to_all = await run("status", agent=cluster.urls[0])
+    assert open_to_all.code == 0
+    assert "shoal keygen" in open_to_all.stdout
+
+
 async def test_status_waits_until_all_is_well(cluster: FakeCluster) -> None:
     """An agent that is not ready yet is waited for, too."""
     cluster.ready = False

@@ -252,8 +252,10 @@ async def test_an_agent_that_others_may_reach_says_that_it_has_no_key(
         await agents.alone("inside")
         assert text not in caplog.text
         monkeypatch.setattr(AgentConfig, "is_loopback", property(lambda self: False))
-        await agents.alone("sealed", gossip_key="A" * 43 + "=")
+        sealed = await agents.alone("sealed", gossip_key="A" * 43 + "=")
         assert text not in caplog.text
-        await agents.alone("open")
+        reachable = await agents.alone("open")
+        for running, is_open in ((sealed, False), (reachable, True)):
+            assert (await running.call("GET", "/v1/agent"))[1]["gossip_is_open"] is is_open
         assert text in caplog.text
         assert "shoal keygen" in caplog.text

@@ -119,6 +119,7 @@ class FakeCluster:
         self.read_faults: deque[Fault] = deque()
         self.auto_create_topics = True
         self.ready = True
+        self.gossip_is_open = False
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
@@ -304,7 +305,8 @@ class FakeAgent:
     async def _agent(self, request: web.Request) -> web.Response:
         settings = {"auto_create_topics": self.cluster.auto_create_topics}
         name = {"id": self.id, "name": f"agent-{self.number}", "cluster": "fake"}
-        return web.json_response({**name, "configuration": settings})
+        document = {**name, "configuration": settings, "gossip_is_open": self.cluster.gossip_is_open}
+        return web.json_response(document)
 
     async def _join(self, request: web.Request) -> web.Response:
         return web.json_response({"joined": len((await request.json())["addresses"])})
