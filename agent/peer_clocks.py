@@ -7,6 +7,7 @@ answer grows old. Append times and the trimming of old segments depend on it: no
 """
 
 import asyncio
+import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ from shoal.agent.retention import MAX_OPINION_AGE_MS, PeerDifferences
 ASK_TIMEOUT_MS = 2_000
 """A longer way there and back says too little about the time between."""
 FIRST_INTERVAL_MS = 500
-"""How soon those are asked again who have not told their time yet: until then a clock stands alone."""
+FIRST_ROUNDS = 20
+"""How soon, and how often so soon, those are asked again who have not told their time since this agent
+started: until then its clock stands alone."""
 _TIMES = struct.Struct("<qq")  # what the agent believes, what its wall clock says
 
 logger = logging.getLogger(__name__)
@@ -69,7 +72,7 @@ class PeerClocks:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
+        for rounds in itertools.count():
             now_ms = self._clock.now_ms()
             peers = {voter for replica in self._replicas() for voter in _voters(replica)} - {self._agent_id}
             self._differences.keep_only(peers)
@@ -78,7 +81,8 @@ class PeerClocks:
             await asyncio.gather(*(self._ask(peer) for peer in due))
             self._conclude()
             unheard = any(not self._differences.is_fresh(peer, now_ms) for peer in peers)
-            wait_ms = min(self._interval_ms, FIRST_INTERVAL_MS) if unheard else self._interval_ms
+            soon = unheard and rounds < FIRST_ROUNDS
+            wait_ms = min(self._interval_ms, FIRST_INTERVAL_MS) if soon else self._interval_ms
             await asyncio.sleep(wait_ms / 1000)
 
     def _is_due(self, peer: str, now_ms: int) -> bool:

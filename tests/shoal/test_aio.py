@@ -74,6 +74,7 @@ async def test_records_go_where_their_keys_hash_to_and_keep_their_order(cluster:
     "fault",
     [
         refuse("overloaded"),
+        refuse("too-many-producers"),
         refuse("no-leader"),
         refuse("timeout"),
         refuse("leadership-lost"),
@@ -81,7 +82,7 @@ async def test_records_go_where_their_keys_hash_to_and_keep_their_order(cluster:
         reset_before_storing,
         reset_after_storing,
     ],
-    ids=["429", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
+    ids=["429", "429-producers", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
 )
 async def test_a_failure_is_retried_and_nothing_is_stored_twice(cluster: FakeCluster, fault: Fault) -> None:
     """Every other request fails in this way, some after storing: each record is stored exactly once, in
@@ -656,3 +657,20 @@ async def test_a_near_replica_is_read_and_the_leader_when_it_fails(cluster: Fake
         async with client.consumer("t", nearest=True) as consumer:
             assert [record.value async for record in consumer] == numbered(40)
         assert cluster.local_reads == {0: 1}
+
+
+async def test_a_partition_with_too_many_producers_is_tried_until_the_time_is_up(
+    cluster: FakeCluster,
+) -> None:
+    """Then the failure says so, and that nothing of it is stored."""
+    cluster.create("t", 1)
+    cluster.faults.extend([refuse("too-many-producers")] * 1_000)
+    config = ClientConfig(retry=RetryPolicy(total_ms=300))
+    async with AsyncClient(cluster.urls, config) as client:
+        await client.send("t", b"x")
+        with pytest.raises(ProduceFailed, match="too-many-producers") as raised:
+            await client.flush()
+        assert raised.value.definite
+        assert raised.value.cause_code == "too-many-producers"
+        assert client.retries >= 1
+    assert stored(cluster, "t") == []

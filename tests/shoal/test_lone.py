@@ -133,6 +133,7 @@ def test_keys_go_where_the_ordinary_way_sends_them(cluster: FakeCluster, client:
     "fault",
     [
         refuse("overloaded"),
+        refuse("too-many-producers"),
         refuse("no-leader"),
         refuse("timeout"),
         refuse("leadership-lost"),
@@ -140,7 +141,7 @@ def test_keys_go_where_the_ordinary_way_sends_them(cluster: FakeCluster, client:
         reset_before_storing,
         reset_after_storing,
     ],
-    ids=["429", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
+    ids=["429", "429-producers", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
 )
 def test_whatever_fails_each_record_is_stored_once_in_order(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault
