@@ -222,15 +222,16 @@ class Host:
         self.schedule(replica)
         self.changed(group)
 
-    async def close_group(self, group: GroupId) -> None:
-        """Stop the replica; its data stay. Nothing to do for one that is not open."""
+    async def close_group(self, group: GroupId, why: str = "the agent stops") -> None:
+        """Stop the replica; its data stay. Nothing to do for one that is not open. Who waits is told why."""
         while (reopening := self._reopening.get(group)) is not None:
             await asyncio.shield(reopening)
+        await self._installer.abandon(group)
         await self.mender.abandon(group)
         self._unserved.pop(group, None)
         entry = self._take_out(group)
         if entry is not None:
-            await self._close(entry)
+            await self._close(entry, why)
 
     def _take_out(self, group: GroupId) -> _Group | None:
         self._failed.pop(group, None)
@@ -245,7 +246,7 @@ class Host:
         self._unserved[group] = ("installing", "its log is being replaced or mended")
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
-            await self._close(entry)
+            await self._close(entry, "the log is being replaced or mended")
             await work()
             await self._open(entry.plan)
         except INSTALL_FAULTS as error:
@@ -278,17 +279,17 @@ class Host:
         """How an open group was opened. Raises ShoalError as `replica`."""
         return self._entry(group).plan
 
-    async def _close(self, entry: _Group) -> None:
+    async def _close(self, entry: _Group, why: str) -> None:
         if entry.applier is not None:
             await entry.applier.stop()
         entry.trimmer.stop()
-        await entry.replica.close()
+        await entry.replica.close(why)
         self.turns.forget(entry.replica)
 
     async def delete_group(self, group: GroupId) -> None:
         """Remove the replica for good. The caller holds a committed topic deletion, or a committed
         configuration without this replica (safety 4)."""
-        await self.close_group(group)
+        await self.close_group(group, "the partition's topic was deleted")
         await erase(self._stores, group)
         await self._stores.registry.remove(group)
 
@@ -297,7 +298,7 @@ class Host:
         that it never comes back under its old id. The caller holds a committed configuration without it."""
         record = self._stores.registry.get(group)
         assert record is not None
-        await self.close_group(group)
+        await self.close_group(group, "the replica here was removed from its group")
         await self._stores.registry.put(record._replace(state=ReplicaState.REMOVED))
         await erase(self._stores, group)
         self.changed(group)

@@ -87,7 +87,7 @@ class Installer:
         self._stores = stores
         self._host = host
         self._jobs: dict[GroupId, _Job] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[GroupId, asyncio.Task[None]] = {}
         self._failed_ms: dict[GroupId, int] = {}
         links.handle_request(PeerMessage.SEGMENTS_OFFER, self.on_offer)
 
@@ -122,9 +122,7 @@ class Installer:
 
     def _begin(self, group: GroupId, job: _Job) -> None:
         self._jobs[group] = job
-        task = asyncio.ensure_future(self._run(group, job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[group] = asyncio.ensure_future(self._run(group, job))
 
     async def _run(self, group: GroupId, job: _Job) -> None:
         try:
@@ -136,18 +134,24 @@ class Installer:
             logger.exception("the copy of %s failed", group)
             self._note_failure(group)
         finally:
-            del self._jobs[group]
+            del self._jobs[group], self._tasks[group]
 
     def _note_failure(self, group: GroupId) -> None:
         now_ms = self._host.clock.now_ms()
         self._failed_ms = {key: at for key, at in self._failed_ms.items() if now_ms - at < PAUSE_MS}
         self._failed_ms[group] = now_ms
 
+    async def abandon(self, group: GroupId) -> None:
+        """The group is closed, perhaps to be deleted: a copy that went on would make its directory anew."""
+        task = self._tasks.get(group)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def stop(self) -> None:
         """Leave what is half copied: the next opening removes it."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in list(self._tasks):
+            await self.abandon(group)
 
     async def _copy_and_install(self, group: GroupId, job: _Job) -> None:
         replica, plan = self._host.replica(group), self._host.plan(group)

@@ -618,11 +618,12 @@ class Replica:
         for message in words:
             self._send(message)
 
-    async def close(self) -> None:
-        """Stop in order: nothing new, then what the disk still does, then the log."""
+    async def close(self, why: str) -> None:
+        """Stop in order: nothing new, then what the disk still does, then the log. Who waits for a commit is
+        told why this replica will not hear of it: it may have happened."""
         if self.failure is None:
             self.failure = ("stopping", "the replica is closed")
-        self.waiting.fail_all("leadership-lost", "the agent stops")
+        self.waiting.fail_all("leadership-lost", why)
         for changed in self.on_role_change:
             changed()
         await self.sender.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import random
@@ -13,6 +14,7 @@ import pytest
 from shoal.agent.clock import SystemClock
 from shoal.agent.doubled import DoubledError
 from shoal.agent.identity import HardStateFile, ReplicaRegistry, ReplicaState
+from shoal.agent.installing import _Copy
 from shoal.agent.opening import Plan, Stores, finish_install, open_replica
 from shoal.agent.partition import PartitionState
 from shoal.agent.peer_messages import PeerMessage
@@ -148,6 +150,35 @@ async def test_the_head_stays_while_it_is_copied() -> None:
         assert log_of(leader).first_index == wanted
         replica.shipments.done(COPIER)
         await until(lambda: log_of(leader).first_index > wanted)
+
+
+async def test_a_partition_deleted_while_its_log_is_copied_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next piece of the copy would make its directory again, which nobody would ever look for."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    take = _Copy.take
+
+    async def slow(copy: _Copy, *arguments: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        await take(copy, *arguments)
+
+    monkeypatch.setattr(_Copy, "take", slow)
+    cluster = memory_cluster(4)
+    async with cluster:
+        third = cluster.nodes[2]
+        await cluster.stop(third)
+        for node in cluster.alive:
+            node.host.set_retention(GROUP, KEEP)
+        await fill(cluster, 0, 60)
+        await trimmed(cluster, 20)
+        await cluster.start(third)
+        await begun.wait()
+        await third.host.delete_group(GROUP)
+        go_on.set()
+        await until(lambda: not third.host._installer._jobs)
+        assert not await third.disk.exists("data/3/copies") or not await third.disk.list("data/3/copies")
 
 
 async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
@@ -307,4 +338,4 @@ async def test_a_crash_during_the_installation_leaves_the_old_log_or_the_copy(cr
         assert replica.log.last_index in ((2,) if recorded else (1, 2))
         assert not await disk.exists(stores.side_directory(GROUP))
         assert await replica.log.verify() == []
-        await replica.close()
+        await replica.close("the test is over")

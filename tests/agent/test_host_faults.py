@@ -2,6 +2,7 @@
 stays."""
 
 import asyncio
+import contextlib
 import errno
 import random
 from collections.abc import Coroutine
@@ -14,8 +15,9 @@ from shoal.agent.doubled import DoubledError
 from shoal.agent.free_space import MIN_FREE_BYTES
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaState
 from shoal.agent.waiting import Appended
-from shoal.batch import LogIndex, Offset, Term
+from shoal.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
+from shoal.replication.errors import ChangePending, NotLeader
 from shoal.replication.interfaces import Configuration, HardState
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log import PartitionLog
@@ -213,6 +215,49 @@ async def test_a_deposed_leader_still_answers_success_for_a_committed_entry() ->
         assert not refused.value.definite
         await until(lambda: leader.host.status(GROUP).high_watermark == 3)
         assert await read_values(leader, local=True) == ["a", "reached", "next"]
+
+
+async def test_who_waits_at_a_replica_that_is_removed_may_ask_again() -> None:
+    """A drained leader whose last commits it never heard of cannot say whether they happened: it says so, and
+    a producer that repeats itself is told where its records are. Nothing is stored twice."""
+    cluster, _ = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        others = [node for node in cluster.nodes if node is not leader]
+        stamp = ProducerStamp(b"once" * 4, 0, 0)
+        unhear(leader)
+        waiting = asyncio.create_task(
+            leader.host.append(GROUP, [message("b")], producer=stamp, timeout_ms=60_000)
+        )
+        await until(lambda: all(n.host.status(GROUP).log_end_offset == 2 for n in others))
+        mute(leader)
+        successor = await until(lambda: next((n for n in others if n.leads), None))
+        gone = leader.host.replica(GROUP).replica_id
+        replica = successor.host.replica(GROUP)
+
+        def left_out() -> bool:
+            """Once an entry of the successor's term is committed."""
+            with contextlib.suppress(ChangePending, NotLeader):
+                replica.propose_configuration(
+                    [item for item in replica.core.configuration.replicas if item.id != gone]
+                )
+            return replica.core.configuration.find(gone) is None
+
+        await until(left_out)
+        await until(lambda: replica.state.configurations[0].find(gone) is None)
+        await leader.host.retire_group(GROUP)
+        with pytest.raises(ShoalError) as told:
+            await waiting
+        assert (told.value.code, told.value.retriable, told.value.definite) == (
+            "leadership-lost",
+            True,
+            False,
+        )
+        assert "removed from its group" in told.value.detail
+        again = await successor.host.append(GROUP, [message("b")], producer=stamp, timeout_ms=5_000)
+        assert again == Appended(Offset(1), 1, duplicate=True)
+        assert await read_values(successor) == ["a", "b"]
 
 
 def unhear(node: Node) -> None:

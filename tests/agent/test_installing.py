@@ -105,7 +105,7 @@ async def host_with(*terms: int, vote: ReplicaId | None = None) -> tuple[OneRepl
     await host.open()
     replica = host.opened
     await replica.log.append(frames(replica.identity, *terms))
-    await replica.close()
+    await replica.close("the test is over")
     await stores.hard_states.save(GROUP, replica.replica_id, HardState(Term(terms[-1]), vote, LogIndex(1)))
     await host.open()
     return host, stores
@@ -118,7 +118,7 @@ async def copy(host: OneReplica, stores: Stores, sender: Sender, offered_in: int
     await installer.on_offer(SENDER, encode_offer(GROUP, offer))
     # The offer was of a log that begins at 90; this one begins at 1, so that every number has its term here.
     installer._jobs[GROUP].offer = offer._replace(first_index=LogIndex(1))
-    for task in list(installer._tasks):
+    for task in list(installer._tasks.values()):
         await task
 
 

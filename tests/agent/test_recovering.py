@@ -113,7 +113,7 @@ async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> N
     await write_logs(stores)
     replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
     old_id, last_index = replica.replica_id, replica.log.last_index
-    await replica.close()
+    await replica.close("the test is over")
     cut = PowerCut(disk, crash_at, rng)
     done = False
     with contextlib.suppress(OSError, DoubledError, StoreError):
@@ -125,10 +125,10 @@ async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> N
     assert replica.log.last_index in (last_index, last_index + 1)
     if replica.replica_id == old_id:
         assert not done
-        await replica.close()
+        await replica.close("the test is over")
         await Recovery(_NoLinks(), stores, host)._begin_epoch(replica, plan)  # type: ignore[arg-type]
         replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
     assert (replica.replica_id,) == replica.core.configuration.voters
     assert replica.core.term >> EPOCH_BITS in (1, 2)
     assert replica.log.term_at(LogIndex(last_index)) == 1
-    await replica.close()
+    await replica.close("the test is over")
