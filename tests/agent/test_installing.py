@@ -50,7 +50,7 @@ class OneReplica:
         return PLAN
 
     async def reopen(self, _: Any, work: Work) -> None:
-        await self.opened.close()
+        await self.opened.close("opened anew")
         self.was_replaced = True
         await work()
         await self.open()
