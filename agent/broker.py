@@ -138,6 +138,7 @@ class Broker:
             leader_of=self._leader_of,
             document=self._topic_document,
             holders=self._holders,
+            asked=f"cluster {config.cluster} (agent {name} was asked)",
             require_room=lambda: self._parts().host.free_space.require(),
         )
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
@@ -397,15 +398,21 @@ class Broker:
 
     # ---- topics ----------------------------------------------------------------------------------
 
+    def _no_topic(self, name: str) -> str:
+        if name == documents.CATALOG_TOPIC:
+            return f"{name} is the system's log, not a topic: GET /v1/topics shows what it says"
+        return (
+            f"there is no topic {name!r} in cluster {self.config.cluster} (agent {self.name} was asked): "
+            f"create it with PUT /v1/topics/{name}"
+        )
+
     def topic(self, name: str) -> Topic:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
         entry = self._parts().catalog.catalog.topics.get(name)
         if entry is None:
             if name != documents.CATALOG_TOPIC:
                 check_topic_name(name)
-            raise ShoalError(
-                "unknown-topic", f"there is no topic {name!r}: create it with PUT /v1/topics/{name}"
-            )
+            raise ShoalError("unknown-topic", self._no_topic(name))
         known = self._topics.get(name)
         if known is not None and known[0] is entry:
             return known[1]

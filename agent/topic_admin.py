@@ -70,9 +70,11 @@ class TopicAdmin:
         document: Callable[[TopicEntry], dict[str, Any]],
         holders: Callable[[TopicEntry], frozenset[str]],
         require_room: Callable[[], None],
+        asked: str,
     ) -> None:
         """`document`: how a topic is shown to whoever made it. `holders`: who is known to hold a replica.
-        `require_room`: raises ShoalError disk-full."""
+        `require_room`: raises ShoalError disk-full. `asked`: how a refusal calls who was
+        asked."""
         self._roster = roster
         self._watch = watch
         self._clock = clock
@@ -81,6 +83,7 @@ class TopicAdmin:
         self._document = document
         self._holders = holders
         self._require_room = require_room
+        self._asked = asked
 
     async def create(
         self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
@@ -179,8 +182,8 @@ class TopicAdmin:
         if explicit_factor and factor != "all" and factor > len(members):
             raise ShoalError(
                 "not-enough-members",
-                f"replication_factor {factor} needs {factor} live members, there are {len(members)}: "
-                "start more agents, or leave the factor out",
+                f"replication_factor {factor} needs {factor} live members, there are {len(members)} in "
+                f"{self._asked}: start more agents, or leave the factor out",
             )
         candidates = [candidate_of(member) for member in members]
         topic_id = os.urandom(16)

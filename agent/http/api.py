@@ -381,6 +381,14 @@ METRICS_TEXT = Operation(
     "Metrics for Prometheus.",
     {200: Answer("Its text format.", {METRICS: TEXT})},
 )
+INDEX = Operation(
+    "index",
+    "GET",
+    "/",
+    "Where to find what; browsers are shown /docs.",
+    {**_ok("Index", "Who answers, and where what is."), 303: Answer("To a browser: /docs.")},
+)
+INDEX_OF_API = Operation("indexOfApi", "GET", "/v1", "The same.", INDEX.answers)
 OPENAPI = Operation(
     "openapi",
     "GET",

@@ -29,7 +29,7 @@ from shoal.agent.http.operate import OperateHandlers
 from shoal.agent.http.origin import HostPolicy
 from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
 from shoal.agent.http.places import Place
-from shoal.agent.http.problems import problem_response
+from shoal.agent.http.problems import SERVER, problem_response
 from shoal.agent.http.produce import ProduceHandlers
 from shoal.agent.http.quick import QuickAppends
 from shoal.agent.http.read import ReadHandlers
@@ -73,6 +73,12 @@ class Entrance:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request. Raises ConnectionError only, when nothing can be answered any more."""
+        response = await self._answer(request)
+        if not response.prepared:
+            response.headers["Server"] = SERVER
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._dispatch(request)
         except ShoalError as error:
@@ -103,9 +109,18 @@ class Entrance:
         if not path.startswith("/"):
             path, host = absolute_form(path, host)
         self._policy.check(host, headers.get("Origin"))
+        shorter = path.rstrip("/")
+        if shorter != path and path != "/" and self._table.serves(request.method, shorter):
+            return _moved(shorter, raw_query)
         route, arguments = self._table.resolve(request.method, path)
         query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query))
+
+
+def _moved(path: str, raw_query: str) -> web.Response:
+    """308: the same without slashes at its end."""
+    target = f"{path}?{raw_query}" if raw_query else path
+    return web.Response(status=308, headers={"Location": target})
 
 
 def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:

@@ -24,6 +24,12 @@ Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 # searched.
 REMEMBERED_PATHS_MAX = 1_024
 REMEMBERED_PATH_CHARACTERS_MAX = 512
+# What others call it.
+MEANT = {
+    "health": "/readyz (or /livez)", "healthz": "/readyz (or /livez)", "ready": "/readyz", "ping": "/livez",
+    "status": "/v1/agent", "topics": "/v1/topics", "members": "/v1/members", "agent": "/v1/agent",
+    "swagger": "/docs", "api": "/docs", "openapi": "/openapi.json", "v1/openapi.json": "/openapi.json",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,6 +120,16 @@ class RouteTable:
             self._remembered[method, path] = (route, arguments)
         return route, arguments
 
+    def serves(self, method: str, path: str) -> bool:
+        """Whether reading a raw path is possible; of what changes something nobody is sent elsewhere."""
+        if method not in ("GET", "HEAD") or not path.startswith("/") or path.startswith("//"):
+            return False
+        try:
+            self.resolve(method, path)
+        except ShoalError:
+            return False
+        return True
+
     def _walk(self, path: str) -> tuple[Node, tuple[str, ...]]:
         node = self._root
         arguments: list[str] = []
@@ -130,7 +146,14 @@ class RouteTable:
 
 def unknown_route(path: str) -> ShoalError:
     """404 for a path that nothing answers."""
-    return ShoalError("unknown-route", f"nothing is served at {shown(path)}; the API lies under /v1")
+    meant = MEANT.get(path.strip("/").lower())
+    if meant is not None:
+        advice = f"{meant} is what you want, perhaps"
+    elif path.endswith("/") and path.strip("/"):
+        advice = "the API lies under /v1, without a slash at the end; /docs shows all of it"
+    else:
+        advice = "the API lies under /v1, and /docs shows all of it"
+    return ShoalError("unknown-route", f"nothing is served at {shown(path)}; {advice}")
 
 
 def method_not_allowed(method: str, node: Node) -> ShoalError:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from shoal.agent.http.context import Call
+from shoal.agent.http.problems import SERVER
 from shoal.agent.http.respond import cut_off
 
 EVENT_STREAM = "text/event-stream"
@@ -27,7 +28,9 @@ class EventStream:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self.response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.response = web.StreamResponse(
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Server": SERVER}
+        )
         self.response.content_type = EVENT_STREAM
 
     async def open(self) -> bool:

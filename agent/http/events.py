@@ -7,7 +7,6 @@ was too slow, with `stopping` when the agent stops.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from shoal.agent.http.event_stream import (
     EventStream,
     format_event,
 )
+from shoal.agent.http.problems import json_bytes
 from shoal.errors import ShoalError
 
 
@@ -80,4 +80,4 @@ class EventHandlers:
 
 
 def _event(kind: str, event_id: str, data: Mapping[str, Any]) -> bytes:
-    return format_event(event_id, kind, json.dumps(data, separators=(",", ":")))
+    return format_event(event_id, kind, json_bytes(data).decode())

@@ -17,6 +17,7 @@ from shoal.agent.http.context import Call
 from shoal.agent.http.deliver import RETRY_PAUSE_SECONDS
 from shoal.agent.http.event_stream import KEEP_ALIVE, KEEP_ALIVE_S, STOPPING, EventStream, format_event
 from shoal.agent.http.fetching import RETRIED_CODES
+from shoal.agent.http.problems import json_bytes
 from shoal.errors import ShoalError
 
 
@@ -85,4 +86,4 @@ async def _until_news(call: Call, stream: EventStream, source: Source) -> None:
 
 def problem_event(error: ShoalError) -> bytes:
     """The last event of a stream that cannot go on: the problem document. Without an id."""
-    return format_event(None, "problem", json.dumps(error.to_problem(), separators=(",", ":")))
+    return format_event(None, "problem", json_bytes(error.to_problem()).decode())

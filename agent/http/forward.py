@@ -19,6 +19,7 @@ from yarl import URL
 
 from shoal.agent.http.interface import Admit
 from shoal.agent.http.limits import MIB, HttpLimits
+from shoal.agent.http.problems import SERVER
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
 FORWARDED_BY = "Shoal-Forwarded-By"
@@ -199,7 +200,7 @@ class Forwarder:
     async def _pass_on(
         self, request: web.BaseRequest, response: aiohttp.ClientResponse
     ) -> web.StreamResponse:
-        answer = web.StreamResponse(status=response.status)
+        answer = web.StreamResponse(status=response.status, headers={"Server": SERVER})
         for name, value in response.headers.items():
             if name in RELAYED_HEADERS or name.startswith("Shoal-"):
                 answer.headers[name] = value

@@ -19,6 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from shoal.agent.http.context import Call
 from shoal.agent.http.interface import Lent, Pieces
+from shoal.agent.http.problems import SERVER
 from shoal.agent.http.respond import Patience, cut_off
 
 # So long a slow reader may hold on to a file of the log; then it may be trimmed, and the answer ends.
@@ -32,7 +33,7 @@ async def send_pieces(
 ) -> web.StreamResponse:
     """Answer 200 with `before`, all pieces, and `after`. A reader that stalls is cut off. Raises what
     `pieces` does and ConnectionResetError, both after headers have left."""
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={**headers, "Server": SERVER})
     response.content_type = content_type
     response.content_length = len(before) + pieces.size_bytes + len(after)
     writer = await response.prepare(call.request)

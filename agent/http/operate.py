@@ -26,7 +26,26 @@ class OperateHandlers:
             Route(api.LIVEZ, self.livez),
             Route(api.READYZ, self.readyz),
             Route(api.METRICS_TEXT, self.metrics),
+            Route(api.INDEX, self.index),
+            Route(api.INDEX_OF_API, self.index),
         ]
+
+    async def index(self, call: Call) -> web.Response:
+        """For whoever comes without knowing where to go."""
+        if api.PAGE in call.headers.get("Accept", ""):
+            return web.Response(status=303, headers={"Location": api.DOCS.path})
+        agent = self._context.broker.agent_document()
+        return json_response(
+            {
+                "agent": agent["name"],
+                "cluster": agent.get("cluster"),
+                "version": agent["version"],
+                "docs": api.DOCS.path,
+                "openapi": api.OPENAPI.path,
+                "topics": api.LIST_TOPICS.path,
+                "members": api.MEMBERS.path,
+            }
+        )
 
     async def livez(self, call: Call) -> web.Response:
         """The process answers; depends on nobody else."""

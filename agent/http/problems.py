@@ -7,11 +7,11 @@ from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http import SERVER_SOFTWARE
 
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
 JSON_TYPE = "application/json"
+SERVER = "Shoal"  # of every answer; versions are told by /v1/agent
 # What to wait before a retry that may help; leaders move in about a second.
 RETRY_AFTER_SECONDS = "1"
 
@@ -19,7 +19,10 @@ RETRY_AFTER_SECONDS = "1"
 def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     """The answer for an error, with the headers that belong to its status."""
     response = web.Response(
-        status=error.status, body=problem_body(error.to_problem()), content_type=PROBLEM_MEDIA_TYPE
+        status=error.status,
+        body=problem_body(error.to_problem()),
+        content_type=PROBLEM_MEDIA_TYPE,
+        headers={"Server": SERVER},
     )
     if error.status in (429, 503):
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
@@ -31,8 +34,8 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
 
 
 def problem_body(problem: dict[str, Any]) -> bytes:
-    """The document's bytes; ASCII, so that a client's broken text cannot break the encoding."""
-    return json.dumps(problem, separators=(",", ":")).encode("ascii") + b"\n"
+    """The document's bytes."""
+    return json_bytes(problem) + b"\n"
 
 
 def json_response(document: Any, *, status: int = 200) -> web.Response:
@@ -66,7 +69,6 @@ def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:
     if close:
         response.headers["Connection"] = "close"
     response.headers["Date"] = formatdate(usegmt=True)
-    response.headers["Server"] = SERVER_SOFTWARE
     body = problem_body(error.to_problem())
     response.headers["Content-Length"] = str(len(body))
     lines = [f"HTTP/1.1 {response.status} {response.reason}"]

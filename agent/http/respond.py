@@ -9,6 +9,7 @@ from itertools import chain
 from aiohttp import web
 
 from shoal.agent.http.context import Call
+from shoal.agent.http.problems import SERVER
 
 # Below the transport's high-water mark: aiohttp never waits for the reader.
 SENT_AT_ONCE_BYTES = 48 * 1024
@@ -42,7 +43,7 @@ async def send_parts(
     total_bytes = sum(map(len, parts))
     if total_bytes <= SENT_AT_ONCE_BYTES:
         return web.Response(body=b"".join(parts), headers=headers, content_type=content_type)
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={**headers, "Server": SERVER})
     response.content_type = content_type
     response.content_length = total_bytes
     await response.prepare(call.request)
@@ -77,7 +78,7 @@ async def send_made(
             break
     else:
         return web.Response(body=b"".join(first), headers=headers, content_type=content_type)
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={**headers, "Server": SERVER})
     response.content_type = content_type
     await response.prepare(call.request)
     if call.request.method == "HEAD":

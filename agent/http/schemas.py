@@ -341,6 +341,15 @@ SCHEMAS: dict[str, Schema] = {
         failures=list_of(members_of(id=TEXT, name=TEXT, reason=TEXT)),
         away=list_of(TEXT),
     ),
+    "Index": members_of(
+        agent=described(TEXT, "The name of the agent that answers."),
+        cluster=or_null(TEXT),
+        version=TEXT,
+        docs=TEXT,
+        openapi=TEXT,
+        topics=TEXT,
+        members=TEXT,
+    ),
     "Alive": members_of(status=one_of("alive")),
     "Ready": members_of({"checks": by_name(TEXT)}, status=one_of("ready")),
 }

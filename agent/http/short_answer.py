@@ -12,9 +12,8 @@ from email.utils import formatdate
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import SERVER_SOFTWARE
 
-from shoal.agent.http.problems import JSON_TYPE
+from shoal.agent.http.problems import JSON_TYPE, SERVER
 
 _HEAD = (
     "HTTP/1.1 200 OK\r\nContent-Type: {type}\r\nDate: {date}\r\nServer: {server}\r\nContent-Length: "
@@ -32,7 +31,7 @@ class _Head:
         """For an answer that leaves now."""
         second = int(time.time())
         if second != self._second:
-            text = _HEAD(type=JSON_TYPE, date=formatdate(second, usegmt=True), server=SERVER_SOFTWARE)
+            text = _HEAD(type=JSON_TYPE, date=formatdate(second, usegmt=True), server=SERVER)
             self._second, self._bytes = second, text.encode("ascii")
         return self._bytes
 

@@ -124,7 +124,7 @@ CASES = {
     "unknown route": Case("unknown-route", "/v1", GOOD, path="/v1/topics/t/messages"),
     "trailing slash": Case("unknown-route", "/v1", GOOD, path="/v1/topics/t/records/"),
     "empty segment": Case("unknown-route", "/v1", GOOD, path="/v1/topics//records"),
-    "root": Case("unknown-route", "/v1", GOOD, path="/"),
+    "root": Case("method-not-allowed", "GET", GOOD, path="/"),
     "PUT records": Case("method-not-allowed", "--data-binary", GOOD, path=RECORDS, method="PUT"),
     "PUT partition": Case("method-not-allowed", "--data-binary", GOOD, path=PARTITION, method="PUT"),
     "POST topic": Case("method-not-allowed", "PUT", GOOD, path="/v1/topics/t"),
