@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from shoal.hash_ranges import numbered
+
 JSON: TypeAlias = "bool | int | float | str | list[Any] | dict[str, Any] | None"
 
 PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
@@ -136,8 +138,7 @@ def _restore(
 
 def unknown_partition(topic: str, partition: object, count: int) -> ShoalError:
     """What a client says of a partition that a topic of so many has not."""
-    has = "1 partition, numbered 0" if count == 1 else f"{count} partitions, numbered 0 to {count - 1}"
-    return ShoalError("unknown-partition", f"{topic} has no partition {partition}: it has {has}")
+    return ShoalError("unknown-partition", f"{topic} has no partition {partition}: it has {numbered(count)}")
 
 
 class ClientError(Exception):

@@ -65,3 +65,8 @@ def partitions_of(keys: Iterable[bytes | None], ranges: Sequence[HashRange], nul
         order[bisect_right(lows, null_key_hash if key is None else xxh3_64_intdigest(key) >> 32) - 1]
         for key in keys
     ]
+
+
+def numbered(count: int) -> str:
+    """A topic's partitions, for people who count from 1."""
+    return "1 partition, numbered 0" if count == 1 else f"{count} partitions, numbered 0 to {count - 1}"

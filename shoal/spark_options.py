@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from shoal.hash_ranges import numbered
+
 DEFAULT_AGENT: Final = "http://127.0.0.1:7070"
 AGENT_VARIABLE: Final = "SHOAL_AGENT"
 MAX_PIECES: Final = 100_000  # tasks of one query; Spark's own scheduler suffers long before
@@ -138,7 +140,8 @@ class Selection:
         for partition in wanted:
             if partition not in present:
                 raise SourceError(
-                    f"option assign: topic {topic!r} has no partition {partition}, only {len(present)}"
+                    f"option assign: topic {topic!r} has no partition {partition}:"
+                    f" it has {numbered(len(present))}"
                 )
         return wanted
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+from shoal.hash_ranges import numbered
 from shoal.spark_options import (
     EARLIEST,
     EARLIEST_NUMBER,
@@ -124,7 +125,8 @@ def _check_partitions(choice: Mapping[str, Mapping[int, int]], name: str, states
         unknown, missing = sorted(chosen.keys() - partitions), sorted(partitions.keys() - chosen)
         if unknown:
             raise SourceError(
-                f"option {name}: topic {topic!r} has no partition {unknown[0]}, only {len(partitions)}"
+                f"option {name}: topic {topic!r} has no partition {unknown[0]}:"
+                f" it has {numbered(len(partitions))}"
             )
         if missing:
             raise SourceError(f"option {name} has no offset for partition {missing[0]} of topic {topic!r}")

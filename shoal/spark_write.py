@@ -37,7 +37,7 @@ from shoal.arrow_stream import (
     VALUE_COLUMN,
     largest_record_bytes,
 )
-from shoal.hash_ranges import HASH_SPACE, key_hash, partition_for
+from shoal.hash_ranges import HASH_SPACE, key_hash, numbered, partition_for
 from shoal.routing import partition_batch
 from shoal.spark_options import SourceError
 from shoal.spark_send import Chunk, ChunkSender, Place, Sink
@@ -142,7 +142,8 @@ class TaskWriter:
             for partition in pc.unique(partitions.drop_null()).to_pylist():
                 if partition not in known:
                     raise SourceError(
-                        f"column partition: topic {topic!r} has no partition {partition}, only {len(known)}"
+                        f"column partition: topic {topic!r} has no partition {partition}:"
+                        f" it has {numbered(len(known))}"
                     )
                 yield Place(topic, partition), rows.filter(pc.equal(partitions, partition))
             rows = rows.filter(pc.is_null(partitions))

@@ -133,7 +133,7 @@ def _member_row(member: Mapping[str, Any]) -> list[object]:
         f"{member['status']}, drained" if member.get("drained") else member["status"],
         f"{member['address']}:{member['gossip_port']}",
         member.get("url"),
-        len(partitions),
+        None if member["status"] == "left" else len(partitions),  # what it last said, and does not hold
         sum(1 for partition in partitions if present and partition.get("role") == "leader"),
         _age(member.get("since")),
     ]

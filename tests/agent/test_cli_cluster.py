@@ -348,3 +348,12 @@ async def test_the_doctor_sees_a_taken_port() -> None:
         port = server.getsockname()[1]
         assert doctor_checks.check_port("http port", port, socket.SOCK_STREAM).level == "note"
     assert doctor_checks.check_port("http port", port, socket.SOCK_STREAM).level == "ok"
+
+
+def test_one_who_left_is_not_said_to_hold_partitions(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it last told of stays in the document; in the table it would look as if it were still there."""
+    place = {"address": "127.0.0.1", "gossip_port": 1, "url": "u", "since": None}
+    held = {"partitions": [{"topic": "t", "partition": 0, "role": "leader"}]}
+    _show_members([member("a") | place | held, member("b", "left") | place | held])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-3:] for line in lines[1:]] == [["1", "1", "-"], ["-", "0", "-"]]

@@ -116,7 +116,7 @@ def test_wrong_places_get_one_line(cluster: Cluster) -> None:
     """A partition or a topic that is not there, a row without topic."""
     cluster.fill("out", ())
     for batch, target, says in (
-        (rows_of((b"a", b"1"), partition=[3]), "out", "has no partition 3, only 1"),
+        (rows_of((b"a", b"1"), partition=[3]), "out", "has no partition 3: it has 1 partition, numbered 0"),
         (rows_of((b"a", b"1")), "nowhere", "unknown topic 'nowhere': make it first"),
         (rows_of((b"a", b"1"), topic=[None]), None, "a row has no topic"),
     ):
