@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -80,7 +80,8 @@ class Whole:
 
 @dataclass(slots=True)
 class Chunk:
-    """Records gathered together, by column; `extras` by row."""
+    """Records gathered together, by column; `extras` by row. `keys` may end before the last rows: those have
+    none."""
 
     begun_ms: int
     begun_us: int
@@ -94,15 +95,17 @@ class Chunk:
     """Complete: nothing is appended any more."""
     repeats: bool = False
     """It may be stored already: a request of its own, under the sequence that it had."""
+    open_bytes: int = 0
+    """While it is smaller, a plain value may be appended without another look (see Gatherer.lock)."""
 
     @property
     def rows(self) -> int:
         return len(self.values)
 
     def cut(self) -> None:
-        """Take back a record that was not appended whole."""
-        rows = min(len(self.values), len(self.keys))
-        del self.values[rows:], self.keys[rows:]
+        """Take back a record that was not appended whole: its value is what comes last."""
+        rows = len(self.values)
+        del self.keys[rows:]
         self.extras.pop(rows, None)
 
     @property
@@ -125,8 +128,11 @@ class Chunk:
                 if extra.timestamp_us is not None:
                     moments[row] = extra.timestamp_us
             times, header_column = pa.array(moments, pa.int64()), _header_column(heads)
-        keyless = self.keys.count(None) == rows
-        keys = pa.nulls(rows, key) if keyless else pa.array(self.keys, key)
+        known = self.keys
+        keyless = known.count(None) == len(known)
+        if not keyless and len(known) < rows:
+            known = [*known, *repeat(None, rows - len(known))]
+        keys = pa.nulls(rows, key) if keyless else pa.array(known, key)
         columns = [times.cast(timestamp), keys, pa.array(self.values, value), header_column]
         return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 
@@ -168,7 +174,8 @@ class Gatherer:
         self._bytes_max = config.batch_bytes_max
         self._on_news = on_news
         self._renew_lock()
-        self._chunk: Chunk | None = None
+        self.chunk: Chunk | None = None
+        """What is being gathered, or was last."""
         self._chunks: deque[Chunk | Whole] = deque()
         """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
@@ -184,8 +191,11 @@ class Gatherer:
         """Those that the topic has; None: not known yet, and nothing is refused."""
 
     def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        """What `put` holds. Most single records are a value of bytes and nothing else, and one call more
+        would cost as much as half of the rest: whoever holds it may append such a one to `chunk.values`, with
+        the new size to `chunk.size_bytes`, while that stays below `chunk.open_bytes`."""
+        self._room = threading.Condition(self.lock)
 
     def put(
         self,
@@ -219,23 +229,32 @@ class Gatherer:
             own_bytes = size_bytes - RECORD_OVERHEAD_BYTES - HEADER_OVERHEAD_BYTES * pairs
             if own_bytes > MAX_RECORD_BYTES:
                 raise ShoalError("too-large", f"a record of {own_bytes} bytes: at most {MAX_RECORD_BYTES}")
-        with self._lock:
+        with self.lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
-            chunk = self._chunk
+            chunk = self.chunk
             if chunk is None or chunk.sealed:
                 chunk = self._begin()
             try:
+                rows = len(chunk.values)
                 if extra is not None:
-                    chunk.extras[len(chunk.values)] = extra
+                    chunk.extras[rows] = extra
+                if key is not None:
+                    keys = chunk.keys
+                    if len(keys) < rows:
+                        keys.extend(repeat(None, rows - len(keys)))
+                    keys.append(key)
                 chunk.values.append(value)
-                chunk.keys.append(key)
-                chunk.size_bytes += size_bytes
+                size_bytes += chunk.size_bytes
+                chunk.size_bytes = size_bytes
             except BaseException:
                 chunk.cut()
                 raise
-            if chunk.size_bytes >= self._bytes_max or len(chunk.values) >= self._rows_max:
+            rows_left = self._rows_max - rows - 1
+            if size_bytes >= self._bytes_max or rows_left <= 0:
                 self._seal()
+            elif key is None:
+                chunk.open_bytes = min(self._bytes_max, size_bytes + rows_left * RECORD_OVERHEAD_BYTES)
             return chunk.delivery
 
     def put_alone(
@@ -255,7 +274,7 @@ class Gatherer:
         chunk = one.take()
         assert isinstance(chunk, Chunk)
         chunk.begun_ms -= self._config.linger_ms
-        with self._lock:
+        with self.lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
             self._seal()
@@ -274,7 +293,7 @@ class Gatherer:
     def begin_lone(self, lone: LoneRecord) -> bool:
         """Whether nothing is gathered, taken or alone on its way: then this one is, until `end_lone` or
         `hand_over`, and nothing is taken."""
-        with self._lock:
+        with self.lock:
             if self._chunks or self._taken_bytes or self._gate_shut or self._lone is not None:
                 return False
             self._lone = lone
@@ -283,7 +302,7 @@ class Gatherer:
     def end_lone(self, lone: LoneRecord, then: Callable[[LoneRecord], None] | None = None) -> bool:
         """It is over (`then`: what is done while nothing is taken, and may be done again); False when it was
         handed over."""
-        with self._lock:
+        with self.lock:
             if self._lone is not lone:
                 return False
             if then is not None:
@@ -294,7 +313,7 @@ class Gatherer:
 
     def hand_over(self, lone: LoneRecord, made: Callable[[], Chunk]) -> None:
         """It becomes the oldest chunk, unless it was that already or is over."""
-        with self._lock:
+        with self.lock:
             if self._lone is not lone:
                 return
             if lone.chunk is None:
@@ -327,7 +346,7 @@ class Gatherer:
             Whole(now_ms, batch, batch.nbytes, delivery, first)
             for batch, first in zip(batches, firsts, strict=False)
         ]
-        with self._lock:
+        with self.lock:
             if self._gate_shut:
                 self._wait_for_room(timeout_seconds)
             self._seal()
@@ -344,23 +363,23 @@ class Gatherer:
     @property
     def gathered_rows(self) -> int:
         """Records that nobody has taken yet."""
-        with self._lock:
+        with self.lock:
             return sum(chunk.rows for chunk in self._chunks)
 
     @property
     def sealed(self) -> int:
         """Complete chunks that nobody has taken yet."""
-        with self._lock:
+        with self.lock:
             return sum(chunk.sealed for chunk in self._chunks)
 
     def due_ms(self) -> int | None:
         """When the chunk that is being gathered has lingered long enough; None while there is none."""
-        chunk = self._chunk
+        chunk = self.chunk
         return None if chunk is None or chunk.sealed else chunk.begun_ms + self._config.linger_ms
 
     def seal(self, before_ms: int | None = None) -> None:
         """Complete the chunk that is being gathered; with `before_ms` only if it was due by then."""
-        with self._lock:
+        with self.lock:
             due_ms = self.due_ms()
             if before_ms is None or (due_ms is not None and due_ms <= before_ms):
                 self._seal()
@@ -368,10 +387,10 @@ class Gatherer:
     def take(self) -> Chunk | Whole | None:
         """The oldest complete chunk; its owner accounts for it with `account` from now on. None while a
         record is alone on its way."""
-        with self._lock:
+        with self.lock:
             if self._lone is not None:
                 return None
-            while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self._chunk):
+            while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self.chunk):
                 chunk = self._chunks.popleft()
                 if chunk.rows and not chunk.delivery.rows:
                     chunk.delivery.expect(chunk.rows)
@@ -382,13 +401,13 @@ class Gatherer:
 
     def account(self, taken_bytes: int) -> None:
         """So much of what was taken is not acknowledged: room is what the bound leaves beside it."""
-        with self._lock:
+        with self.lock:
             self._taken_bytes = taken_bytes
             self._look_at_gate()
 
     def stop(self, error: Exception) -> None:
         """From now on every `put` raises `error`, waiting ones included. The first error stays."""
-        with self._lock:
+        with self.lock:
             self._stopped = self._stopped or error
             self._look_at_gate()
             self._room.notify_all()
@@ -397,6 +416,7 @@ class Gatherer:
         """In the child of a fork: the lock may have been held by a thread that is not there any more."""
         self._renew_lock()
         self._stopped, self._gate_shut = error, True
+        self.chunk = None
 
     def _check_partition(self, partition: int) -> None:
         if self.partitions is not None and partition not in self.partitions:
@@ -406,13 +426,14 @@ class Gatherer:
         now_ns = time.time_ns()
         chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
         self._chunks.append(chunk)
-        self._chunk = chunk
+        self.chunk = chunk
         self._on_news()
         return chunk
 
     def _seal(self) -> None:
-        if self._chunk is not None and not self._chunk.sealed:
-            self._chunk.sealed = True
+        if self.chunk is not None and not self.chunk.sealed:
+            self.chunk.open_bytes = 0
+            self.chunk.sealed = True
             self._look_at_gate()
             self._on_news()
 
@@ -421,6 +442,8 @@ class Gatherer:
         held_bytes = sum(chunk.size_bytes for chunk in self._chunks if chunk.sealed)
         full = held_bytes + self._taken_bytes >= self._config.buffered_bytes_max
         self._gate_shut = full or self._stopped is not None
+        if self._gate_shut and self.chunk is not None:
+            self.chunk.open_bytes = 0
         if was_shut and not self._gate_shut:
             self._room.notify_all()
 

@@ -418,7 +418,7 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(cluster: FakeClus
         consumer.poll,
         producer.flush,
     ]
-    with producer.gatherer._lock:  # held by a thread that the child does not have
+    with producer.gatherer.lock:  # held by a thread that the child does not have
         child = os.fork()
     if child == 0:
         told = 0
@@ -666,3 +666,27 @@ def test_a_missing_library_is_named(
     monkeypatch.setitem(__import__("sys").modules, "polars", None)
     with pytest.raises(ClientError, match="polars is not installed: pip install polars"):
         next(iter(client.consumer("t").frames("polars")))
+
+
+@pytest.mark.parametrize("rows_max", [1, 7, 10_000])
+@pytest.mark.parametrize("bytes_max", [1, 500, 1 << 20])
+def test_plain_values_and_others_keep_together_what_belongs_together(
+    cluster: FakeCluster, client: Client, rows_max: int, bytes_max: int
+) -> None:
+    """Values alone are buffered with fewer looks: between records with keys, headers and times, with either
+    bound of a request reached first, each record keeps what it had, in order."""
+    cluster.create("t", 1)
+    batching = BatchingConfig(batch_rows_max=rows_max, batch_bytes_max=bytes_max)
+    expected: list[tuple[bytes, bytes | None, bool]] = []
+    with client.producer("t", batching=batching) as producer:
+        for number in range(200):
+            value = b"%03d" % number
+            key = b"k%d" % number if number % 5 == 3 else None
+            headers = {"h": value} if number % 11 == 4 else None
+            producer.send(value, key, headers=headers)
+            expected.append((value, key, headers is not None))
+    with client.consumer("t") as consumer:
+        found = [(record.value, record.key, record.headers != ()) for record in consumer]
+    assert found == expected
+    for batch in cluster.topics["t"].partitions[0].batches:
+        assert batch.num_rows <= rows_max
