@@ -197,7 +197,8 @@ class ProducerTable:
             return kept
         if known is None:
             self._check_first(producer, consecutive, "unknown here (new, or forgotten after a long silence)")
-        if (known is None or producer.in_lanes) and not self._has_room(elapsed_us):
+        replaced_bytes = 0 if known is None or producer.epoch == known.epoch else known.size_bytes
+        if (known is None or producer.in_lanes) and not self._has_room(elapsed_us, replaced_bytes):
             raise ShoalError(
                 "too-many-producers",
                 f"{len(self._entries)} producers appended to this partition within the last"
@@ -267,8 +268,8 @@ class ProducerTable:
                 last_sequence=None,
             )
 
-    def _has_room(self, elapsed_us: int) -> bool:
-        if self.size_bytes < self._max_bytes or not self._entries:
+    def _has_room(self, elapsed_us: int, replaced_bytes: int) -> bool:
+        if self.size_bytes - replaced_bytes < self._max_bytes or not self._entries:
             return True
         return next(iter(self._entries.values())).last_us < elapsed_us - self._window_us
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from shoal.agent.catalog_version import recoveries
-from shoal.agent.clock import Clock
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.opening import Plan, Stores, Work, finish_recovery
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_group
-from shoal.agent.replica import Replica
+from shoal.agent.replica import Replica, StampClock
 from shoal.batch import Kind, LogIndex, Term, control_frame
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
@@ -75,7 +74,10 @@ class RecoveryHost(Protocol):
     """What recovery asks of the host."""
 
     agent_id: str
-    clock: Clock
+
+    @property
+    def clocks(self) -> StampClock:
+        """What entries are stamped by."""
 
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError when none is open here."""
@@ -206,7 +208,7 @@ class Recovery:
                 term=term,
                 previous_term=log.last_term,
                 index=index,
-                append_time_us=log.next_append_time_us(self._host.clock.now_us()),
+                append_time_us=log.next_append_time_us(self._host.clocks.now_us()),
             )
             await log.append([frame])
         finally:

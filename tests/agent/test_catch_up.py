@@ -255,7 +255,7 @@ class Promised:
     """What open_replica asks of a host."""
 
     agent_id = "1" * 32
-    clock = SystemClock()
+    clock = clocks = SystemClock()
 
 
 async def stores_on(disk: MemoryDisk) -> Stores:

@@ -83,7 +83,7 @@ TIME_FAULTS: tuple[Fault, ...] = (
         18,
         "a full table of producers takes another one",
         "agent/producers.py",
-        "        if self.size_bytes < self._max_bytes or not self._entries:\n",
+        "        if self.size_bytes - replaced_bytes < self._max_bytes or not self._entries:\n",
         "        if True:\n",
         (A + "test_producers.py",),
     ),
