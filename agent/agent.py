@@ -73,7 +73,7 @@ from shoal.agent.ports import PortChoice, PortError, http_socket, is_own_address
 from shoal.agent.process import allow_open_files, asked_by_signals, open_files, report
 from shoal.agent.roster import Roster, first_tags
 from shoal.agent.route_exchange import RouteExchange
-from shoal.agent.routes import Claim
+from shoal.agent.routes import Claim, GroupKey
 from shoal.agent.scrubbing import Scrubber
 from shoal.agent.snapshot_file import load_snapshot, save_snapshot
 from shoal.agent.starting import Starter
@@ -489,6 +489,7 @@ class Agent:
             roster=self.roster,
             routes=routes.table,
         )
+        host.mender.holders = lambda group: routes.table.claims_about(GroupKey(*group)).keys()
         self._register_messages(catalog, routes, holding)
         self.roster.listen(routes.look)
         self.roster.listen_to_announcements(routes.on_announcement)

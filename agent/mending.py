@@ -13,7 +13,7 @@ another replica in its place. Nothing is ever cut because a checksum is wrong.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from shoal.agent.clock import Clock
@@ -35,6 +35,7 @@ from shoal.agent.segment_wire import (
 from shoal.batch import BatchError, Frame, LogIdentity, LogIndex, Term, parse_frame
 from shoal.errors import ShoalError
 from shoal.replication.doubt import in_force, was_never_committed
+from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.damage import DamagedRange, within
@@ -46,6 +47,8 @@ ENTRY_TIMEOUT_MS = 5_000
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 10.0
 """Between two rounds of questions: at first a peer may just not be connected yet; then it is away."""
+MAX_HOLDERS_ASKED = 8
+"""In a round: any that is up to date will do."""
 MAX_MENDING = 4
 """Groups mended at the same time: questions and writes beside everything else."""
 
@@ -64,6 +67,9 @@ class _Stretch(NamedTuple):
     configurations: Sequence[Configuration]
     newest_term: Term | None
     """Of leaders to whom entries behind it may have been acknowledged; None while that is still done."""
+    present: Sequence[RaftReplica] = ()
+    """Who holds the group today, as far as the log itself cannot say: they may lend, and have no word in what
+    was committed before them."""
 
 
 class MendHost(Protocol):
@@ -103,6 +109,8 @@ class Mender:
         """Replicas that cannot be opened for damage; their logs are."""
         self.hopeless: set[GroupId] = set()
         """Of those that wait: what they lack is trimmed elsewhere."""
+        self.holders: Callable[[GroupId], Collection[str]] = lambda _: ()
+        """Agents that claim to hold a replica of the group, by the routing table."""
         self._slots = asyncio.Semaphore(MAX_MENDING)
         links.handle_request(PeerMessage.ENTRY, self.on_entry)
 
@@ -237,12 +245,29 @@ class Mender:
                 damaged.damage = tuple(missing)
                 await damaged.find_configurations()
             elif missing:
+                damaged.present = await self._present_replicas(damaged)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
         del self._waiting[group]
         self.hopeless.discard(group)
         await damaged.log.close()
         await self._host.open_mended(damaged, frozenset(quarantined))
+
+    async def _present_replicas(self, damaged: DamagedReplica) -> Sequence[RaftReplica]:
+        """Everybody whom this log knows may be gone for good, replaced one by one while this agent was down.
+        Whoever holds the group now tells of whom it consists."""
+        group, newest = damaged.plan.group, damaged.configurations[-1]
+        for holder in sorted(set(self.holders(group)) - {self._host.agent_id})[:MAX_HOLDERS_ASKED]:
+            try:
+                answer = await self._links.request(
+                    holder, PeerMessage.GROUP_CONFIGURATION, group.to_bytes(), ENTRY_TIMEOUT_MS
+                )
+                told = Configuration.from_bytes(answer) if answer else newest
+            except (PeerUnavailable, PeerRequestFailed, WireError) as error:
+                logger.info("%s cannot say who holds %s: %s", holder[:8], group, error)
+                continue
+            newest = max(newest, told, key=lambda item: item.index)
+        return newest.replicas
 
     async def _mend_stretch(self, damaged: DamagedReplica, item: Damaged, quarantined: set[LogIndex]) -> bool:
         """True when it is over."""
@@ -259,6 +284,7 @@ class Mender:
             damaged.replica_id,
             damaged.configurations,
             newest_term=log.last_term,
+            present=damaged.present,
         )
         try:
             missing, answers = await self._mend(stretch)
@@ -308,7 +334,11 @@ class Mender:
         """Go on without batches of records that are damaged wherever they are. Not for what may hold a
         configuration or a checkpoint, nor for a state machine that is fed by every entry."""
         plan, log = damaged.plan, damaged.log
-        others = [voter for voter in damaged.configurations[-1].voters if voter != damaged.replica_id]
+        voters = {
+            *damaged.configurations[-1].voters,
+            *(item.id for item in damaged.present if not item.learner),
+        }
+        others = voters - {damaged.replica_id}
         if plan.machine is not None or plan.folds is not None or damaged.unread is not None:
             return False
         if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
@@ -325,7 +355,7 @@ class Mender:
     def _peers_of(self, stretch: _Stretch) -> list[RaftReplica]:
         """Whoever may hold it, or a word in whether it was committed; the newest replica of each agent."""
         known = in_force(stretch.first_index, stretch.configurations) or stretch.configurations
-        peers: dict[str, RaftReplica] = {}
+        peers: dict[str, RaftReplica] = {item.agent_id: item for item in stretch.present}
         for configuration in reversed(known):
             for item in configuration.replicas:
                 peers.setdefault(item.agent_id, item)

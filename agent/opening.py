@@ -32,6 +32,7 @@ from shoal.agent.retention import Retention
 from shoal.batch import Kind, LogIdentity, LogIndex, control_payload
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk import Disk
@@ -76,6 +77,8 @@ class DamagedReplica(Exception):
         """Those that can be read, from before the damage on, ascending."""
         self.unread: LogIndex | None = None
         """The first damaged entry that may be another one."""
+        self.present: Sequence[RaftReplica] = ()
+        """The group's replicas as a holder of today tells them, where that was asked."""
 
     async def find_configurations(self) -> None:
         """Look at everything from the last checkpoint before the damage on; again when some of it is mended,

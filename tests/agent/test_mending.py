@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,9 @@ from shoal.agent.segment_wire import EntryId, EntryWanted, Held, decode_entry, e
 from shoal.agent.waiting import Appended
 from shoal.batch import Kind, LogIndex, Offset, ProducerStamp, Term
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import HardState, ReplicaId
+from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
+from shoal.replication.interfaces import UNBORN, Configuration, HardState, ReplicaId
+from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.memory_disk import MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
@@ -479,6 +482,78 @@ async def test_what_the_others_have_trimmed_is_not_waited_for() -> None:
         await until(lambda: [item.group for item in late.host.beyond_repair()] == [GROUP])
         assert late.host.status(GROUP).state == "failed"
         assert not [item for node in cluster.alive if node is not late for item in node.host.beyond_repair()]
+
+
+async def changed(
+    cluster: Cluster, wanted: Callable[[Configuration], Sequence[RaftReplica]]
+) -> Configuration:
+    """One step of the group's configuration, committed."""
+    done: list[Configuration] = []
+
+    def proposed() -> bool:
+        for node in cluster.alive:
+            if done or not node.leads:
+                continue
+            replica = node.host.replica(GROUP)
+            with contextlib.suppress(ChangePending, InvalidChange, NotLeader):
+                done.append(replica.propose_configuration(wanted(replica.core.configuration)))
+        return bool(done)
+
+    await until(proposed)
+    await until(
+        lambda: any(
+            node.leads and node.host.committed_configuration(GROUP) == done[0] for node in cluster.alive
+        )
+    )
+    return done[0]
+
+
+async def replaced(cluster: Cluster, gone: Node, new: Node) -> None:
+    """Another agent's replica takes the place of that one, as a leader's mover does it."""
+    learner = RaftReplica(UNBORN, new.agent_id, learner=True)
+    now = await changed(cluster, lambda was: (*was.replicas, learner))
+    mine = next(item for item in now.replicas if item.agent_id == new.agent_id)
+    await cluster.start(new, replica_id=mine.id)
+    await changed(cluster, lambda was: [replace(r, learner=False) for r in was.replicas])
+    await changed(cluster, lambda was: [r for r in was.replicas if r.agent_id != gone.agent_id])
+    await cluster.stop(gone)
+
+
+async def test_a_waiting_replica_asks_those_who_took_the_place_of_all_whom_it_knows() -> None:
+    """While its agent was down every other voter was replaced, and is gone. Its own log cannot say by whom;
+    the routing table knows who holds the group."""
+    cluster, disks = memory_cluster(5)
+    first, second, late, fourth, fifth = cluster.nodes
+    cluster.birth = Configuration.birth(tuple(node.agent_id for node in (first, second, late)))
+    try:
+        for node in (first, second, late):
+            await cluster.start(node)
+        for value in VALUES:
+            await store(cluster, value)
+        await until(lambda: same_ends(cluster))
+        place = Place(disks[late.agent_id], late, index_of(late, IN_NEWEST + 2))
+        await cluster.stop(late)
+        place.hit()
+        await replaced(cluster, first, fourth)
+        await replaced(cluster, second, fifth)
+        holders = {node.agent_id: node for node in (fourth, fifth)}
+        for node in holders.values():
+
+            async def told(_peer: str, _payload: bytes, node: Node = node) -> bytes:
+                configuration = node.host.committed_configuration(GROUP)
+                return b"" if configuration is None else configuration.to_bytes()
+
+            node.links.handle_request(PeerMessage.GROUP_CONFIGURATION, told)
+        await cluster.start(late)
+        assert late.host.status(GROUP).state == "failed"
+        late.host.mender.holders = lambda _: [late.agent_id, *holders]
+        await until(lambda: late.host.status(GROUP).state == "active")
+        await store(cluster, "after")
+        await until(lambda: late.host.status(GROUP).high_watermark == COUNT + 1)
+        assert (await read_values(late, local=True)) == [*VALUES, "after"]
+    finally:
+        for node in list(cluster.alive):
+            await cluster.stop(node)
 
 
 async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() -> None:
