@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from shoal.batch import HEADERS_COLUMN, KEY_COLUMN, TIMESTAMP_COLUMN, VALUE_COLUMN
+from shoal.records import format_time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -28,6 +29,14 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    def __repr__(self) -> str:
+        when = format_time(self.timestamp_us)
+        headers = f", headers={self.headers}" if self.headers else ""
+        return (
+            f"Record({self.topic}/{self.partition} offset {self.offset}, {when}, key={self.key!r},"
+            f" value={self.value!r}{headers})"
+        )
 
     @property
     def timestamp(self) -> datetime:

@@ -65,7 +65,11 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
             f"has {wrong}" if wrong else "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
         )
         known = ", ".join(DEFAULT_SCHEMA.names)
-        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}")
+        json = (
+            "; columns of your own become JSON first: df.to_json(orient='records', lines=True).splitlines()"
+        )
+        cure = json if wrong else ""
+        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}{cure}")
     columns = []
     for field in DEFAULT_SCHEMA:
         if field.name in names:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 from fake_cluster import FakeCluster
 
@@ -262,3 +264,24 @@ def test_a_users_program_is_checked(tmp_path: pathlib.Path) -> None:
     )
     wrong = [line for line in ran.stdout.splitlines() if "program.py" in line and "error" in line]
     assert [int(line.split(":")[1]) for line in wrong] == [10, 11, 12], ran.stdout
+
+
+def test_a_record_shows_its_time_and_place() -> None:
+    """Not a number of microseconds."""
+    record = shoal.Record("t", 0, 17, 1_767_225_600_000_000, b"k", b"v")
+    assert repr(record) == "Record(t/0 offset 17, 2026-01-01T00:00:00.000000Z, key=b'k', value=b'v')"
+    assert repr(record._replace(headers=(("a", None),))).endswith("value=b'v', headers=(('a', None),))")
+
+
+def test_a_frame_of_own_columns_is_refused_with_what_makes_values_of_it(
+    cluster: FakeCluster, client: Client
+) -> None:
+    """And that makes them, in the page's words."""
+    cluster.create("t")
+    frame = pd.DataFrame({"city": ["Ulm", "Bonn"], "amount": [1, 2]})
+    with client.producer("t") as producer:
+        with pytest.raises(ShoalError, match=r"this has 'amount', 'city'; .*to_json\(orient='records'"):
+            producer.send_batch(frame)
+        lines = frame.to_json(orient="records", lines=True).splitlines()
+        producer.send_batch(pa.table({"value": lines, "key": frame["city"]}))
+    assert {record.key: record.json()["amount"] for record in client.consumer("t")} == {b"Ulm": 1, b"Bonn": 2}
