@@ -46,7 +46,9 @@ _PLACES: Schema = {
     "examples": ["0:17,1:30"],
 }
 
-TIMEOUT = Parameter("timeout", "How long to wait for a leader and for the answer; at most 60s.", PAUSE)
+TIMEOUT = Parameter(
+    "timeout", "How long to wait for a leader and for the answer; at most 60s.", schemas.TIMEOUT
+)
 FORWARD = Parameter("forward", "false: answer 421 with `leader_url` instead of asking the leader.", SWITCH)
 WAIT = Parameter("wait", "How long to wait for news when there are none; at most 60s.", PAUSE)
 AFTER_VERSION = Parameter("after_version", "Answer once the version is another (with `wait`).", TEXT)

@@ -84,6 +84,11 @@ _AGES = (
 )
 AGE: Schema = {"type": "string", "pattern": f"^({'|'.join(_AGES)})$", "examples": ["30s", "5m", "7d"]}
 """A duration from a second to some hundred years."""
+TIMEOUT: Schema = {
+    "type": "string",
+    "pattern": "^([1-9][0-9]{0,3}(ms)?|[1-5][0-9]{4}(ms)?|60000(ms)?|([1-9]|[1-5][0-9]|60)s|1m)$",
+    "examples": ["500ms", "5s", "1m"],
+}
 PAUSE: Schema = {
     "type": "string",
     "pattern": "^(([0-5]?[0-9]{1,4}|60000)(ms)?|([0-5]?[0-9]|60)s|[01]m)$",
@@ -196,10 +201,15 @@ SCHEMAS: dict[str, Schema] = {
         "additionalProperties": True,
     },
     "Retention": closed({"age": or_null(AGE), "bytes": or_null(_RETENTION_BYTES)}),
-    "Segment": closed({"bytes": _SEGMENT_BYTES, "age": or_null(AGE)}),
+    "Segment": closed({"bytes": or_null(_SEGMENT_BYTES), "age": or_null(AGE)}),
     "Settings": members_of(**SETTINGS),
-    "TopicSettings": closed(SETTINGS),
-    "TopicChanges": closed({"retention": RETENTION, "segment": SEGMENT}),
+    "TopicSettings": closed(
+        {name: schema if name == "fsync" else or_null(schema) for name, schema in SETTINGS.items()}
+    ),
+    "TopicChanges": {
+        **closed({"retention": or_null(RETENTION), "segment": or_null(SEGMENT)}),
+        "minProperties": 1,
+    },
     "TopicList": members_of({"next_cursor": TEXT}, topics=list_of(members_of(**_SUMMARY))),
     "Topic": members_of(
         {"warning": TEXT},

@@ -19,8 +19,8 @@ TYPES: dict[str, tuple[type, ...]] = {
 WORDS = frozenset(
     (
         "$ref", "additionalProperties", "anyOf", "const", "contentEncoding", "description", "enum",
-        "examples", "format", "items", "maxItems", "maximum", "minItems", "minimum", "pattern",
-        "properties", "required", "type",
+        "examples", "format", "items", "maxItems", "maximum", "minItems", "minProperties", "minimum",
+        "pattern", "properties", "required", "type",
     )
 )  # fmt: skip
 
@@ -53,6 +53,8 @@ def faults(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any], a
     if isinstance(value, list) and "items" in schema:
         for place, item in enumerate(value):
             found += faults(schema["items"], item, document, f"{at}[{place}]")
+    if isinstance(value, dict) and len(value) < schema.get("minProperties", 0):
+        found.append(f"{at}: {len(value)} members are too few")
     if isinstance(value, dict):
         found += object_faults(schema, value, document, at)
     return found
