@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.agent.addresses import host_of, plain_address
+from shoal.addresses import host_of, plain_address
 from shoal.agent.catalog import Catalog, TopicEntry
 from shoal.agent.kept import Kept
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.agent.addresses import host_of, plain_address
+from shoal.addresses import host_of, plain_address
 from shoal.agent.clock import Clock
 from shoal.agent.lobby import Lobby
 from shoal.agent.peer_connection import PeerConnection, Refused

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.agent.addresses import plain_address
+from shoal.addresses import plain_address
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, AgentConfig
 from shoal.agent.data_directory import StartError
 from shoal.agent.documents import TAG_URL, TAGS

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.agent.addresses import plain_address
+from shoal.addresses import plain_address
 from shoal.agent.bootstrap import Peer
 from shoal.agent.catalog import ID_BYTES
 from shoal.agent.catalog_version import CatalogVersion, version_from_text

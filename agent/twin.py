@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from shoal.agent.addresses import host_of, plain_address
+from shoal.addresses import host_of, plain_address
 from shoal.agent.data_directory import StartError
 from shoal.agent.documents import TAG_BOOT_NONCE, TAG_URL
 from shoal.membership.interface import MemberEvent

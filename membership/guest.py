@@ -13,7 +13,7 @@ from shoal.membership.envelope import Envelope
 from shoal.membership.streams import Intake, StreamFault, exchange_state
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.keyring import Keyring, parse_key
-from shoal.membership.wire.messages import PushPull, State
+from shoal.membership.wire.messages import PushPull, State, host_text
 from shoal.membership.wire.serf import decode_tags
 
 TIMEOUT_SECONDS = 3.0
@@ -25,6 +25,7 @@ class PoolMember(NamedTuple):
 
     name: str
     tags: dict[str, str]
+    address: str
 
 
 class NobodyAnswered(Exception):
@@ -43,7 +44,9 @@ async def ask_pool(host: str, port: int, *, key: str | None = None, label: str =
         async with asyncio.timeout(TIMEOUT_SECONDS):
             answer = await exchange_state(host, port, PushPull(False, (), b""), envelope, Intake())
         living = [node for node in answer.nodes if node.state in (State.ALIVE, State.SUSPECT)]
-        return [PoolMember(node.name, decode_tags(node.meta)) for node in living]
+        return [
+            PoolMember(node.name, decode_tags(node.meta), host_text(node.endpoint.address)) for node in living
+        ]
     except TimeoutError:
         raise NobodyAnswered(f"{host}:{port} did not answer within {TIMEOUT_SECONDS:g} s") from None
     except (OSError, StreamFault, WireError) as fault:

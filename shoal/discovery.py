@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.addresses import host_of, plain_address
 from shoal.errors import ClientError
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ async def urls_of_seeds(
         agents = [
             member
             for member in members
-            if TAG_URL in member.tags and cluster in (None, member.tags.get(TAG_CLUSTER))
+            # Whoever may write a tag does not choose where this client connects to: agents hold it alike.
+            if host_of(member.tags.get(TAG_URL, "")) == plain_address(member.address)
+            and cluster in (None, member.tags.get(TAG_CLUSTER))
         ]
         clusters = sorted({member.tags.get(TAG_CLUSTER, "") for member in agents})
         if len(clusters) > 1:  # pools grow together when an agent takes the address of a dead one

@@ -13,7 +13,7 @@ import pytest
 from test_links import FAST, PATIENT, TEST_FRAME, Node, RawPeer, connected, nodes, until
 
 import shoal.agent.links as links_module
-from shoal.agent.addresses import host_of, plain_address
+from shoal.addresses import host_of, plain_address
 from shoal.agent.config import AgentConfig
 from shoal.agent.documents import is_shoal
 from shoal.agent.links import LinkConfig
