@@ -28,6 +28,7 @@ from log_history import Append, Outcome, Poll
 from cluster_sim.blocking import Blocking, BlockingPool
 from shoal.aio import AsyncClient, ClientConfig, Delivery, ProduceFailed, RetryPolicy, Unreachable
 from shoal.aio_reading import AsyncConsumer
+from shoal.arrow_stream import SEQUENCES_PER_LANE
 from shoal.errors import ShoalError
 from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 from shoal.spark_options import SourceError
@@ -41,6 +42,7 @@ LIBRARY_RETRY_MS = 8_000
 FLUSH_LIMIT_S = 20.0
 POLL_S = 0.5
 CHUNKS_MAX = 3
+LANES = 4
 TASK_ATTEMPTS_MAX = 6
 NOWHERE = -1
 """The partition of what was never answered."""
@@ -241,6 +243,8 @@ class SinkTask:
         self._pool = pool
         self._pause_s = pause_s
         self._epoch = 0
+        self._lane = 0
+        """Which of the query's tasks this micro-batch's is."""
 
     async def run(self) -> None:
         """Until the work stops."""
@@ -253,6 +257,7 @@ class SinkTask:
         rng = self._work.rng
         place = Place(self._topic, rng.randrange(self._partitions))
         count = rng.randint(1, CHUNKS_MAX)
+        self._lane = rng.randrange(LANES)
         chunks = [
             [f"{self._name}-{self._epoch}.{chunk}.{row}" for row in range(rng.randint(1, 4))]
             for chunk in range(count)
@@ -296,7 +301,7 @@ class SinkTask:
             self._pool.blocking = blocking
             for number, values in enumerate(chunks[:cut]):
                 begun.setdefault(number, loop.time())
-                sender.send(Chunk(place, number, _batch(values)))
+                sender.send(Chunk(place, self._lane * SEQUENCES_PER_LANE + number, _batch(values)))
                 ended.setdefault(number, loop.time())
 
         try:

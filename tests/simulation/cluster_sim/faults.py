@@ -38,6 +38,8 @@ NEWEST_BYTES = 3_000
 """Some entries and the tail record at the end of a log."""
 RUINED_FROM = 1_000
 """Behind a segment's header, before its first entry ends."""
+STOPPED_MAX = 3
+"""Replicas of one host that stop in a run: others have the rest."""
 ERROR_PLACES = ("/topics/", "/topics/", "hard-state", "replicas", "cluster", "identity")
 
 
@@ -50,6 +52,8 @@ class Nemesis:
         self.counts: dict[str, int] = {}
         self.rotten: str | None = None
         """The address of the host whose disk rots."""
+        self.broken: str | None = None
+        """That of the host of which replicas have stopped."""
         self.exchanged: str | None = None
         self.lost_agent_id: str | None = None
         self.drained: set[str] = set()
@@ -64,7 +68,7 @@ class Nemesis:
             (knobs.weather, [self.worsen_weather]),
             (knobs.pauses, [self.pause_one, self.pause_leader]),
             (knobs.slow_disks, [self.slow_disk, self.stick_disk]),
-            (knobs.disk_errors, [self.fail_sync, self.fail_write, self.fill_disk]),
+            (knobs.disk_errors, [self.fail_sync, self.fail_write, self.fill_disk, self.stop_replica]),
             (knobs.clocks or knobs.years, [self.jump_clock]),
             (knobs.crowd, [self.crowd]),
             (knobs.leaving, [self.leave]),
@@ -353,6 +357,28 @@ class Nemesis:
 
     def fail_write(self) -> str:
         return self._break("write")
+
+    def stop_replica(self) -> str:
+        """One replica of a host stops while its agent lives, as on a sector that can neither be read
+        nor written: if possible a quiet leader, which nobody was about to miss."""
+        nodes = [node for node in self._running() if self.broken in (None, node.address) and node.is_ready]
+        found = [
+            (node, replica)
+            for node in nodes
+            for replica in (() if node.host is None else node.host.open_replicas())
+            if replica.failure is None and node.life is not None and not node.life.is_paused
+        ]
+        led = [item for item in found if item[1].is_leader]
+        chosen = [item for item in led if item[1].core._state.behaviour.quiet] or led or found
+        if not chosen or self.counts.get("stop_replica", 0) >= STOPPED_MAX:
+            return "nobody"
+        node, replica = self._rng.choice(chosen)
+        assert node.life is not None
+        self.broken = node.address
+        self._simulation.disk_faults.add(node.address)
+        said = f"{node.name} {replica.group} {replica.core!r}"
+        node.life.context.copy().run(replica.fail, "damaged", "a sector of its log takes no write")
+        return said
 
     def fill_disk(self) -> str:
         node = self._rng.choice(self._simulation.nodes)

@@ -14,13 +14,14 @@ from typing import Any
 
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.node import Node
+from shoal.agent import installing
 from shoal.agent.host import Host
-from shoal.agent.identity import GroupId, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
 from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
-from shoal.replication.interfaces import Configuration, ReplicaId
-from shoal.replication.messages import Vote, VoteReply, decode, encode
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.messages import AppendReply, Vote, VoteReply, decode, encode
 from shoal.replication.raft import RaftCore
 from shoal.replication.transitions import Role
 
@@ -53,6 +54,9 @@ def _first_byte(message: Any) -> int:
 
 
 _NOBODY = ReplicaId(0, 0)
+_ACKNOWLEDGEMENT_KIND = _first_byte(
+    AppendReply(_NOBODY, _NOBODY, 1, True, LogIndex(0), LogIndex(0))  # type: ignore[arg-type]
+)
 _VOTE_KINDS = frozenset(
     {
         _first_byte(Vote(_NOBODY, _NOBODY, 1, LogIndex(0), 0)),  # type: ignore[arg-type]
@@ -157,9 +161,12 @@ class Invariants:
         return None
 
     def _look_at(self, core: RaftCore, seen: _Seen) -> None:
-        """What is checked depends on term, commit index and leadership alone."""
+        """CutIsCut: nothing that is not in the log counts as synced. What else is checked depends on term,
+        commit index and leadership alone."""
         state = core._state
         replica = seen.replica
+        if replica.log.synced_index > replica.log.last_index and seen.is_served:
+            self.fail("CutIsCut", f"{seen.life.name} {replica.group}: more is synced than there is: {core!r}")
         truth = self._groups[replica.group]
         is_leader = state.role is Role.LEADER
         is_same = seen.term == state.term and seen.commit == state.commit_index
@@ -232,6 +239,8 @@ class Invariants:
 
     def on_send(self, host: Host, group: GroupId, data: bytes) -> None:
         """OneVotePerTerm: a vote, once it has left, survives everything (safety 3)."""
+        if data[0] == _ACKNOWLEDGEMENT_KIND:
+            self._acknowledges(host, group, decode(data))
         if data[0] not in _VOTE_KINDS:
             return
         message = decode(data)
@@ -249,6 +258,47 @@ class Invariants:
                 f"{host.agent_id[:8]} {group} {message.sender} voted for {given} and {candidate} in term "
                 f"{message.term}",
             )
+
+    def _acknowledges(self, host: Host, group: GroupId, message: Any) -> None:
+        """AcknowledgedIsSynced: what others hear of is on this disk. FloorIsKnown: and the first entry of its
+        segment is noted outside the log, or that segment would not be missed."""
+        entry = host._groups.get(group)
+        if entry is None or not message.accepted or not message.match_index:
+            return
+        log, where = entry.replica.log, f"{host.agent_id[:8]} {group} {message.sender}"
+        if message.match_index > log.synced_index:
+            self.fail(
+                "AcknowledgedIsSynced",
+                f"{where} acknowledges {message.match_index}, {log.synced_index} is synced",
+            )
+        if not log.first_index <= message.match_index <= log.last_index:
+            return
+        first, floor = log.first_index_of_segment(message.match_index), host._stores.hard_states.floor(group)
+        if floor < first:
+            self.fail(
+                "FloorIsKnown",
+                f"{where} acknowledges {message.match_index}, in a segment from {first}; noted is {floor}",
+            )
+
+    def on_hard_state(self, group: GroupId, state: HardState) -> None:
+        """HintIsSynced: what is noted as committed is on this disk, or its log would look too short."""
+        life = LIFE.get()
+        for node in self._nodes():
+            entry = None if node.life is not life or node.host is None else node.host._groups.get(group)
+            if entry is not None and state.commit_index > entry.replica.log.synced_index:
+                self.fail(
+                    "HintIsSynced",
+                    f"{node.name} {group} notes {state.commit_index} as committed, and has synced"
+                    f" {entry.replica.log.synced_index}",
+                )
+
+    def on_install(self, group: GroupId, copy: Any, before: HardState, after: HardState) -> None:
+        """InstalledIsCurrent: what a copy has beyond the commit index counts in its leader's term alone
+        (safety 27); and no vote goes with it into a newer term (safety 3)."""
+        if copy.branch_term is not None and copy.branch_term < before.term:
+            self.fail("InstalledIsCurrent", f"{group}: of term {copy.branch_term}, in term {before.term}")
+        if after.term > before.term and after.vote is not None:
+            self.fail("OneVotePerTerm", f"{group}: the vote of term {before.term} stands in {after.term}")
 
     def on_record(self, record: ReplicaRecord) -> None:
         """BornOnce: a replica id is taken once; RemovedStaysRemoved, on the agent that held it (safety 2)."""
@@ -304,6 +354,20 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         if record.state is not ReplicaState.CREATING:
             invariants.on_record(record)  # not while the disk may refuse it
 
+    save, promise = HardStateFile.save, installing._Copy.promise
+
+    async def observed_save(self: HardStateFile, group: GroupId, own_id: ReplicaId, state: HardState) -> None:
+        invariants.on_hard_state(group, state)
+        await save(self, group, own_id, state)
+
+    async def observed_promise(self: Any, group: GroupId) -> None:
+        before = self._stores.hard_states.get(group)
+        await promise(self, group)
+        after = self._stores.hard_states.get(group)
+        assert before is not None
+        assert after is not None
+        invariants.on_install(group, self, before[1], after[1])
+
     def observed(method: Callable[..., Any]) -> Callable[..., Any]:
         """The core that is called may be another one afterwards."""
         moved, loop = invariants._moved, invariants._loop
@@ -319,6 +383,8 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         (Host, "send_control", observed_send),
         (Host, "beyond_repair", observed_beyond_repair),
         (ReplicaRegistry, "put", observed_put),
+        (HardStateFile, "save", observed_save),
+        (installing._Copy, "promise", observed_promise),
         *((RaftCore, name, observed(getattr(RaftCore, name))) for name in CORE_CALLS),
     ]
 

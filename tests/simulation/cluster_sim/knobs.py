@@ -53,6 +53,8 @@ class Knobs:
     split: float  # the chance that bytes arrive in two parts
     years: bool  # clocks are wrong by years, too
     crowd: bool  # one agent has all the connections it takes, until the end
+    visitor: bool  # somebody tries whatever else there is
+    few_producers: bool  # each partition has room for a handful of them
     disaster: bool  # when all is over, a majority is lost for good, and an operator forces what is left
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
@@ -101,6 +103,8 @@ class Knobs:
             years=rng.random() < 0.3,
             crowd=rng.random() < 0.2,
             disaster=rng.random() < 0.2,
+            few_producers=rng.random() < 0.3,
+            visitor=rng.random() < 0.3,
         )
 
     @classmethod

@@ -21,10 +21,15 @@ from shoal.agent.disk_order import DiskOrder
 from shoal.agent.host import Host
 from shoal.agent.identity import HardStateFile
 from shoal.agent.links import Links
+from shoal.agent.log_time import LogTime
 from shoal.agent.partition import PartitionState
-from shoal.agent.producers import ProducerTable
+from shoal.agent.peer_clocks import PeerClocks
+from shoal.agent.peer_wire import encode_stopped
+from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
 from shoal.agent.reading import Reader
 from shoal.agent.replica import Replica
+from shoal.agent.stopped import Stopped
+from shoal.agent.topic_replicas import TopicReplicas
 from shoal.agent.waiting import Waiter, WaitQueue
 from shoal.errors import ShoalError
 from shoal.replication import steps
@@ -173,6 +178,77 @@ def never_dial_again() -> list[Patch]:
     return [(Links, "_keep_dialled", keep_dialled)]
 
 
+def forget_young_producers() -> list[Patch]:
+    """A full table makes room by forgetting whoever was silent longest, however short that is."""
+
+    def forget(self: ProducerTable, index: Any, elapsed_us: int) -> None:
+        while self._entries and self.size_bytes >= self._max_bytes:
+            self._pop(next(iter(self._entries)))
+
+    small = {**(ProducerTable.__init__.__kwdefaults__ or {}), "max_bytes": PRODUCER_BYTES}
+    return [
+        (ProducerTable.__init__, "__kwdefaults__", small),
+        (ProducerTable, "_has_room", lambda *_: True),
+        (ProducerTable, "_forget", forget),
+    ]
+
+
+def forget_what_was_before_a_cut() -> list[Patch]:
+    """When a log's end is cut, producers who appended there are forgotten whole."""
+    undo_from = ProducerTable.undo_from
+
+    def mutated(self: ProducerTable, from_index: Any) -> None:
+        before = dict(self)
+        undo_from(self, from_index)
+        for producer_id, known in dict(self).items():
+            if known is not before.get(producer_id):
+                self._pop(producer_id)
+
+    return [(ProducerTable, "undo_from", mutated)]
+
+
+def tell_of_a_segment_before_it_is_noted() -> list[Patch]:
+    """Its first entry is acknowledged while that is still on its way to the disk."""
+
+    def note(self: DiskOrder, item: Any) -> None:
+        self._done(item)
+        if item.segments and item.segments[-1] > self._floor:
+            self._floor = item.segments[-1]
+            asyncio.ensure_future(self._save_floor(self._floor))  # noqa: RUF006 -- nobody waits
+
+    return [(DiskOrder, "_note", note)]
+
+
+def hint_at_what_is_not_synced() -> list[Patch]:
+    """The commit index that is saved is the core's, not what this disk has."""
+
+    async def save_hard_state(self: Host, replica: Replica, state: HardState) -> None:
+        await self._stores.hard_states.save(replica.group, replica.replica_id, state)
+
+    return [(Host, "save_hard_state", save_hard_state)]
+
+
+def stop_without_a_word() -> list[Patch]:
+    """A leader whose replica stops tells nobody, and its agent names it to nobody."""
+    return [
+        (Replica, "say_last_words", lambda _: None),
+        (Stopped, "names", lambda _: encode_stopped([])),
+    ]
+
+
+def take_absence_for_deletion() -> list[Patch]:
+    """What the catalog had in this run and has no more was deleted, whichever epoch it is of."""
+    return [(TopicReplicas, "_forget_other_epochs", lambda _: None)]
+
+
+def trust_the_wall_clock() -> list[Patch]:
+    """Records are stamped with whatever the clock says, and never earlier than those before."""
+    return [
+        (PeerClocks, "now_us", lambda self: self._clock.now_us()),
+        (LogTime, "stamp", lambda _, previous_us, now_us, now_ms: max(previous_us, now_us)),
+    ]
+
+
 @dataclass(frozen=True)
 class Mutant:
     """`expected`: the invariants that may notice it."""
@@ -206,11 +282,15 @@ SHORT = {
 SHORT |= {"rot": False, "draining": False, "topics": False, "joining": False, "retention_bytes": None}
 SHORT |= {"replace_after_ms": 300_000, "producer_pause_ms": 20, "segment_bytes": 1 << 20, "delay_ms_max": 20}
 SHORT |= {"arrow": False, "leader_acks": False, "keys": False, "library": False, "sink": False, "split": 0}
+SHORT |= {"crowd": False, "years": False, "disaster": False, "few_producers": False, "visitor": False}
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
 CALM = {"rot": False, "draining": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
+
+ROLLING = {"segment_bytes": 16_384, "padding": 100, "batch_max": 20, "sync_ms_max": 30}
+SLOW_PRODUCERS = {"producer_pause_ms": 1_000, "partitions": 6, "fault_interval_ms": 300}
 
 
 def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
@@ -219,7 +299,11 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
 
 
 MUTANTS = (
-    Mutant(ack_before_sync, LOSS, first_seed=31, knobs=_only("power_all", "power_leader", sync_ms_max=30)),
+    Mutant(
+        ack_before_sync,
+        ("AcknowledgedIsSynced", *LOSS),
+        knobs=_only("power_all", "power_leader", sync_ms_max=300),
+    ),
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
@@ -263,6 +347,26 @@ MUTANTS = (
         never_sync_names,
         ("BornOnce", "OneVotePerTerm", *LOSS),
         knobs=BUSY | {"power": True, "sync_ms_max": 30},
+    ),
+    Mutant(forget_young_producers, ("History", "Liveness"), knobs=_only("kill_leader", "cut_leader")),
+    Mutant(
+        forget_what_was_before_a_cut,
+        ("History", "Liveness"),
+        first_seed=24,
+        knobs=_only("cut_leader", "mute_leader", "pause_leader", "kill_leader", **SLOW_PRODUCERS),
+    ),
+    Mutant(tell_of_a_segment_before_it_is_noted, ("FloorIsKnown",), knobs=_only("kill_leader", **ROLLING)),
+    Mutant(
+        hint_at_what_is_not_synced,
+        ("HintIsSynced",),
+        knobs=_only("power_one", "slow_disk", **ROLLING),
+    ),
+    Mutant(stop_without_a_word, ("Liveness",), first_seed=3, knobs=_only("stop_replica", topics=True)),
+    Mutant(take_absence_for_deletion, ("AbsenceIsNoDeletion",), knobs=SHORT | {"disaster": True}),
+    Mutant(
+        trust_the_wall_clock,
+        ("Liveness", "History"),
+        knobs=_only("jump_clock", "jump_clock", "kill_leader", years=True),
     ),
     Mutant(never_dial_again, ("Liveness",), knobs=CALM | {"kills": True}),
 )

@@ -38,6 +38,7 @@ from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.topics import TopicClient
 from cluster_sim.verdict import Verdict
+from cluster_sim.visitor import Visitor
 from cluster_sim.world import replaced, replacements
 from shoal.agent.doubled import DoubledError
 from shoal.errors import ShoalError
@@ -161,6 +162,7 @@ class ClusterSimulation:
             pool=self.pool,
             small_segments=self.knobs.segment_bytes < 1 << 20 or self.knobs.retention_bytes is not None,
             few_places=self.knobs.crowd,
+            few_producers=self.knobs.few_producers,
         )
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
@@ -262,16 +264,18 @@ class ClusterSimulation:
         clients = [*self._partition_clients(), *self._topic_clients()]
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
-    def _topic_clients(self) -> list[KeyedProducer | LibraryClient | SinkTask | TopicClient]:
+    def _topic_clients(self) -> list[KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor]:
         """Those whose records go to any partition."""
         knobs, pause_s = self.knobs, 2 * self.knobs.producer_pause_ms / 1_000
-        found: list[KeyedProducer | LibraryClient | SinkTask | TopicClient] = []
+        found: list[KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor] = []
         if knobs.keys:
             found.append(KeyedProducer(self.work, "keys", TOPIC, knobs.partitions, pause_s))
         if knobs.library:
             found.append(LibraryClient(self.work, "library", TOPIC, pause_s))
         if knobs.sink:
             found.append(SinkTask(self.work, "sink", TOPIC, knobs.partitions, self.pool, pause_s))
+        if knobs.visitor:
+            found.append(Visitor(self.work, TOPIC))
         if knobs.topics:
             found.append(self.topics)
         return found

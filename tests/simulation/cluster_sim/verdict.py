@@ -48,15 +48,20 @@ class Verdict:
 
     async def until_served_as_is(self, limit_s: float) -> None:
         """Every partition takes an append of which a majority of voters work, whatever is broken elsewhere.
-        Before that every agent is ready, unless the catalog is what is broken."""
+        Before that every agent is ready whose disk works, unless the catalog is what is broken."""
         loop = self._simulation.loop
         end_s = loop.time() + limit_s
-        while not all(node.is_ready for node in self._simulation.nodes) and loop.time() < end_s:
+        while self._waiting() and loop.time() < end_s:
             await asyncio.sleep(LOOK_S)
         await self._until(lambda: self._unready() or self._unserved(self._able()), limit_s)
 
+    def _waiting(self) -> list[str]:
+        broken = self._simulation.disk_faults
+        nodes = [node for node in self._simulation.nodes if node.address not in broken]
+        return [node.name for node in nodes if not node.is_ready]
+
     def _unready(self) -> str | None:
-        waiting = [node.name for node in self._simulation.nodes if node.is_running and not node.is_ready]
+        waiting = self._waiting()
         return f"{waiting} are not ready" if waiting and CATALOG_GROUP in self._able() else None
 
     async def until_caught_up_as_is(self, limit_s: float) -> None:

@@ -35,6 +35,7 @@ from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
 from shoal.agent import catalog_follow
 from shoal.agent.host import Host
+from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
 from shoal.agent.retention import Retention
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.fair_disk import FairDisk
@@ -55,6 +56,8 @@ SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
 """A dozen commands: so much is kept, and more goes."""
 RETENTION_INTERVAL_MS = 500
+PRODUCERS = 8
+"""More than begin at once; who comes later finds no room for the whole run."""
 GOSSIP_PORT = 7946
 HTTP_PORT = 7070
 
@@ -117,6 +120,7 @@ def replacements(
     pool: BlockingPool,
     small_segments: bool,
     few_places: bool,
+    few_producers: bool,
 ) -> list[tuple[Any, str, Any]]:
     """(where, name, what) of everything that is replaced. `disk_of(address)`: the disk of a host."""
 
@@ -160,6 +164,9 @@ def replacements(
         (gossip_module, "open_listener", open_listener),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
     ]
+    if few_producers:
+        room = {**(ProducerTable.__init__.__kwdefaults__ or {}), "max_bytes": PRODUCERS * PRODUCER_BYTES}
+        places.append((ProducerTable.__init__, "__kwdefaults__", room))
     if few_places:
         few = {"connections": PLACES, "agent_connections": PLACES, "unread_connections": PLACES // 4}
         limits_for = agent_module.limits_for
