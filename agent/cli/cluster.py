@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.completion import complete_member
 from shoal.agent.cli.health import (
     LISTED_PROBLEMS_MAX,
     OPEN_GOSSIP,
@@ -244,7 +245,12 @@ def leave(agent: AgentOption = DEFAULT_AGENT) -> None:
 
 
 def force_leave(
-    member: Annotated[str, typer.Argument(metavar="MEMBER", help="The name or id of a failed member.")],
+    member: Annotated[
+        str,
+        typer.Argument(
+            metavar="MEMBER", help="The name or id of a failed member.", autocompletion=complete_member
+        ),
+    ],
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
     """Count a failed member as left, so that it is no longer waited for."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.completion import complete_member
 from shoal.agent.cli.output import (
     DEFAULT_AGENT,
     AgentOption,
@@ -48,7 +49,11 @@ def register(app: typer.Typer) -> None:
 def drain(
     member: Annotated[
         str | None,
-        typer.Argument(metavar="MEMBER", help="A member's name or id; by default the agent asked."),
+        typer.Argument(
+            metavar="MEMBER",
+            help="A member's name or id; by default the agent asked.",
+            autocompletion=complete_member,
+        ),
     ] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,

@@ -13,7 +13,7 @@ from command_line import assert_one_line, run
 from fake_cluster import FakeCluster
 
 from shoal.agent.cli.amounts import duration_text, moment_ms, size_bytes, start_of
-from shoal.agent.cli.completion import complete_topic
+from shoal.agent.cli.completion import complete_member, complete_topic
 from shoal.agent.cli.output import CliError
 from shoal.agent.cli.topic_settings import replicas_text, shown_settings, summary
 from shoal.aio_producer import batch_of
@@ -187,6 +187,7 @@ async def test_the_names_of_topics_are_completed(
         cluster.create(name)
     monkeypatch.setenv("SHOAL_AGENT", cluster.urls[0])
     assert await asyncio.to_thread(complete_topic, "fl") == ["flags", "flights"]
+    assert await asyncio.to_thread(complete_member, "agent-") == ["agent-0"]
     monkeypatch.setenv("SHOAL_AGENT", "http://127.0.0.1:1")
     assert complete_topic("fl") == []
     monkeypatch.setenv("SHOAL_AGENT", "ftp://nowhere")
