@@ -16,7 +16,7 @@ from typing import Any
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
-from shoal.agent import waiting
+from shoal.agent import partition, waiting
 from shoal.agent.disk_order import DiskOrder
 from shoal.agent.host import Host
 from shoal.agent.identity import HardStateFile
@@ -242,8 +242,10 @@ def take_absence_for_deletion() -> list[Patch]:
 
 
 def trust_the_wall_clock() -> list[Patch]:
-    """Records are stamped with whatever the clock says, and never earlier than those before."""
+    """Records are stamped with whatever the clock says, and never earlier than those before; and producers
+    are as old as that makes them."""
     return [
+        (partition, "ELAPSED_STEP_US", 2**62),
         (PeerClocks, "now_us", lambda self: self._clock.now_us()),
         (LogTime, "stamp", lambda _, previous_us, now_us, now_ms: max(previous_us, now_us)),
     ]
@@ -351,8 +353,8 @@ MUTANTS = (
     Mutant(forget_young_producers, ("History", "Liveness"), knobs=_only("kill_leader", "cut_leader")),
     Mutant(
         forget_what_was_before_a_cut,
-        ("History", "Liveness"),
-        first_seed=24,
+        ("SameTables", "History", "Liveness"),
+        first_seed=4,
         knobs=_only("cut_leader", "mute_leader", "pause_leader", "kill_leader", **SLOW_PRODUCERS),
     ),
     Mutant(tell_of_a_segment_before_it_is_noted, ("FloorIsKnown",), knobs=_only("kill_leader", **ROLLING)),

@@ -237,6 +237,7 @@ class Verdict:
     async def judge(self) -> None:
         """Raises InvariantViolation."""
         await self._same_bytes()
+        self._same_tables()
         self._topics_are_right()
         await self._read_everything()
         anomalies = Checker(self._simulation.history).anomalies()
@@ -256,6 +257,19 @@ class Verdict:
                 if len(set(digests.values())) > 1:
                     raise InvariantViolation("SameCommittedPrefix", f"{group} {first} to {last}: {digests}")
                 break
+
+    def _same_tables(self) -> None:
+        """SameTables: whoever folds the same entries knows the same producers (safety 18), however often its
+        log was cut on the way."""
+        for group, held in self._replicas().items():
+            tables: dict[int, dict[bytes, str]] = {}
+            for node, replica in held:
+                if replica.failure is None and replica.state.tail.last_index == replica.core.commit_index:
+                    table = replica.state.producers.to_bytes()
+                    tables.setdefault(replica.core.commit_index, {})[table] = node.name
+            if any(len(found) > 1 for found in tables.values()):
+                differing = [list(found.values()) for found in tables.values()]
+                raise InvariantViolation("SameTables", f"{group}: {differing} know other producers")
 
     def _topics_are_right(self) -> None:
         """Topics that were created for certain are there, deleted ones are not; at every agent."""
