@@ -538,6 +538,9 @@ class Broker:
         """The host knows agents, not URLs: say who leads in a way that a client can use."""
         if not error.definite:  # what may have happened here must not be tried elsewhere
             return error
+        if error.code == "stopping" and not self.stopping:
+            self.topic(topic.name)  # raises, where the replica was closed with its topic
+            return self._elsewhere(topic, partition)
         if error.code != "not-leader":
             return self._instead_of_here(error, topic, partition)
         elsewhere = self._elsewhere(topic, partition)

@@ -336,6 +336,22 @@ async def test_what_may_have_happened_here_is_not_tried_elsewhere() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_replica_that_is_closed_is_no_agent_that_stops() -> None:
+    """Whoever waits at it is sent on; or told that the topic is gone."""
+    fixture = Fixture()
+    await fixture.broker.create_topic("t", {"partitions": 1}, 100)
+    topic = fixture.broker.topic("t")
+    fixture.host.groups.add(GroupKey(topic.id, 0))
+    fixture.host.error = ShoalError("stopping", "the replica is closed")
+    assert (await code(fixture.broker.offsets(topic, 0))).code == "no-leader"
+    fixture.broker.stopping = True
+    assert (await code(fixture.broker.offsets(topic, 0))).code == "stopping"
+    fixture.broker.stopping = False
+    del fixture.broker._catalog.topics["t"]
+    assert (await code(fixture.broker.offsets(topic, 0))).code == "unknown-topic"
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_topic_says_how_far_its_replicas_lag() -> None:
     """Behind the leader's log; not known while nobody leads, or the replica has not been heard of."""
     fixture = Fixture()
