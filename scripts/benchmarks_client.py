@@ -6,9 +6,11 @@ work cannot do without, in the same process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -20,14 +22,17 @@ import load
 from bench_topics import ARROW, RECORD_BYTES, post
 from row import Row
 
-from shoal import DEFAULT_SCHEMA, BatchingConfig, Client
+from shoal import DEFAULT_SCHEMA, AsyncClient, BatchingConfig, Client
 from shoal.aio_producer import batch_of, encode_stream
+from shoal.tabular import FrameKind
 
 SINGLE_RECORDS = 1_000_000
 SINGLE_GOAL_PER_SECOND = 400_000
 FLOOR_ROWS = 8_000  # of a chunk: as many as fill the client's request of 1 MiB
 BATCH_ROWS = 8_000
 BATCHES = 250
+ALONE_RECORDS = 1_500
+FRAME_BATCHES = 500
 CONSUME_BYTES = 512 * 2**20
 FETCH_BYTES = 16 * 2**20
 READ_BEFORE = 2  # readings after which an agent lends pages (segment_store/lending.py)
@@ -41,12 +46,119 @@ class Bench(Protocol):
 
 
 def rows(bench: Bench) -> list[Row]:
-    """All of them, with one agent."""
+    """All of them, with one agent, and what is written with three."""
     with bench.agents(1) as agents:
         url = agents.agents[0].url
-        for topic in ("single", "batches", "read"):
+        for topic in ("single", "batches", "read", "alone", "frames"):
             bench_topics.create_topic(url, topic, 1, 1)
-        return [*single(bench, url), *batches(bench, url), *consume(bench, url)]
+        found = [*alone(bench, url, "1 agent"), *single(bench, url), *batches(bench, url)]
+        found += [*consume(bench, url), *frames(bench, url)]
+    with bench.agents(3) as agents:
+        url = agents.agents[0].url
+        for topic in ("alone", "replicated"):
+            bench_topics.create_topic(url, topic, 1, 3)
+        return [*found, *alone(bench, url, "3 agents"), *replicated(bench, url)]
+
+
+def alone(bench: Bench, url: str, agents: str) -> list[Row]:
+    """Producer.append, one record in flight, from a thread and from a coroutine, beside bare POSTs of the
+    same value over one connection to the leader: medians of a call."""
+    leader = bench_topics.wait_leader(url, "alone")
+    value = b"x" * RECORD_BYTES
+    target = f"{leader}/v1/topics/alone/partitions/0/records"
+    request = load.request_bytes("POST", target, value, Content_Type="text/plain")
+
+    def floor() -> float:
+        return bench_topics.p50_us(request, leader, ALONE_RECORDS)
+
+    with Client(url) as client, client.producer("alone") as producer:
+        producer.append(value)  # the first of a partition goes the ordinary way
+
+        def append() -> float:
+            taken = []
+            for _ in range(ALONE_RECORDS):
+                started = time.perf_counter()
+                producer.append(value)
+                taken.append((time.perf_counter() - started) * 1e6)
+            return statistics.median(taken)
+
+        by_thread = bench.alternate(append, floor)
+
+    by_coroutine = bench.alternate(lambda: asyncio.run(append_in_coroutine(url, value)), floor)
+    return [
+        Row(
+            f"Producer.append, one in flight, {agents}, {how}, p50",
+            f"{ours:.0f} us",
+            f"bare POST {least:.0f} us",
+            ours / least,
+            1.3,
+            True,
+        )
+        for how, (ours, least) in (("thread", by_thread), ("asyncio", by_coroutine))
+    ]
+
+
+async def append_in_coroutine(url: str, value: bytes) -> float:
+    """The median microseconds of an append that is awaited alone."""
+    taken = []
+    async with AsyncClient(url) as client, client.producer("alone") as producer:
+        await producer.append(value)
+        for _ in range(ALONE_RECORDS):
+            started = time.perf_counter()
+            await producer.append(value)
+            taken.append((time.perf_counter() - started) * 1e6)
+    return statistics.median(taken)
+
+
+def replicated(bench: Bench, url: str) -> list[Row]:
+    """Producer.send_batch of 8,000 records to three replicas, beside plain POSTs of 1,000 over eight
+    connections."""
+    leader = bench_topics.wait_leader(url, "replicated")
+    batch = batch_of([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)])
+    body = bench_topics.arrow_body()
+    target = f"{leader}/v1/topics/replicated/partitions/0/records"
+    request = load.request_bytes("POST", target, body, Content_Type=ARROW)
+    requests = BATCHES * BATCH_ROWS // bench_topics.BATCH_RECORDS
+    with Client(url) as client, client.producer("replicated") as producer:
+
+        def send() -> float:
+            started = time.perf_counter()
+            for _ in range(BATCHES):
+                producer.send_batch(batch)
+            producer.flush()
+            return BATCHES * BATCH_ROWS / (time.perf_counter() - started)
+
+        def post_bodies() -> float:
+            posted = post(request, leader, connections=8, requests=requests)
+            return posted.per_second * bench_topics.BATCH_RECORDS
+
+        ours, floor = bench.alternate(send, post_bodies)
+    name = "Producer.send_batch, 8,000 records each, 3 agents"
+    beside = f"plain POST of 1,000, eight connections {floor / 1e6:.2f} M/s"
+    return [Row(name, f"{ours / 1e6:.2f} M records/s", beside, ours / floor, 0.85)]
+
+
+def frames(bench: Bench, url: str) -> list[Row]:
+    """Consumer.frames of Arrow beside those of pandas, which are made of the same and copied."""
+    batch = batch_of([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)])
+    with Client(url) as client:
+        with client.producer("frames") as producer:
+            for _ in range(FRAME_BATCHES):
+                producer.send_batch(batch)
+
+        def read(kind: FrameKind) -> float:
+            started, rows = time.perf_counter(), 0
+            with client.consumer("frames") as consumer:
+                for frame in consumer.frames(kind):
+                    rows += len(frame)
+            assert rows == FRAME_BATCHES * BATCH_ROWS
+            return rows / (time.perf_counter() - started)
+
+        for _ in range(READ_BEFORE):
+            read("arrow")
+        ours, floor = bench.alternate(lambda: read("arrow"), lambda: read("pandas"))
+    name, beside = "Consumer.frames, Arrow", f"pandas {floor / 1e6:.1f} M/s"
+    return [Row(name, f"{ours / 1e6:.1f} M records/s", beside, ours / floor, 1.2)]
 
 
 @contextlib.contextmanager

@@ -242,8 +242,7 @@ class Cluster:
         """A lone record's agent, asked once; None when it did not answer well."""
         lone.doubt = True
         try:
-            async with asyncio.timeout(timeout_seconds):
-                return await self._posts.post(lone.url, lone.request)
+            return await self._posts.post_alone(lone.url, lone.request, timeout_seconds)
         except (NotConnected, Unsupported):
             lone.doubt = False
         except (OSError, UnknownLength):  # a TimeoutError is one

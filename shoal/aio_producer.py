@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.aio_cluster import Answer, Call, Cluster, Unreachable, now_ms, topic_path
-from shoal.aio_topics import find_topic
+from shoal.aio_topics import find_topic, outcome_of
 from shoal.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.batching import Batcher, BatchingConfig, Request, split
 from shoal.client_routing import TopicRoutes
@@ -272,17 +272,22 @@ class Producer(LiveObject):
         lone = None
         if headers is None and timestamp is None and self._lone is not None:
             lone = self._lone.begin(value, key, partition)
-        async with asyncio.timeout(None if lone is not None and timeout_seconds is None else timeout_seconds):
-            if lone is not None:
+        if lone is not None and timeout_seconds is None:
+            place = await self._send_alone(lone)
+            if place is not None:
+                return place
+        async with asyncio.timeout(timeout_seconds):
+            if lone is not None and lone.chunk is None:
                 place = await self._send_alone(lone)
                 if place is not None:
                     return place
+            if lone is None and self.gatherer.full:
+                await self._wait_for_room(None)
+            if lone is None:
+                delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, 0)
+            else:
                 assert lone.chunk is not None
                 delivery = lone.chunk.delivery
-            else:
-                if self.gatherer.full:
-                    await self._wait_for_room(None)
-                delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, 0)
             await delivery
             return delivery.place(0)
 
@@ -525,7 +530,7 @@ class Producer(LiveObject):
             self._fail(error)
 
     def _acknowledged(self, request: Request[Piece], answer: Answer) -> None:
-        base_offset, duplicate = _outcome(answer)
+        base_offset, duplicate = outcome_of(answer)
         self._batcher.settle(request)
         self._counts.records_acknowledged += request.rows
         self._counts.duplicates += duplicate
@@ -683,15 +688,3 @@ def _moved(rows: pa.Array | None, by: int) -> pa.Array | None:
 def _joined(request: Request[Piece]) -> pa.RecordBatch:
     batches = [piece.batch for piece in request.items]
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _outcome(answer: Answer) -> tuple[int | None, bool]:
-    """The first offset of what was appended, None where the agent does not say (acks=none); duplicate?"""
-    if answer.status != 200:
-        return None, False
-    document = answer.document()
-    try:
-        base_offset = int(document["appended"][0]["base_offset"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ShoalError("internal", "the agent's answer does not say where the records are") from error
-    return base_offset, document.get("duplicate") is True

@@ -1,4 +1,4 @@
-"""Where a producer's topic is: its routes, and its making where producing makes topics.
+"""Where a producer's topic is: its routes, its making where producing makes topics, and what an append says.
 
 Law of this file: it asks, and knows no records.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.aio_cluster import Call, Cluster, now_ms, topic_path
+from shoal.aio_cluster import Answer, Call, Cluster, now_ms, topic_path
 from shoal.errors import ShoalError
 
 # A topic that one agent has just created is known to the others well within this.
@@ -48,3 +48,15 @@ async def _create_topic(cluster: Cluster, topic: str, retry_ms: int) -> None:
         else:
             return
         await asyncio.sleep(0.05)
+
+
+def outcome_of(answer: Answer) -> tuple[int | None, bool]:
+    """The first offset of what was appended, None where the agent does not say (acks=none); duplicate?"""
+    if answer.status != 200:
+        return None, False
+    document = answer.document()
+    try:
+        base_offset = int(document["appended"][0]["base_offset"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ShoalError("internal", "the agent's answer does not say where the records are") from error
+    return base_offset, document.get("duplicate") is True
