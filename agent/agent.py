@@ -39,6 +39,7 @@ from shoal.agent.data_directory import (
     StartError,
     claim_directory,
     host_name,
+    machine_boot_id,
     settle_cluster,
     settle_identity,
     wipe,
@@ -151,6 +152,8 @@ class Agent:
         self._draining: Draining
         self._kept_http_port = 0
         self._dissolved: str | None = None
+        self._power_held = False
+        """The machine has been on since this agent last ran here."""
         self._last_said = ""
         self._goodbyes: list[Callable[[], Awaitable[None]]] = []
 
@@ -265,6 +268,7 @@ class Agent:
             self._identities = await IdentityStore.open(self._disk, self.config.data)
             parts.push_async_callback(self._identities.close)
             known = self._identities.load()
+            await self._note_machine_boot()
             record = await load_cluster(self._disk, self.config.data)
             self._snapshot = await load_snapshot(self._disk, self.config.data)
         except (IdentityError, ClusterFileError) as error:
@@ -279,6 +283,11 @@ class Agent:
         self._identity = settle_identity(self.config, known)
         self.agent_id = self._identity.agent_id
         return record
+
+    async def _note_machine_boot(self) -> None:
+        boot_id = machine_boot_id()
+        self._power_held = boot_id != "" and boot_id == self._identities.machine_boot
+        await self._identities.note_machine_boot(boot_id)
 
     def _wipe_if_dissolved(self) -> None:
         if self._dissolved is not None:
@@ -606,6 +615,7 @@ class Agent:
             ),
             log_config=LogConfig(),
             on_change=on_change,
+            power_held=self._power_held,
         )
 
     def _make_routes(self) -> RouteExchange:

@@ -225,6 +225,9 @@ class Broker:
             else documents.catalog_document(self.catalog_birth, self._catalog),
             "damage": self._damage(),
             "not_serving": self._not_serving(),
+            "cleared_writes": []
+            if self._joined is None
+            else documents.cleared_here(self._joined.host.cleared_writes, self._catalog),
             "kept": [] if self._joined is None else documents.kept_here(self._joined.catalog.keeping.here()),
             "gossip_is_open": self.gossip_is_open,
             "configuration": self.config.as_document(),
@@ -256,6 +259,7 @@ class Broker:
             dropped_frames=self._links.dropped_frames,
             uptime_ms=self._clock.now_ms() - self._started_ms,
             scrub=None if joined is None else joined.scrubber.statistics,
+            cleared_writes=0 if joined is None else len(joined.host.cleared_writes),
             kept_topics=0 if joined is None else len(joined.catalog.keeping.here()),
         )
 

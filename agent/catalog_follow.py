@@ -43,7 +43,7 @@ from shoal.agent.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_messages import PeerMessage, PeerMessageError, decode_topic_id, decode_version
 from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.retention import Retention
-from shoal.agent.topic_replicas import Groups, TopicReplicas
+from shoal.agent.topic_replicas import Groups, TopicReplicas, tell_cleared_write
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Frame, message_from_batch, to_record_batch
 from shoal.errors import ShoalError
@@ -175,6 +175,7 @@ class CatalogService:
             machine=StateMachine(self.apply, self._next_offset, self._saved_offset),
             replica_id=replica_id,
         )
+        tell_cleared_write(self._groups, CATALOG_GROUP, "_catalog/0")
 
     async def open_replica(self, group: GroupId, replica_id: ReplicaId) -> None:
         """Open a replica that a committed configuration has added; `changing` is held. ShoalError

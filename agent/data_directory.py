@@ -60,6 +60,15 @@ def wipe(path: str) -> None:
             os.unlink(victim)
 
 
+def machine_boot_id() -> str:
+    """Of the machine's present run, a new one with each; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
 def settle_identity(config: AgentConfig, known: AgentIdentity | None) -> AgentIdentity:
     """Who this agent is: as the directory says, made anew if it says nothing; a given name replaces the old
     one. StartError when there are logs of an agent that is not known any more: under another id they would

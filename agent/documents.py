@@ -11,8 +11,10 @@ from typing import Any
 
 from shoal.addresses import host_of, plain_address
 from shoal.agent.catalog import Catalog, TopicEntry
+from shoal.agent.identity import GroupId
 from shoal.agent.kept import Kept
 from shoal.agent.routes import Claim, GroupKey, Leadership, RouteTable
+from shoal.batch import LogIndex
 from shoal.discovery import TAG_CLUSTER as TAG_CLUSTER
 from shoal.discovery import TAG_URL as TAG_URL
 from shoal.membership.interface import Member
@@ -147,6 +149,16 @@ def kept_here(kept: Sequence[Kept]) -> list[dict[str, Any]]:
     return [
         {"id": item.topic_id.hex(), "name": item.name, "partitions": list(item.partitions)} for item in kept
     ]
+
+
+def cleared_here(cleared: Mapping[GroupId, LogIndex], catalog: Catalog) -> list[dict[str, Any]]:
+    """Partitions whose newest write was cleared though the power had held; behind which entry, by group."""
+    found = [
+        {"topic": name, "partition": group.partition, "behind_entry": behind}
+        for group, behind in cleared.items()
+        if (name := topic_name(GroupKey(*group), catalog)) is not None
+    ]
+    return sorted(found, key=lambda item: (item["topic"], item["partition"]))
 
 
 def topic_name(group: GroupKey, catalog: Catalog) -> str | None:

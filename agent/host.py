@@ -98,6 +98,7 @@ class Host:
         log_config: LogConfig,
         on_change: Callable[[GroupId], None],
         retention_interval_ms: int = RETENTION_INTERVAL_MS,
+        power_held: bool = False,
     ) -> None:
         self.agent_id = agent_id
         self.boot_nonce = boot_nonce
@@ -110,6 +111,10 @@ class Host:
         self._on_change = on_change
         self._retention_interval_ms = retention_interval_ms
         self.clocks = PeerClocks(links, clock, agent_id, self.open_replicas, retention_interval_ms)
+        self._power_held = power_held  # since this agent last ran: no write was torn by its failure
+        self.cleared_writes: dict[GroupId, LogIndex] = {}
+        """Of logs opened in this run: behind which entry something stood that no power failure can have torn,
+        and was cleared for incomplete. It may have been acknowledged."""
         self._groups: dict[GroupId, _Group] = {}
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
@@ -205,6 +210,8 @@ class Host:
         group = plan.group
         self._unserved.pop(group, None)
         self._broken.discard(group)
+        if self._power_held and replica.log.cleared_behind is not None:
+            self.cleared_writes.setdefault(group, replica.log.cleared_behind)
         applier = None if plan.machine is None else Applier(replica, plan.machine)
         self._groups[group] = _Group(
             replica,

@@ -23,6 +23,7 @@ MAX_NAME_BYTES = 128
 _IDENTITY_KEY = b"agent"
 _REGISTRY_KEY = b"registry"
 _MADE_KEY = b"made"
+_BOOT_KEY = b"machine-boot"
 _GROUP = struct.Struct("<16sI")
 _REGISTRY = struct.Struct("<qqB")
 _HARD_STATE = struct.Struct("<qqqBqqqq")
@@ -140,6 +141,16 @@ class IdentityStore:
         """The registry is durable."""
         if not self.has_registry:
             await self._records.save(_REGISTRY_KEY, b"made")
+
+    @property
+    def machine_boot(self) -> str:
+        """The boot of the machine in which this agent last ran; empty when none is known."""
+        return (self._records.get(_BOOT_KEY) or b"").decode("ascii", "replace")
+
+    async def note_machine_boot(self, boot_id: str) -> None:
+        """Durable on return; nothing is written while it is the same."""
+        if boot_id and boot_id != self.machine_boot:
+            await self._records.save(_BOOT_KEY, boot_id.encode("ascii", "replace"))
 
     async def save(self, identity: AgentIdentity) -> None:
         """Durable in both copies on return."""

@@ -41,6 +41,7 @@ def render_metrics(
     uptime_ms: int,
     scrub: ScrubStatistics | None = None,
     kept_topics: int = 0,
+    cleared_writes: int = 0,
 ) -> bytes:
     """`members`: (status, is a shoal agent). `statuses`: (topic, partition, ReplicaStatus) of replicas held
     here.
@@ -54,6 +55,11 @@ def render_metrics(
             "shoal_link_frames_dropped",
             "Frames to peers that were dropped; Raft repeats them.",
             value=dropped_frames,
+        ),
+        CounterMetricFamily(
+            "shoal_cleared_writes",
+            "Newest writes cleared for incomplete at this start, though the power had held.",
+            value=cleared_writes,
         ),
         GaugeMetricFamily(
             "shoal_kept_topics",

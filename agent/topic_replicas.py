@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaS
 from shoal.agent.retention import Retention
 from shoal.agent.topic_settings import TopicSettings
 from shoal.agent.waiting import Appended
-from shoal.batch import DEFAULT_SCHEMA, Message, ProducerStamp
+from shoal.batch import DEFAULT_SCHEMA, LogIndex, Message, ProducerStamp
 from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.segment_store.config import LogConfig
 
@@ -49,6 +49,8 @@ class Status(Protocol):
 class Groups(Protocol):
     """What the catalog needs of the host."""
 
+    @property
+    def cleared_writes(self) -> Mapping[GroupId, LogIndex]: ...
     def has(self, group: GroupId) -> bool: ...
     def status(self, group: GroupId) -> Status: ...
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
@@ -153,6 +155,7 @@ class TopicReplicas:
             retention=_retention_of(settings),
             replica_id=replica_id,
         )
+        tell_cleared_write(self._groups, GroupId(entry.topic_id, partition), f"{entry.name}/{partition}")
 
     def dead_topics(self) -> dict[bytes, set[int]]:
         """Deleted topics, with the partitions of which something may be here. Only a committed deletion leads
@@ -195,6 +198,18 @@ class TopicReplicas:
             return False
         self._held_topics.discard(topic_id)
         return True
+
+
+def tell_cleared_write(groups: Groups, group: GroupId, where: str) -> None:
+    """A warning, if one was cleared when the group was opened. where: topic and partition by their names."""
+    behind = groups.cleared_writes.get(group)
+    if behind is not None:
+        logger.warning(
+            "%s: the newest write behind entry %d was incomplete, and was cleared, though the machine had no"
+            " power failure: it may have been acknowledged, and without other replicas it is gone",
+            where,
+            behind,
+        )
 
 
 def _retention_of(settings: TopicSettings) -> Retention:

@@ -98,7 +98,7 @@ class PartitionLog:
         self._start = start
         self._segments = recovered.segments
         self.damage = tuple(recovered.damage)  # found when the log was opened
-        self.recovery_notes = tuple(recovered.notes)
+        self.recovery_notes, self.cleared_behind = tuple(recovered.notes), recovered.cleared_behind
         self._runs = recovered.term_runs
         self._indexes = IndexCache(files.disk, files.config.max_open_indexes)
         self._chain = self._chain_at_end()

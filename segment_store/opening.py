@@ -53,6 +53,8 @@ class Recovered(NamedTuple):
     notes: list[str]
     term_runs: list[tuple[LogIndex, Term]]
     spares: list[str]
+    cleared_behind: LogIndex | None = None
+    """The entry behind which the beginning of another write stood, that was cleared."""
 
 
 class _Window:
@@ -221,7 +223,14 @@ async def recover(files: SegmentFiles) -> Recovered:
         logger.debug("%s: %s", files.directory, note)
     for damage in opening.damage:
         logger.error("%s", damage)
-    return Recovered(opening.segments, opening.damage, opening.notes, opening.term_runs, list(spares))
+    return Recovered(
+        opening.segments,
+        opening.damage,
+        opening.notes,
+        opening.term_runs,
+        list(spares),
+        opening.cleared_behind,
+    )
 
 
 class _Opening:
@@ -233,6 +242,7 @@ class _Opening:
         self.segments: list[Segment] = []
         self.damage: list[Damaged] = []
         self.notes: list[str] = []
+        self.cleared_behind: LogIndex | None = None
         self.term_runs: list[tuple[LogIndex, Term]] = []
 
     async def take(self, name: SegmentName, successor: SegmentName | None) -> None:
@@ -391,6 +401,8 @@ class _Opening:
                 written = newest.written_bytes  # the same bytes at the same place: what it says holds on
         if dirty_end > end + TRAILER_BYTES or not clean:
             self.notes.append(f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}")
+            if dirty_end > end + TRAILER_BYTES:
+                self.cleared_behind = last
         await segment.reserve(file, end + TRAILER_BYTES)
         segment.count_unused(0)  # counted with the rest once the whole log has opened
         await write_zeros(file, end, dirty_end)

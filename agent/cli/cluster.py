@@ -190,6 +190,9 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         asked = {}
     settings = asked.get("configuration") or {}
     trouble = problems(found, routes, topics)
+    trouble["cleared_writes"] = [
+        f"{item['topic']}/{item['partition']}" for item in asked.get("cleared_writes", [])
+    ]
     trouble["kept"] = [str(item["name"] or item["id"]) for item in kept]
     report: dict[str, Any] = {
         "healthy": unready is None and not any(trouble.values()),
@@ -217,7 +220,7 @@ def _show_report(report: Mapping[str, Any]) -> None:
     print(f"{verdict}: {alive}, {topics}, {partitions}")
     if not report["ready"]:
         print(f"not ready: {report['unready_reason']}")
-    for kind in ("failed", "leaderless", "lost_majority", "under_replicated", "kept"):
+    for kind in ("failed", "leaderless", "lost_majority", "under_replicated", "cleared_writes", "kept"):
         if report[kind]:
             print(f"{kind.replace('_', '-')}: {listed(report[kind], LISTED_PROBLEMS_MAX)}")
     for line in report["advice"]:

@@ -112,6 +112,12 @@ def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> li
         lines.append(
             f"restart {failed} on the same --data; an agent that will not come back: `shoal force-leave NAME`"
         )
+    if report.get("cleared_writes"):
+        lines.append(
+            "when the agent that was asked started, the newest write of these logs was incomplete though the"
+            " power had held, and was cleared: it may have been acknowledged; without other replicas it is"
+            " gone. This is told until that agent starts again"
+        )
     if report.get("kept"):
         lines.append(
             "agents keep topics that the catalog does not know, as after its recovery by force: `shoal topic"

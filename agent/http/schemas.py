@@ -307,6 +307,7 @@ SCHEMAS: dict[str, Schema] = {
         ),
         not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
         gossip_is_open=BOOLEAN,
+        cleared_writes=list_of(members_of(topic=TEXT, partition=COUNT, behind_entry=COUNT)),
         kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),
     ),

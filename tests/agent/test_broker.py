@@ -110,6 +110,7 @@ class FakeHost:
     """Holds the groups named; answers every call with `error`, or None."""
 
     groups: set[Any] = field(default_factory=set)
+    cleared_writes: dict[Any, int] = field(default_factory=dict)
     error: ShoalError | None = None
     state: str = "active"
     free_space: FreeSpace = field(default_factory=lambda: FreeSpace(MemoryDisk(), ""))

@@ -95,6 +95,7 @@ class FakeGroups:
     """A host that opens anything, unless it is told not to."""
 
     opened: dict[GroupId, dict[str, Any]] = field(default_factory=dict)
+    cleared_writes: dict[GroupId, LogIndex] = field(default_factory=dict)
     deleted: list[GroupId] = field(default_factory=list)
     refuse: int = 0
     on_open: Callable[[], None] = lambda: None
