@@ -48,7 +48,7 @@ class Disaster:
             node = simulation.add_node()
             node.never_founds()
             simulation.start(node)
-        await self._until(lambda: all(node.is_ready for node in simulation.nodes), "agents are not ready")
+        await self.until(lambda: all(node.is_ready for node in simulation.nodes), "agents are not ready")
         survivor, other = self._chosen()
         topic_id = await simulation._as_client(self._made_without(survivor))
         directory = f"/topics/{topic_id}/"
@@ -62,12 +62,12 @@ class Disaster:
                 self._lost.append(node)
         simulation.start(survivor)
         await simulation._as_client(self._forced(survivor, CATALOG, 0))
-        await self._until(lambda: survivor.is_ready, f"{survivor.name} is not ready again")
+        await self.until(lambda: survivor.is_ready, f"{survivor.name} is not ready again")
         await simulation._as_client(self._make_others(survivor))
         simulation.start(other)
-        await self._until(lambda: other.is_ready, f"{other.name} is not ready again")
+        await self.until(lambda: other.is_ready, f"{other.name} is not ready again")
         await simulation._as_client(self._force_partitions())
-        await self._until(self._is_well, "the partitions that are left are not led")
+        await self.until(self._is_well, "the partitions that are left are not led")
         if held:
             await self._still_there(other, held, topic_id)
 
@@ -92,10 +92,10 @@ class Disaster:
         await asyncio.sleep(AWAY_S)
         agents = [node for node in simulation.nodes if node is not survivor]
         body = {"partitions": 2, "replication_factor": 3}
-        made = await self._ask(agents, "PUT", f"/v1/topics/{MADE_MEANWHILE}", body)
+        made = await self.ask(agents, "PUT", f"/v1/topics/{MADE_MEANWHILE}", body)
         for number in range(RECORDS):
             records = {"records": [{"value": f"{MADE_MEANWHILE}-{number}"}]}
-            await self._ask(agents, "POST", f"/v1/topics/{MADE_MEANWHILE}/records", records)
+            await self.ask(agents, "POST", f"/v1/topics/{MADE_MEANWHILE}/records", records)
         return str(made["id"])
 
     async def _forced(self, node: Node, topic: str, partition: int) -> None:
@@ -103,7 +103,7 @@ class Disaster:
         body = {"topic": topic, "partition": partition, "accept_data_loss": True}
         group = self._group(node, topic, partition)
         self._simulation.invariants.forced(group)
-        document = await self._ask([node], "POST", "/v1/agent/recover", body)
+        document = await self.ask([node], "POST", "/v1/agent/recover", body)
         self._simulation.trace(node.name, f"FORCED {topic}/{partition} {document['log_end_offset']}")
 
     def _group(self, node: Node, topic: str, partition: int) -> GroupId:
@@ -115,7 +115,7 @@ class Disaster:
     async def _make_others(self, survivor: Node) -> None:
         """The catalog goes on: what was made since has the numbers of what was lost."""
         for name in ("invoices", "people"):
-            await self._ask([survivor], "PUT", f"/v1/topics/{name}", {})
+            await self.ask([survivor], "PUT", f"/v1/topics/{name}", {})
 
     async def _force_partitions(self) -> None:
         """Each that has no leader, at the agent that holds most of it; those that nobody holds are gone."""
@@ -171,7 +171,7 @@ class Disaster:
 
     # ---- asking ----------------------------------------------------------------------------------
 
-    async def _ask(self, agents: list[Node], method: str, path: str, body: Any) -> dict[str, Any]:
+    async def ask(self, agents: list[Node], method: str, path: str, body: Any) -> dict[str, Any]:
         """Until somebody has done it. Raises InvariantViolation when nobody does."""
         said = ""
         for _ in range(int(STEP_LIMIT_S / RETRY_S)):
@@ -188,5 +188,5 @@ class Disaster:
             await asyncio.sleep(RETRY_S)
         raise InvariantViolation("Disaster", f"{method} {path} {body}: {said}")
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
         await self._simulation._until(condition, LIMIT_S, "Disaster", what)

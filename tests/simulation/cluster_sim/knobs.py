@@ -53,6 +53,7 @@ class Knobs:
     split: float  # the chance that bytes arrive in two parts
     years: bool  # clocks are wrong by years, too
     crowd: bool  # one agent has all the connections it takes, until the end
+    births: bool  # in the end a topic is made while two of five agents have just died
     visitor: bool  # somebody tries whatever else there is
     few_producers: bool  # each partition has room for a handful of them
     disaster: bool  # when all is over, a majority is lost for good, and an operator forces what is left
@@ -105,6 +106,7 @@ class Knobs:
             disaster=rng.random() < 0.2,
             few_producers=rng.random() < 0.3,
             visitor=rng.random() < 0.3,
+            births=rng.random() < 0.15,
         )
 
     @classmethod

@@ -28,6 +28,7 @@ from shoal.agent.peer_wire import encode_stopped
 from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
 from shoal.agent.reading import Reader
 from shoal.agent.replica import Replica
+from shoal.agent.roster import Roster, is_drained
 from shoal.agent.stopped import Stopped
 from shoal.agent.topic_replicas import TopicReplicas
 from shoal.agent.waiting import Waiter, WaitQueue
@@ -241,6 +242,15 @@ def take_absence_for_deletion() -> list[Patch]:
     return [(TopicReplicas, "_forget_other_epochs", lambda _: None)]
 
 
+def give_birth_on_the_dead() -> list[Patch]:
+    """Whoever gossip calls alive may get a newborn replica, whatever the links say."""
+
+    def birthplaces(self: Roster) -> list[Any]:
+        return [member for member in self.ours() if member.status == "alive" and not is_drained(member)]
+
+    return [(Roster, "birthplaces", birthplaces)]
+
+
 def trust_the_wall_clock() -> list[Patch]:
     """Records are stamped with whatever the clock says, and never earlier than those before; and producers
     are as old as that makes them."""
@@ -284,7 +294,14 @@ SHORT = {
 SHORT |= {"rot": False, "draining": False, "topics": False, "joining": False, "retention_bytes": None}
 SHORT |= {"replace_after_ms": 300_000, "producer_pause_ms": 20, "segment_bytes": 1 << 20, "delay_ms_max": 20}
 SHORT |= {"arrow": False, "leader_acks": False, "keys": False, "library": False, "sink": False, "split": 0}
-SHORT |= {"crowd": False, "years": False, "disaster": False, "few_producers": False, "visitor": False}
+SHORT |= {
+    "crowd": False,
+    "years": False,
+    "disaster": False,
+    "few_producers": False,
+    "visitor": False,
+    "births": False,
+}
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
 CALM = {"rot": False, "draining": False}
@@ -365,6 +382,9 @@ MUTANTS = (
     ),
     Mutant(stop_without_a_word, ("Liveness",), first_seed=3, knobs=_only("stop_replica", topics=True)),
     Mutant(take_absence_for_deletion, ("AbsenceIsNoDeletion",), knobs=SHORT | {"disaster": True}),
+    Mutant(
+        give_birth_on_the_dead, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}
+    ),
     Mutant(
         trust_the_wall_clock,
         ("Liveness", "History"),

@@ -19,6 +19,7 @@ from typing import Any
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload
 from log_history import History
 
+from cluster_sim.births import Births
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.clients import KeyedProducer, LibraryClient, SinkTask
 from cluster_sim.crowd import Crowd
@@ -225,6 +226,8 @@ class ClusterSimulation:
             task.result()
         await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
         await self._as_client(verdict.judge())
+        if self.knobs.births:
+            await Births(self).run()
         if self.knobs.disaster:
             await Disaster(self).run()
 
