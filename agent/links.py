@@ -521,6 +521,12 @@ class Links:
         """Whether it is watched: False for an agent that has been forgotten."""
         return agent_id in self._peers
 
+    def is_linked(self, agent_id: str) -> bool:
+        """Whether a control connection is open now: one that was killed loses it at once, long before it
+        counts as silent."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and not peer.silent and LinkKind.CONTROL in peer.connections
+
     def has_met(self, agent_id: str) -> bool:
         """Whether that very agent was linked in this run: gossip alone proves nobody's existence."""
         peer = self._peers.get(agent_id)

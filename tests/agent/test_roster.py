@@ -52,6 +52,7 @@ async def roster() -> Any:
         set_addresses=lambda urls: made.dialled.update(urls),
         is_silent=lambda name: name in made.silent,
         has_met=lambda name: name in made.linked,
+        is_linked=lambda name: name not in made.silent,
     )
     made: Any = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
     made.dialled = {}

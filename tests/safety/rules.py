@@ -178,7 +178,7 @@ FAULTS: tuple[Fault, ...] = (
         1,
         "replicas are born where gossip alone says that somebody lives",
         "agent/roster.py",
-        "        return [member for member in self.placeable() if self.is_live(member.name)]\n",
+        "        return [member for member in self.placeable() if self._is_linked(member.name)]\n",
         "        return self.placeable()\n",
         (A + "test_roster.py::test_replicas_are_born_where_links_live_only",),
     ),
