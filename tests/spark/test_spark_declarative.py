@@ -19,14 +19,11 @@ SECONDS_MAX = 550.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS_MAX + 50)
-def test_a_declarative_pipeline_writes_a_topic(
-    cluster: Cluster, keeps_classes: dict[str, str], tmp_path: pathlib.Path
-) -> None:
+def test_a_declarative_pipeline_writes_a_topic(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     """All records once; the second run goes on from its checkpoint; an unknown option is still refused."""
     cluster.fill("written", (), ())
     environment = {
         **os.environ,
-        **keeps_classes,
         "JAVA_HOME": str(java.find(tmp_path / "java")),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
