@@ -167,12 +167,20 @@ async def test_waiting_for_news(pair: Pair) -> None:
         ("offset=5", "cursor=0:5"), ("offset=x", "offset"), ("offset=-10001", "10000"),
         ("cursor=", "0:17,1:30"), ("cursor=0:1,0:2", "twice"), ("cursor=0:x", "0:x"),
         ("cursor=0:1&offset=latest", "exclude"), ("limit=0", "limit"), ("consistency=local", "consistency"),
-        ("view=value", "view=value"), ("max_bytes=0", "max_bytes"), ("wait=x", "wait"),
+        ("max_bytes=0", "max_bytes"), ("wait=x", "wait"),
     ],
 )  # fmt: skip
 async def test_what_is_refused(pair: Pair, query: str, says: str) -> None:
     """Plainly, and by name."""
     assert says in (await pair[0].get(f"{PATH}?{query}")).problem("bad-request")["detail"]
+
+
+async def test_values_alone_are_lines(pair: Pair) -> None:
+    """Asked for without a form they come in the only one that has them; another form is refused."""
+    unasked = await pair[0].get(f"{PATH}?view=value")
+    assert unasked.headers["Content-Type"] == NDJSON
+    refused = await pair[0].get(f"{PATH}?view=value", Accept="application/json")
+    assert "view=value" in refused.problem("bad-request")["detail"]
 
 
 async def test_outside_the_logs(pair: Pair) -> None:
