@@ -6,14 +6,14 @@ asked and waited for from any thread, and awaited in any event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from shoal.outcome import Outcome
 
 
 class Appended(NamedTuple):
@@ -48,33 +48,33 @@ class Delivery:
     the records could not be delivered.
     """
 
-    __slots__ = ("_future", "_missing", "_parts", "rows")
+    __slots__ = ("_missing", "_outcome", "_parts", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
         """How many records; 0 while more are being gathered."""
         self._missing = 0
         self._parts: list[_Part] = []
-        self._future: Future[tuple[Appended, ...]] = Future()
+        self._outcome: Outcome[tuple[Appended, ...]] = Outcome()
 
     @property
     def done(self) -> bool:
         """Acknowledged, or failed."""
-        return self._future.done()
+        return self._outcome.over
 
     def result(self, timeout_seconds: float | None = None) -> tuple[Appended, ...]:
         """Wait until every record is acknowledged. Raises ProduceFailed, and TimeoutError when it takes
         longer than `timeout_seconds`."""
-        return self._future.result(timeout_seconds)
+        return self._outcome.result(timeout_seconds)
 
     def __await__(self) -> Generator[Any, None, tuple[Appended, ...]]:
-        return asyncio.wrap_future(self._future).__await__()
+        return self._outcome.__await__()
 
     def place(self, row: int) -> Place:
         """Where record number `row` of these is. Complete deliveries only; raises what `result` does."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
-        self._future.result(0)
+        self._outcome.result(0)
         for part in self._parts:
             position = row - part.first_row
             if part.rows is not None:
@@ -89,7 +89,7 @@ class Delivery:
         assert self.rows == 0
         self.rows = self._missing = rows
         if rows == 0:
-            self._future.set_result(())
+            self._outcome.succeed(())
         return self
 
     def delivered(self, piece: Piece, partition: int, base_offset: int | None) -> None:
@@ -98,18 +98,17 @@ class Delivery:
         self._parts.append(_Part(appended, piece.rows, piece.first_row))
         self._missing -= piece.num_rows
         assert self._missing >= 0
-        if self._missing == 0 and not self._future.done():
-            self._future.set_result(tuple(part.appended for part in self._parts))
+        if self._missing == 0:
+            self._outcome.succeed(tuple(part.appended for part in self._parts))
 
     def failed(self, error: Exception) -> None:
         """Some of it will never be acknowledged."""
-        if not self._future.done():
-            self._future.set_exception(error)
+        self._outcome.fail(error)
 
     def __repr__(self) -> str:
         if not self.done:
             return f"<Delivery of {self.rows or 'gathering'} records, {self._missing} not acknowledged>"
-        error = self._future.exception()
+        error = self._outcome.error
         return f"<Delivery of {self.rows} records: {error or 'all acknowledged'}>"
 
 

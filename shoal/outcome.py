@@ -1,0 +1,111 @@
+"""Something that happens once, on one thread, and is waited for on any, blocking or in an event loop.
+
+Law of this file: an interrupt may come between any two steps of who waits, and must leave nothing held. A
+Future of concurrent.futures cannot promise that: its lock is taken in Python, and an interrupt right behind
+that keeps it for ever, so that whoever is to say what happened waits for ever too. Here nobody but the one
+that waits ever takes the lock that it waits on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outcome(Generic[T]):
+    """Set once, by `succeed` or `fail`, on any thread."""
+
+    __slots__ = ("_error", "_over", "_unsaid", "_value", "_waiters")
+
+    def __init__(self) -> None:
+        self._over = False
+        self._unsaid = [True]  # whoever takes it out, in one step, has the first word
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[Callable[[], None]] = []
+        """Of everybody who waits at the moment: each is told once, or finds that it is over."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has happened."""
+        return self._over
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None while it has not."""
+        return self._error
+
+    def succeed(self, value: T) -> None:
+        """The first word counts."""
+        if self._is_first():
+            self._value = value
+            self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """The first word counts."""
+        if self._is_first():
+            self._error = error
+            self._end()
+
+    def _is_first(self) -> bool:
+        try:
+            return self._unsaid.pop()
+        except IndexError:
+            return False
+
+    def _end(self) -> None:
+        self._over = True  # before anybody is told: who comes to wait from now on sees it
+        while self._waiters:
+            self._waiters.pop()()
+
+    def result(self, timeout_seconds: float | None = None) -> T:
+        """Wait for it on any other thread. Raises what it failed with, TimeoutError when it has not happened
+        in time."""
+        if not self._over:
+            over = threading.Lock()
+            over.acquire()
+            with self._told(over.release):
+                if not self._over:
+                    over.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds))
+        return self._get()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._over:
+            loop = asyncio.get_running_loop()
+            over: asyncio.Future[None] = loop.create_future()
+
+            def tell() -> None:
+                with contextlib.suppress(RuntimeError):  # that loop has ended meanwhile
+                    loop.call_soon_threadsafe(_settle, over)
+
+            with self._told(tell):
+                if not self._over:
+                    yield from over
+        return self._get()
+
+    @contextlib.contextmanager
+    def _told(self, tell: Callable[[], None]) -> Generator[None, None, None]:
+        """While somebody waits."""
+        self._waiters.append(tell)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):  # it has been told
+                self._waiters.remove(tell)
+
+    def _get(self) -> T:
+        if not self._over:
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+def _settle(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)
