@@ -124,8 +124,8 @@ class LogTime:
             self._known_us, self._known_ms = previous_us, now_ms
 
 
-class Dated(Protocol):
-    """A segment and the append times of its first and last entry, 0 for an empty one."""
+class Span(Protocol):
+    """One segment. Times in microseconds since the epoch, of the first and last entry; 0 for an empty one."""
 
     @property
     def first_index(self) -> LogIndex: ...
@@ -153,7 +153,7 @@ class SegmentAges:
     def __init__(self) -> None:
         self._watched: dict[LogIndex, _Watched] = {}
 
-    def note(self, segments: Sequence[Dated], now_ms: int, *, by_this_leader: bool) -> None:
+    def note(self, segments: Sequence[Span], now_ms: int, *, by_this_leader: bool) -> None:
         """What has been appended since the last note was appended by this agent, as leader; or it was not."""
         watched = self._watched
         appended_ms = now_ms if by_this_leader else None
@@ -170,13 +170,13 @@ class SegmentAges:
             there = {segment.first_index for segment in segments}
             self._watched = {first: item for first, item in watched.items() if first in there}
 
-    def of_last(self, segment: Dated, log_now_us: int, now_us: int | None, now_ms: int) -> int | None:
+    def of_last(self, segment: Span, log_now_us: int, now_us: int | None, now_ms: int) -> int | None:
         """Since its last entry. `log_now_us`: LogTime.passed; `now_us`: None while no clock is believed."""
         watched = self._watched.get(segment.first_index)
         watched_ms = None if watched is None else watched.last_ms
         return _age(watched_ms, segment.last_append_time_us, log_now_us, now_us, now_ms)
 
-    def of_first(self, segment: Dated, log_now_us: int, now_us: int | None, now_ms: int) -> int | None:
+    def of_first(self, segment: Span, log_now_us: int, now_us: int | None, now_ms: int) -> int | None:
         """The same since its first entry; of a segment that this agent has filled, its first record."""
         watched = self._watched.get(segment.first_index)
         watched_ms = None if watched is None else watched.first_ms

@@ -12,9 +12,9 @@ without it, and it needs whole segments then.
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from shoal.agent.log_time import MAX_CLOCK_JUMP_US, PeerTime
+from shoal.agent.log_time import MAX_CLOCK_JUMP_US, PeerTime, Span
 from shoal.batch import LogIndex
 
 LAGGARD_PATIENCE = 2  # times what retention allows, held for a replica that lags
@@ -27,24 +27,6 @@ _VERSION = 1
 
 class RetentionError(ValueError):
     """The payload of a TRIM entry that is none."""
-
-
-class Span(Protocol):
-    """One segment. Times in microseconds since the epoch, of the first and last entry; 0 for an empty one:
-    how old they are is for others to say (log_time.py)."""
-
-    @property
-    def first_index(self) -> LogIndex: ...
-    @property
-    def first_offset(self) -> int: ...
-    @property
-    def end_offset(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def first_append_time_us(self) -> int: ...
-    @property
-    def last_append_time_us(self) -> int: ...
 
 
 AgeOf: TypeAlias = Callable[[Span], int | None]
