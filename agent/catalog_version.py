@@ -59,11 +59,12 @@ def version_from_bytes(data: bytes) -> CatalogVersion | None:
 def version_from_text(text: str) -> CatalogVersion:
     """What a tag says that somebody else wrote; the lowest version for anything that is none."""
     epoch, dot, offset = text.rpartition(".")
-    digits = offset.isascii() and offset.isdigit() and len(offset) < 19
+    digits = offset.isascii() and offset.isdigit() and len(offset) <= len(str(MAX_NUMBER))
     if not digits or (dot and not _is_hexadecimal(epoch)):
         return NO_VERSION
-    return CatalogVersion(int(epoch, 16) if dot else 0, int(offset))
+    version = CatalogVersion(int(epoch, 16) if dot else 0, int(offset))
+    return version if max(version) < MAX_NUMBER else NO_VERSION
 
 
 def _is_hexadecimal(text: str) -> bool:
-    return 0 < len(text) < 16 and all(character in "0123456789abcdef" for character in text)
+    return 0 < len(text) <= len(f"{MAX_NUMBER:x}") and all(c in "0123456789abcdef" for c in text)

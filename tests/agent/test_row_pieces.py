@@ -6,9 +6,10 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from shoal.agent.http.render import lines
 from shoal.agent.http.row_pieces import (
     SLICE_BYTES,
     Rows,
@@ -49,13 +50,14 @@ def batch_of(records: list[Record]) -> pa.RecordBatch:
 
 @settings(max_examples=60, deadline=None)
 @given(records=RECORDS, first=st.integers(0, 5), parsed=st.booleans())
+@example([(0, None, b"\x01" * 141_989, None)], 0, False)
 def test_pieces_are_the_same_bytes_and_none_is_large(records: list[Record], first: int, parsed: bool) -> None:
     """Whatever is in a record, and wherever a slice of the batch begins."""
     batch = batch_of(records).slice(min(first, len(records) - 1))
     value_as = "json" if parsed else "text"
     writer = RowWriter()
     texts = writer.texts(Rows(7, batch), Style(value_as, "record"))
-    pieces = list(writer.pieces(part for text in texts for part in (*text, b"\n")))
+    pieces = list(writer.pieces(lines(texts)))
     assert b"".join(pieces) == render_ndjson(batch, 7, "record", value_as)
     assert max(map(len, pieces)) <= 13 * SLICE_BYTES  # two slices of control characters at the most
     opened = b"".join(

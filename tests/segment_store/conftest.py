@@ -1,15 +1,11 @@
 """Lets the store's tests import their neighbours and the conformance suite, and says when the tests on FUSE
-cannot run. Hypothesis without its deadline: on a shared machine it measures the neighbours, not the code."""
+cannot run."""
 
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "conformance")]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 
 from shoal.batch import (
     DEFAULT_SCHEMA,
@@ -20,10 +19,6 @@ from shoal.batch import (
     message_from_batch,
     stamp_message,
 )
-
-# On a shared machine a deadline measures the neighbours, not the code.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 
 from shoal.agent.producers import ProducerTable
 from shoal.batch import (
@@ -43,9 +42,6 @@ JAVA_OPTIONS = "JAVA_TOOL_OPTIONS"
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # Runs first: what it keeps, the other tests that start Spark go without otherwise.
 KEEPS_CLASSES = "keeps_classes"
-# On a shared machine a deadline measures the neighbours, not the code.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 IDENTITY = LogIdentity(bytes(16), bytes(16), 0)
 FIRST_TIME_US = 1_700_000_000_000_000
