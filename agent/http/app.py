@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -162,6 +163,17 @@ class HttpServer(web.Server):
         )
 
 
+async def stop_listening(runner: web.BaseRunner) -> None:
+    """Accept nobody any more; to be called before the runner's sites are stopped. Whom asyncio has accepted
+    and hands over to a server that was closed in the same turn is forgotten, with the socket open: he would
+    wait for an answer as long as this process lives."""
+    loop = asyncio.get_running_loop()
+    for site in runner.sites:
+        for listener in getattr(site._server, "sockets", ()):  # noqa: SLF001 -- aiohttp has no other way
+            loop.remove_reader(listener)
+    await asyncio.sleep(0)
+
+
 class HttpRunner(web.ServerRunner):
     """Runs the server on sites (web.TCPSite, web.SockSite) and closes what it opened."""
 
@@ -177,6 +189,7 @@ class HttpRunner(web.ServerRunner):
 
     async def cleanup(self) -> None:
         """Stop listening, let handlers finish, close connections to other agents."""
+        await stop_listening(self)
         await super().cleanup()
         self.context.selector.close()
         await self.context.forwarder.close()

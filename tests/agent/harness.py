@@ -13,6 +13,7 @@ from aiohttp import web
 
 from shoal.agent.clock import SystemClock
 from shoal.agent.host import Host
+from shoal.agent.http.app import stop_listening
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaRegistry
 from shoal.agent.links import LinkConfig, Links
 from shoal.batch import (
@@ -142,6 +143,7 @@ class Node:
 
     async def stop(self) -> None:
         """Without handing over: peers see a dead process."""
+        await stop_listening(self.runner)
         await self.site.stop()
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)

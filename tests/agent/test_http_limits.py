@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +109,19 @@ async def test_long_polls_are_bounded() -> None:
         assert (await agent.post(PARTITION, b"v")).status == 200
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
         assert gate.waits == 0
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_who_connects_while_the_agent_stops_is_not_kept(turns: int) -> None:
+    """In whichever turn of the loop: such a client's connection ends when the server has stopped."""
+    async with one_agent() as agent:
+        with socket.create_connection(("127.0.0.1", agent.port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await agent.runner.cleanup()
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
 
 
 async def test_stopping_ends_long_polls() -> None:

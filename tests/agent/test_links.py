@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from shoal.agent.clock import SystemClock
+from shoal.agent.http.app import stop_listening
 from shoal.agent.links import LinkConfig, Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peer_wire import (
     MAX_BULK_PAYLOAD_BYTES,
@@ -87,6 +88,7 @@ class Node:
         """Links first: the HTTP server waits for its handlers, and an accepted link is one."""
         await self.links.stop()
         assert self.runner is not None
+        await stop_listening(self.runner)
         await self.runner.cleanup()
 
 
@@ -338,6 +340,7 @@ async def test_a_new_boot_nonce_is_reported_even_without_silence() -> None:
     await b.links.stop()
     assert b.runner is not None
     port = b.port
+    await stop_listening(b.runner)
     await b.runner.cleanup()
     a_reports = len(a.silent)
     again = Node("b", nonce=b"reborn--", config=slow)

@@ -18,6 +18,7 @@ from typing import Any, Self
 import pyarrow as pa
 from aiohttp import web
 
+from shoal.agent.http.app import stop_listening
 from shoal.batch import decode_stream
 from shoal.errors import ShoalError
 from shoal.hash_ranges import hash_ranges
@@ -251,6 +252,7 @@ class FakeAgent:
     async def stop(self) -> None:
         if self._runner is not None and self.alive:
             self.alive = False
+            await stop_listening(self._runner)
             for connection in list(self._runner.server.connections if self._runner.server else []):
                 connection.force_close()
             await self._runner.cleanup()
