@@ -17,10 +17,10 @@ from shoal.agent.agent import Agent, Outcome, StopRequest
 from shoal.agent.config import AgentConfig
 
 # No test waits so long unless something hangs, or the machine has next to no time for it.
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 40.0
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 90.0
 CALL_TIMEOUT_S = 60.0
-EVENTUALLY_S = 60.0
+EVENTUALLY_S = 90.0
 LOOK_INTERVAL_S = 0.02
 
 

@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from typing import NamedTuple
 
-COMMAND_SECONDS = 60.0
+COMMAND_SECONDS = 120.0
 
 
 class Ran(NamedTuple):

@@ -42,7 +42,7 @@ RAFT = RaftConfig(
     sync_stall_ms=3_000,
 )
 LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=400, silence_after_loss_ms=100, redial_min_ms=10)
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 """What never comes has not come by then, on any machine: elections take as long as it takes to run them."""
 PRODUCERS = 8
 """More than ever append at a time: each has a producer of its own, whose next epoch is another append's."""

@@ -298,7 +298,7 @@ async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) ->
     async with one_agent() as agent:
         reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             await reader.readuntil(b": still here")
         writer.close()
     assert EventHandlers.__doc__

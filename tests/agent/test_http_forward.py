@@ -144,10 +144,10 @@ async def test_reads_anywhere(pair: Pair) -> None:
     arrow = await first.get(PARTITION, Accept=ARROW)
     assert pa.ipc.open_stream(io.BytesIO(arrow.body)).read_all().num_rows == 3
     assert (await first.request("HEAD", PARTITION)).status == 200
-    waiting = asyncio.create_task(first.get(PARTITION + "?offset=latest&wait=20s&timeout=1s"))
+    waiting = asyncio.create_task(first.get(PARTITION + "?offset=latest&wait=60s&timeout=1s"))
     await asyncio.sleep(0.05)
     await second.post(PARTITION, b"news")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         document = (await waiting).json
     assert [record["value"] for record in document["records"]] == ["news"]
 
@@ -248,7 +248,7 @@ async def test_two_agents_that_point_at_each_other(pair: Pair) -> None:
     started = time.monotonic()
     problem = (await first.post(PARTITION + "?timeout=300ms", b"v")).problem("no-leader")
     assert problem["definite"] is True
-    assert 0.2 < time.monotonic() - started < 15
+    assert 0.2 < time.monotonic() - started < 40
     (await first.get(PARTITION + "?timeout=200ms")).problem("not-leader")
     assert first.broker.cluster.stored() == 0
 

@@ -151,7 +151,7 @@ async def everything(plain: socket.socket, wanted: int = 2**40) -> bytes:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):
         while len(received) < wanted:
-            piece = await asyncio.wait_for(loop.sock_recv(plain, MIB), 10)
+            piece = await asyncio.wait_for(loop.sock_recv(plain, MIB), 40)
             if not piece:
                 break
             received += piece
@@ -284,7 +284,7 @@ async def test_a_slow_reader_pins_no_file(agent: Agent, monkeypatch: pytest.Monk
     tell(agent, told)
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             while not told.given or told.pinned:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -327,6 +327,6 @@ async def test_an_agent_that_stops_ends_it(agent: Agent) -> None:
     with connected(agent, 64 * 1024) as plain:
         plain.sendall(request(agent))
         await everything(plain, 300_000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await agent.runner.cleanup()
         assert not told.pinned

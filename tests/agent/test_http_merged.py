@@ -149,8 +149,8 @@ async def test_waiting_for_news(pair: Pair) -> None:
         empty = (await agent.get(PATH + "?offset=latest&wait=80ms")).json
         assert empty["records"] == []
         for partition in range(PARTITIONS):
-            waiting = asyncio.create_task(agent.get(f"{PATH}?offset=latest&wait=30s"))
-            async with asyncio.timeout(15):
+            waiting = asyncio.create_task(agent.get(f"{PATH}?offset=latest&wait=60s"))
+            async with asyncio.timeout(40):
                 while agent.runner.context.gate.waits == 0:
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0.05)
@@ -330,8 +330,8 @@ async def test_as_many_partitions_as_a_topic_may_have() -> None:
         async with stream(agent, "", PATH, Last_Event_ID=backlog[0][0]) as events:
             assert await take(events, 2) == backlog[1:]
         ends = (await agent.get("/v1/topics/t/offsets")).json["cursor"]
-        waiting = asyncio.create_task(agent.get(f"/v1/topics/t/offsets?after={ends}&wait=30s"))
-        async with asyncio.timeout(10):
+        waiting = asyncio.create_task(agent.get(f"/v1/topics/t/offsets?after={ends}&wait=60s"))
+        async with asyncio.timeout(40):
             while agent.runner.context.gate.waits == 0:
                 await asyncio.sleep(0.001)
             await produce(agent, 777, 1_500)

@@ -40,7 +40,7 @@ class Wire:
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """The next answer: status, headers (lower case), body."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             return (
@@ -63,7 +63,7 @@ async def wired(limits: HttpLimits | None = None) -> AsyncIterator[tuple[Agent, 
         try:
             yield agent, Wire(reader, writer)
             gate = agent.runner.context.gate
-            async with asyncio.timeout(15):  # a server sees its client's end a moment later
+            async with asyncio.timeout(40):  # a server sees its client's end a moment later
                 while gate.requests or gate.bytes_in_flight:
                     await asyncio.sleep(0.001)
             assert (gate.arriving_bytes, gate.promised_bytes) == (0, 0)
@@ -173,7 +173,7 @@ async def test_flood_is_held_back() -> None:
         held = agent.broker.held = []
         flood = request() * 4000  # half a megabyte beyond every buffer that is ours
         wire.writer.write(flood)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             while not held:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
@@ -214,7 +214,7 @@ async def test_client_leaves() -> None:
         for data in (request(), request()[:-3]):
             _, writer = await asyncio.open_connection("127.0.0.1", agent.port)
             writer.write(data)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(40):
                 while gate.bytes_in_flight == 0:
                     await asyncio.sleep(0.001)
                 writer.close()
@@ -256,7 +256,7 @@ async def test_shutdown_lets_an_append_end() -> None:
     async with wired() as (agent, wire):
         held = agent.broker.held = []
         wire.writer.write(request())
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             while not held:
                 await asyncio.sleep(0.001)
             stopping = asyncio.create_task(agent.runner.cleanup())

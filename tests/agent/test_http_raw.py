@@ -109,7 +109,7 @@ async def test_expect_continue(agent: Agent) -> None:
     """curl waits for 100 before a large body; a refusal comes instead of it, before the body is sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
     writer.write(POST + b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"value")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -146,7 +146,7 @@ async def test_two_requests_on_one_connection(agent: Agent) -> None:
 async def test_a_slow_head_is_cut_off(agent: Agent) -> None:
     """A head that never ends does not hold a connection (slow loris)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         writer.write(b"GET /livez HTTP/1.1\r\n")
         while not reader.at_eof():
             try:
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_in_the_middle(agent: Agent) -> None:
         await writer.drain()
         await asyncio.sleep(0.02)
         writer.close()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         while agent.runner.context.gate.bytes_in_flight:
             await asyncio.sleep(0.01)
     assert agent.broker.cluster.stored() == 0

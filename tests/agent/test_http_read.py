@@ -241,11 +241,11 @@ async def test_waiting_for_records(agent: Agent) -> None:
     answer = await agent.get(PATH + "?offset=10&wait=80ms")
     assert (answer.status, answer.json["records"]) == (200, [])
     assert time.monotonic() - started >= 0.07
-    waiting = asyncio.create_task(agent.get(PATH + "?offset=latest&wait=30s"))
+    waiting = asyncio.create_task(agent.get(PATH + "?offset=latest&wait=60s"))
     while agent.runner.context.gate.waits == 0:
         await asyncio.sleep(0.001)
     await agent.post(PATH, b"news")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         document = (await waiting).json
     assert [(record["offset"], record["value"]) for record in document["records"]] == [(10, "news")]
     assert agent.runner.context.gate.waits == 0

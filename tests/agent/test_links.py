@@ -400,11 +400,11 @@ async def test_a_lost_link_fails_its_requests() -> None:
     b.links.set_addresses({agent_id("a"): a.url})
     a.links.set_addresses({agent_id("b"): b.url})
     await until(lambda: connected(a))
-    waiting = asyncio.create_task(a.links.request(agent_id("b"), 0, b"", 20_000))
+    waiting = asyncio.create_task(a.links.request(agent_id("b"), 0, b"", 60_000))
     await asked.wait()
     await b.stop()
     with pytest.raises(PeerUnavailable):
-        await asyncio.wait_for(waiting, 15)
+        await asyncio.wait_for(waiting, 40)
     await a.stop()
 
 
@@ -438,7 +438,7 @@ class RawPeer:
         writer.write(
             f"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
         )
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 15)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
         assert answer.startswith(b"HTTP/1.1 101 ")
         return cls(reader, writer)
 
@@ -452,13 +452,13 @@ class RawPeer:
 
     async def next_frame(self) -> RawFrame:
         """One frame."""
-        head = await asyncio.wait_for(self.reader.readexactly(5), 15)
+        head = await asyncio.wait_for(self.reader.readexactly(5), 40)
         length, frame_type = struct.unpack("<IB", head)
         return RawFrame(frame_type, await self.reader.readexactly(length))
 
     async def closed(self) -> bytes:
         """Everything until the other side closes."""
-        return await asyncio.wait_for(self.reader.read(), 15)
+        return await asyncio.wait_for(self.reader.read(), 40)
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ async def test_plain_http_gets_an_http_answer() -> None:
     async with nodes(a):
         reader, writer = await asyncio.open_connection("127.0.0.1", a.port)
         writer.write(b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 15)
+        answer = await asyncio.wait_for(reader.read(), 40)
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"Upgrade: shoal-peer/1 is wanted" in answer
         writer.close()
@@ -538,7 +538,7 @@ async def test_an_agent_without_a_cluster_says_that_it_takes_no_peers_yet() -> N
         writer.write(
             b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nUpgrade: shoal-peer/1\r\nConnection: close\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.read(), 15)
+        answer = await asyncio.wait_for(reader.read(), 40)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"not-ready" in answer
         writer.close()
@@ -572,7 +572,7 @@ async def test_a_server_that_does_not_upgrade_hears_nothing_more() -> None:
     try:
         port = server.sockets[0].getsockname()[1]
         a.links.set_addresses({agent_id("b"): f"http://127.0.0.1:{port}"})
-        await asyncio.wait_for(ended.wait(), 15)
+        await asyncio.wait_for(ended.wait(), 40)
     finally:
         await a.stop()
         server.close()

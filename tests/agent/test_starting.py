@@ -175,7 +175,7 @@ async def test_an_agent_founds_once_those_expected_have_met() -> None:
     await asyncio.sleep(0.01)
     assert not start.task.done()
     start.meet(Peer("c", None, "http://c"), Peer("d", None, "http://d"))
-    record = await asyncio.wait_for(start.task, 15)
+    record = await asyncio.wait_for(start.task, 40)
     assert start.adopted == [record]
     assert record.catalog_birth == ("b", "c", "d")
     assert len(record.cluster_id) == 16
@@ -198,7 +198,7 @@ async def test_an_agent_joins_as_soon_as_somebody_can_introduce_it(monkeypatch: 
     monkeypatch.setattr(starting, "RETRY_MS", 1)
     start = Start(join=("seed:1",))
     start.meet(Peer("a", THEIRS, "http://a"), Peer("c", None, "http://c"))
-    record = await asyncio.wait_for(start.task, 15)
+    record = await asyncio.wait_for(start.task, 40)
     assert (record.cluster_id, record.catalog_birth) == (THEIRS, ("a", "x", "y"))
     assert asked == [["http://a"], ["http://a"]]
 
@@ -220,7 +220,7 @@ async def test_a_lost_birth_is_read_from_the_own_log_when_nobody_tells(
         asked.append(1)
         return ("a", "b")
 
-    record = await asyncio.wait_for(start.starter.recover_birth(OURS, own_log), 15)
+    record = await asyncio.wait_for(start.starter.recover_birth(OURS, own_log), 40)
     assert (record.cluster_id, record.catalog_birth, asked) == (OURS, ("a", "b"), [1])
 
 
@@ -239,7 +239,7 @@ async def test_a_lost_birth_is_asked_of_the_same_cluster_only(monkeypatch: pytes
     await asyncio.sleep(0.01)
     assert not recovering.done()
     start.meet(Peer("a", THEIRS, "http://a"), Peer("c", OURS, "http://c"))
-    assert (await asyncio.wait_for(recovering, 15)).catalog_birth == ("c",)
+    assert (await asyncio.wait_for(recovering, 40)).catalog_birth == ("c",)
 
 
 # ---- guarding a cluster --------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def test_the_larger_empty_cluster_seals_itself(monkeypatch: pytest.MonkeyP
     """And only its catalog's leader proposes it."""
     larger, roster, catalog = guard(monkeypatch, own=b"z" * 16)
     roster.foreign = [Foreign(THEIRS, False, ("x",))]
-    assert "sealed" in await asyncio.wait_for(larger.run(), 15)
+    assert "sealed" in await asyncio.wait_for(larger.run(), 40)
     assert catalog.catalog.sealed_for == THEIRS
 
 
@@ -316,7 +316,7 @@ async def test_a_cluster_that_never_lived_is_given_up(monkeypatch: pytest.Monkey
     """Its founder crashed before telling: the other birth voters belong elsewhere by now."""
     made, roster, _ = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
     roster.foreign = [Foreign(THEIRS, True, ("b", "c"))]
-    assert "never held anything" in await asyncio.wait_for(made.run(), 15)
+    assert "never held anything" in await asyncio.wait_for(made.run(), 40)
 
 
 @pytest.mark.parametrize(

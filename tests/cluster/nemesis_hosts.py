@@ -21,7 +21,7 @@ NETWORK = "10.77.0"
 HUB = f"{NETWORK}.254"
 HTTP_PORT = 7070
 GOSSIP_PORT = 7946
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 120.0
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FULL_DISK_BYTES = 512 * 2**20
 """Of a host whose disk is to run full: the agent keeps 64 MiB free, and what clients write in three minutes
@@ -30,7 +30,7 @@ must not fill it for good."""
 
 def run(*command: str) -> None:
     """A system command. Raises CalledProcessError with what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
@@ -209,5 +209,5 @@ def can_isolate() -> bool:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     script = "mount -t tmpfs tmpfs /run && ip link add hub type bridge && ip netns add x"
-    done = subprocess.run(isolated(["sh", "-c", script]), capture_output=True, timeout=20, check=False)
+    done = subprocess.run(isolated(["sh", "-c", script]), capture_output=True, timeout=100, check=False)
     return done.returncode == 0

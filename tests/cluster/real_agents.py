@@ -15,8 +15,9 @@ from typing import Any
 
 import cluster as local
 
-COMMAND_TIMEOUT_SECONDS = 60.0
-WAIT_SECONDS = 30.0
+# No test waits so long unless something hangs, or the machine has next to no time for it.
+COMMAND_TIMEOUT_SECONDS = 120.0
+WAIT_SECONDS = 90.0
 
 
 def shoal_command() -> str:

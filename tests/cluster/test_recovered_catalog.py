@@ -21,7 +21,7 @@ def ask(method: str, url: str, body: object) -> Any:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method=method
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
         return json.load(answer)
 
 
@@ -30,6 +30,10 @@ def catalog_holders(url: str) -> dict[str, str]:
     members = local.get(url, "/v1/members")["members"]
     roles = [(member["name"], item) for member in members for item in member["partitions"]]
     return {name: item["role"] for name, item in roles if item["topic"] == "_catalog"}
+
+
+def values(url: str, path: str) -> list[str]:
+    return [record["value"] for record in local.get(url, path)["records"]]
 
 
 def end(*agents: Any) -> None:
@@ -69,6 +73,8 @@ def test_what_a_recovered_catalog_does_not_know_is_kept_and_adopted(
     made = ask("PUT", f"{lost[0].url}/v1/topics/orders", {"replication_factor": 3})
     records = {"records": [{"value": value} for value in VALUES]}
     ask("POST", f"{holder.url}/v1/topics/orders/records", records)
+    copy = "/v1/topics/orders/partitions/0/records?offset=0&consistency=local"
+    wait_until(lambda: values(holder.url, copy) == VALUES, "the fourth agent holds what was acknowledged")
     files = pathlib.Path(agents.directory) / "data" / holder.name / "topics" / made["id"]
     wait_until(lambda: list(files.glob("0/*.arrows")), "the fourth agent holds the topic")
     end(*lost, holder)
@@ -97,5 +103,4 @@ def test_what_a_recovered_catalog_does_not_know_is_kept_and_adopted(
     assert local.get(survivor.url, "/v1/topics/orders")["id"] == made["id"]
     wait_until(lambda: recovered(holder.url, "orders"), "the lost majority of the topic is recovered")
     wait_until(lambda: leaders(survivor.url, "orders").get(0) == holder.url, "the holder leads it")
-    read = local.get(survivor.url, "/v1/topics/orders/partitions/0/records?offset=0")["records"]
-    assert [record["value"] for record in read] == VALUES
+    assert values(survivor.url, "/v1/topics/orders/partitions/0/records?offset=0") == VALUES

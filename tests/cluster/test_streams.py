@@ -67,7 +67,7 @@ def test_streams_and_waits_survive_the_death_of_a_leader(start_cluster: Callable
     request = urllib.request.Request(
         f"{first}/v1/topics/t", body, {"Content-Type": "application/json"}, method="PUT"
     )
-    urllib.request.urlopen(request, timeout=20).close()
+    urllib.request.urlopen(request, timeout=100).close()
     led = wait_until(lambda: both if len(both := leaders(first, "t")) == 2 else None, "both are led")
     victim = next(agent for agent in agents.agents if agent.url == led[0])
     near, far = (agent.url for agent in agents.agents if agent is not victim)

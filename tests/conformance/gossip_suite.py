@@ -15,7 +15,7 @@ import pytest
 from shoal.membership.asking import QueryRequest
 from shoal.membership.interface import Gossip, JoinError, MemberEvent, PoolEvent, PoolQuery, QueryError
 
-LIMIT_S = 30.0  # a member that missed the news hears it by the next push/pull, after 15 s
+LIMIT_S = 90.0  # a member that missed the news hears it by the next push/pull, after 15 s
 
 
 class Node(ABC):

@@ -253,7 +253,7 @@ async def ask(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             return await reader.read()
     finally:
         writer.close()
@@ -292,7 +292,7 @@ async def test_streams_are_bounded() -> None:
         await eventually(lambda: len(started.members[0]._streams) == 64)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(40):
                 assert await reader.read() == b""
         finally:
             for open_writer in (*writers, writer):
@@ -330,7 +330,7 @@ async def test_a_stalled_loop_accuses_nobody() -> None:
 
 async def next_ping(udp: socket.socket) -> Ping:
     """The next ping that arrives at a socket of ours."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         while True:
             try:
                 messages = decode_packet(udp.recv(65_536)).messages
@@ -408,7 +408,7 @@ async def test_a_stream_that_comes_with_the_end_is_closed() -> None:
             while not len(started.members[0]._streams):
                 await asyncio.sleep(0)
             await started.members[0].stop()
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(40):
                 assert await reader.read() == b""
             writer.close()
 

@@ -23,7 +23,7 @@ async def main():
         cluster="pool", agent_id=sys.argv[1], address="127.0.0.1", gossip_port=4102, on_found=on_found
     )
     await discovery.start()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         await found.wait()
     await asyncio.to_thread(sys.stdin.readline)
     await discovery.stop()
@@ -46,7 +46,7 @@ async def test_two_processes_find_each_other_on_loopback() -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             found = await heard.get()
             while found.agent_id != other:  # agents of another test or user of this host
                 found = await heard.get()

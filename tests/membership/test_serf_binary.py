@@ -49,7 +49,7 @@ def test_what_did_not_run_is_said() -> None:
         [sys.executable, "-c", WITHOUT_SERF],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
         cwd=pathlib.Path(__file__).parents[2],
         env=variables

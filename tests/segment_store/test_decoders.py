@@ -273,7 +273,7 @@ class TestLock:
                 "try: DirectoryLock(sys.argv[1]).acquire()\nexcept NotOwner as error: print(error)\n"
             )
             run = subprocess.run(
-                [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=30
+                [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=100
             )
             assert f"{tmp_path} is in use by process {os.getpid()}" in run.stdout
             with pytest.raises(NotOwner):

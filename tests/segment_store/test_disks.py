@@ -208,7 +208,7 @@ class TestRingDisk(FileDiskSuite):
         while not liburing.io_uring_cq_has_overflow(disk._ring) and time.monotonic() < deadline:
             time.sleep(0.01)  # the loop is not to run
         assert liburing.io_uring_cq_has_overflow(disk._ring)
-        await asyncio.wait_for(file.close(), 10)
+        await asyncio.wait_for(file.close(), 40)
         assert outcomes == [None] * 40
         file = await disk.open(f"{root}/a")
         assert await file.read(0, 100) == bytes(range(40))
@@ -275,7 +275,7 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
         with pytest.raises(OSError, match="too large") as caught:
-            await asyncio.wait_for(file.write_and_sync(0, b"x" * 9000), 15)
+            await asyncio.wait_for(file.write_and_sync(0, b"x" * 9000), 40)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
@@ -290,7 +290,7 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     os.close(descriptor)
     for attempt in (directory.read(0, 10), directory.write(0, b"x"), directory.write_and_sync(0, b"x")):
         with pytest.raises(OSError, match=r"directory|descriptor"):
-            await asyncio.wait_for(attempt, 15)
+            await asyncio.wait_for(attempt, 40)
     await directory.close()
     await disk.close()
 

@@ -195,7 +195,7 @@ asyncio.run(main())
 def test_threads_under_a_seccomp_filter(tmp_path: object) -> None:
     """Where the kernel refuses io_uring, the disk works on threads and says so once."""
     command = [sys.executable, "-c", _UNDER_SECCOMP, f"{tmp_path}/file"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert run.stdout == "threads b'through threads'\n", run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert "io_uring is not available" in run.stderr

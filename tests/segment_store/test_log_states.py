@@ -76,7 +76,7 @@ class LogMachine(RuleBasedStateMachine):
         """Call it inside the loop, and wait for what it gives."""
 
         async def within() -> Any:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await call(*arguments, **options)
 
         return self.loop.run_until_complete(within())

@@ -155,7 +155,7 @@ async def test_nothing_of_a_damaged_frame_is_given(
     with pytest.raises(Damaged):  # and it stays so
         await pieces.next()
     path = log.segment_of(LogIndex(damaged)).path
-    async with asyncio.timeout(15):  # the index of an active one may be on its way to the disk
+    async with asyncio.timeout(40):  # the index of an active one may be on its way to the disk
         while log._files.open_files.is_pinned(path):
             await asyncio.sleep(0.001)
     await log.close()

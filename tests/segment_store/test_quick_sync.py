@@ -243,7 +243,7 @@ async def _written(disk: RingDisk, root: str, data: bytes | list[bytes]) -> OSEr
     file = await disk.open(f"{root}/a", create=True)
     told: asyncio.Queue[BaseException | None] = asyncio.Queue()
     file.begin_write_and_sync(0, data, told.put_nowait)
-    outcome = await asyncio.wait_for(told.get(), 10)
+    outcome = await asyncio.wait_for(told.get(), 40)
     await file.close()
     assert outcome is None or isinstance(outcome, OSError)
     return outcome

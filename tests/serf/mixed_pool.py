@@ -30,7 +30,7 @@ SERFS = tuple(f"serf-{number}" for number in range(SIZE))
 TURN_S = 0.05
 QUERY_TIMEOUT_MS = 1_000
 STALL_MS = 700  # a whole probe of ours, from the ping to the suspicion: nobody here answers meanwhile
-LIMIT_S = 30.0  # whoever missed a piece of gossip hears it by the next push/pull, after 15 s
+LIMIT_S = 90.0  # whoever missed a piece of gossip hears it by the next push/pull, after 15 s
 ACCUSATION = re.compile(r"memberlist: (?:Suspect|Marking) (\S+) (?:has|as) failed")
 
 

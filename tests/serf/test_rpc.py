@@ -14,7 +14,7 @@ from shoal.membership.serf_rpc import Gap, RpcConnection, RpcError, RpcStream, S
 from shoal.membership.wire.rpc import AnswerRecord, LogRecord, MemberRecord, QueryRecord, Record, UserRecord
 from tests.serf.real_serf import SerfAgent
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 @asynccontextmanager

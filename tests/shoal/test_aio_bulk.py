@@ -161,7 +161,7 @@ async def test_long_bodies_end_however_little_comes_last(
         server.answers = [[HEAD % len(body), *pieces], [HEAD % 5, b"a", b"bcde"], [HEAD % len(body) + body]]
         connections = bulk(4 << 20)
         for wanted in (body, b"abcde", body):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(40):
                 answer = await connections.get(server.base, "/", {}, {})
             assert bytes(answer.body) == wanted
         connections.close()
@@ -174,6 +174,6 @@ async def test_a_long_body_that_breaks_off_is_noticed_at_once(
 ) -> None:
     """Also when fewer bytes came than we would be woken for."""
     server.answers = [[HEAD % len(BODY) + BODY[:come], b""]]
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         with pytest.raises(BrokenAnswer):
             await bulk().get(server.base, "/", {}, {})

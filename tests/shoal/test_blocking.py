@@ -439,7 +439,7 @@ def test_a_script_that_ends_without_closing_loses_nothing(cluster: FakeCluster) 
     """Open clients flush at the interpreter's end, silently."""
     cluster.create("t", 1)
     script = f"import shoal; client = shoal.Client({cluster.urls[0]!r}); client.send('t', b'last words')"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert stored(cluster, "t") == [b"last words"]
 
@@ -463,7 +463,7 @@ def test_a_script_that_drops_its_client_loses_nothing(cluster: FakeCluster) -> N
     cluster.create("t", 1)
     cluster.produce_delay_s = 0.3
     script = f"import shoal; shoal.Client({cluster.urls[0]!r}).send('t', b'last words')"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert stored(cluster, "t") == [b"last words"]
 
@@ -503,7 +503,7 @@ def test_flush_ends_after_its_time_and_gives_nothing_up(cluster: FakeCluster, cl
     with pytest.raises(TimeoutError, match=r"t: 1 records are not acknowledged after 0\.05 s"):
         client.flush(timeout_seconds=0.05)
     cluster.produce_delay_s = 0.0
-    client.flush(timeout_seconds=20)
+    client.flush(timeout_seconds=60)
     producer = client.producer("t")
     cluster.produce_delay_s = 30.0
     producer.send(b"b")

@@ -108,7 +108,7 @@ def test_importing_shoal_is_cheap() -> None:
         "assert not {'aiohttp', 'asyncio', 'liburing', 'pyspark', 'numpy'} & (set(sys.modules) - arrow)\n"
         "assert shoal.ShoalError.__name__ in dir(shoal)\n"
     )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert finished.returncode == 0, finished.stderr
     with pytest.raises(AttributeError):
         _ = shoal.no_such_name

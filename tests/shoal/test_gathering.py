@@ -82,7 +82,7 @@ def test_the_bound_holds_for_what_waits_and_for_what_was_taken() -> None:
     waiting = threading.Thread(target=gatherer.put, args=(b"c",))
     waiting.start()
     gatherer.account(0)
-    waiting.join(15)
+    waiting.join(60)
     assert taken(gatherer) == [[b"c"]]
 
 
@@ -103,7 +103,7 @@ def test_a_stop_wakes_those_who_wait() -> None:
     time.sleep(0.02)
     gatherer.stop(ClientClosed("first"))
     gatherer.stop(ClientClosed("second"))
-    waiting.join(15)
+    waiting.join(60)
     assert [str(error) for error in raised] == ["first"]
     with pytest.raises(ClientClosed, match="first"):
         gatherer.put_alone(b"late")

@@ -284,7 +284,7 @@ def test_abort_ends_the_waiting(cluster: FakeCluster) -> None:
     cluster.produce_delay_s = 30.0
     thread, outcome = in_flight(cluster, producer, b"b")
     client.close(flush=False)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert isinstance(outcome[0], ClientClosed)
     cluster.produce_delay_s = 0.0

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from shoal.spark import register
 
 EXIT_SECONDS_MAX = 200.0
+ENDS_SECONDS_MAX = 400
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
@@ -54,11 +55,11 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
         return writer.trigger(**trigger).start()
 
     query = start("limited", "one", True, maxOffsetsPerTrigger=12, minPartitions=4)
-    query.awaitTermination(60)
+    query.awaitTermination(ENDS_SECONDS_MAX)
     progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
     rows = spark.sql("select partition, offset from limited").collect()
     again = start("", "one", True)
-    again.awaitTermination(60)
+    again.awaitTermination(ENDS_SECONDS_MAX)
     waiting = start("", "two", False, idleWaitMs=30_000)
     while not waiting.recentProgress:
         time.sleep(0.1)
@@ -68,7 +69,7 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
     stopped_seconds = time.monotonic() - began
     failed = start("", "three", True, subscribe="fligths")
     try:
-        failed.awaitTermination(60)
+        failed.awaitTermination(ENDS_SECONDS_MAX)
         failure = "no failure"
     except PySparkException as error:
         failure = str(error)
@@ -106,7 +107,7 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
     writer = stream.writeStream.format("shoal").option("agent", agents).option("topic", "copied")
     writer = writer.queryName("copy them").outputMode("append").option("OUTPUTMODE", "append")
     query = writer.option("checkpointLocation", f"{directory}/copy").trigger(availableNow=True).start()
-    query.awaitTermination(60)
+    query.awaitTermination(ENDS_SECONDS_MAX)
     return {
         "no_value": failed(lambda: save(spark.range(3))),
         "unknown_topic": failed(lambda: save(rows, topic="writen")),

@@ -93,5 +93,5 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
     assert stream["records"] == [[0, n] for n in range(10)] + [[1, n] for n in range(30)]
     assert [json.loads(text)["flights"]["1"] for text in stream["lag_of_first"]] == [9, 30]
     assert stream["again"] == 0
-    assert stream["stopped_seconds"] < 10
+    assert stream["stopped_seconds"] < 25
     assert "unknown topic 'fligths'" in stream["unknown_topic"]

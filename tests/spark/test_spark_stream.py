@@ -112,14 +112,14 @@ def test_available_now_fixes_the_end(cluster: Cluster) -> None:
 
 def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
     """One request while nothing happens, answered as soon as something does; then offsets need no other."""
-    stream = planner(cluster, idleWaitMs=20_000)
+    stream = planner(cluster, idleWaitMs=30_000)
     assert stream.initial_offset() == ALL
     cluster.requests.clear()
     timer = threading.Timer(0.2, lambda: cluster.topics["flights"][2].append(2, 5))
     timer.start()
     started = time.monotonic()
     assert stream.latest_offset(ALL, None) == {"flights": {"0": 10, "1": 30, "2": 5}}
-    assert 0.15 < time.monotonic() - started < 10
+    assert 0.15 < time.monotonic() - started < 25
     assert [path.partition("&")[0] for path in cluster.requests] == [
         "/v1/topics/flights/offsets?after=0:10,1:30,2:0"
     ]
@@ -145,7 +145,7 @@ def test_waiting_uses_the_same_connection_again(cluster: Cluster) -> None:
 def test_several_topics_are_waited_for_at_once(cluster: Cluster) -> None:
     """Whichever moves first ends the wait."""
     cluster.fill("trains", (5,))
-    stream = planner(cluster, subscribe="trains,flights", idleWaitMs=20_000)
+    stream = planner(cluster, subscribe="trains,flights", idleWaitMs=30_000)
     start = stream.initial_offset()
     timer = threading.Timer(0.1, lambda: cluster.topics["trains"][0].append(0, 7))
     timer.start()
@@ -157,7 +157,7 @@ def test_the_wait_is_bounded(cluster: Cluster) -> None:
     stream = planner(cluster, idleWaitMs=200)
     started = time.monotonic()
     assert stream.latest_offset(stream.initial_offset(), None) == ALL
-    assert 0.19 < time.monotonic() - started < 15
+    assert 0.19 < time.monotonic() - started < 40
 
 
 def test_new_partitions_begin_at_their_first_record(cluster: Cluster) -> None:

@@ -1,0 +1,87 @@
+"""The run of all tests: however slow a machine is, what goes on is waited for, and what hangs is ended."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from lanes import Lane, Lanes
+
+SILENCE_S = 100.0
+WAITS = """
+import faulthandler, threading
+faulthandler.enable()
+print("begun", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: pathlib.Path) -> Iterator[Lane]:
+    """Began at second 0, and goes on for ever."""
+    with (tmp_path / "output").open("w+b") as output:
+        process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=output, stderr=subprocess.STDOUT)
+        lane = Lane("waits", process, output, 0.0)
+        deadline = time.monotonic() + 60
+        while not said(lane):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield lane
+        lane.end(signal.SIGKILL)
+
+
+def said(lane: Lane) -> str:
+    return os.pread(lane.output.fileno(), 1 << 20, 0).decode()
+
+
+def test_who_says_something_goes_on(waiting: Lane) -> None:
+    """Ten times as long as it may be silent."""
+    for turn in range(10):
+        now_s = (turn + 1) * 0.99 * SILENCE_S
+        os.pwrite(waiting.output.fileno(), b".", len(said(waiting)))
+        waiting.look(now_s, SILENCE_S)
+    assert waiting.process.poll() is None
+    assert not waiting.hung
+
+
+def test_who_says_nothing_is_ended_and_tells_where_it_was(waiting: Lane) -> None:
+    """Not before its time; with the stack, in its output."""
+    waiting.look(1.0, SILENCE_S)
+    waiting.look(SILENCE_S, SILENCE_S)
+    assert waiting.process.poll() is None
+    waiting.look(SILENCE_S + 2.0, SILENCE_S)
+    assert waiting.hung
+    assert waiting.process.poll() == -signal.SIGABRT
+    assert 'File "<string>", line 5' in said(waiting)
+
+
+def test_outputs_come_whole_and_one_after_the_other(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those who failed are named."""
+    programs = {
+        "first": "print('one', flush=True); import time; time.sleep(0.5); print('two')",
+        "wrong": "print('three'); raise SystemExit(1)",
+        "last": "print('four')",
+    }
+    with Lanes(SILENCE_S) as lanes:
+        for name, program in programs.items():
+            lanes.start(name, [sys.executable, "-c", program], dict(os.environ), str(tmp_path))
+        assert lanes.show() == ["wrong"]
+    said = capfd.readouterr()
+    assert said.out.split() == ["one", "two", "three", "four"]
+    assert said.err.split() == ["==>", "first", "==>", "wrong", "==>", "last"]
+
+
+def test_leaving_ends_what_still_runs(tmp_path: pathlib.Path) -> None:
+    """An interrupted run leaves nothing behind."""
+    with Lanes(SILENCE_S) as lanes:
+        lanes.start("waits", [sys.executable, "-c", WAITS], dict(os.environ), str(tmp_path))
+        process = lanes._lanes[0].process
+    assert process.poll() is not None
