@@ -38,7 +38,7 @@ from shoal.agent.routes import GroupKey, Leadership, RouteTable
 from shoal.agent.scrubbing import Scrubber
 from shoal.agent.time_search import offset_at_time
 from shoal.agent.topic_admin import Leader, TopicAdmin, not_leader
-from shoal.agent.topic_settings import TopicSettings, check_topic_name
+from shoal.agent.topic_settings import TopicSettings, check_topic_form
 from shoal.agent.waiting import Answer, Appended
 from shoal.agent.watch import Watch
 from shoal.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
@@ -295,7 +295,7 @@ class Broker:
         """Take a failed member for one that left. ShoalError unknown-member."""
         member = self._member(name_or_id)
         if member.name == self.agent_id:
-            raise ShoalError("bad-request", "this is the agent itself: use leave")
+            raise ShoalError("not-failed", "this is the agent itself, which lives: use leave")
         self._force_leave(member.name)
 
     def _member(self, name_or_id: str) -> Member:
@@ -405,6 +405,8 @@ class Broker:
     def _no_topic(self, name: str) -> str:
         if name == documents.CATALOG_TOPIC:
             return f"{name} is the system's log, not a topic: GET /v1/topics shows what it says"
+        if name.startswith("_"):
+            return f"{name!r}: names that begin with _ are the system's, and it has none of this name"
         return (
             f"there is no topic {name!r} in cluster {self.config.cluster} (agent {self.name} was asked): "
             f"create it with PUT /v1/topics/{name}"
@@ -414,8 +416,7 @@ class Broker:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
         entry = self._parts().catalog.catalog.topics.get(name)
         if entry is None:
-            if name != documents.CATALOG_TOPIC:
-                check_topic_name(name)
+            check_topic_form(name)
             raise ShoalError("unknown-topic", self._no_topic(name))
         known = self._topics.get(name)
         if known is not None and known[0] is entry:

@@ -72,9 +72,9 @@ def voters_of_all(agents: int) -> int:
     return voters - 1 if voters == 4 else voters
 
 
-def check_topic_name(name: str) -> None:
-    """Raises ShoalError illegal-name. Names never reach the file system; the rule keeps URLs and shells
-    simple.
+def check_topic_form(name: str) -> None:
+    """Raises ShoalError illegal-name for what nobody's topic could be called. Names never reach the file
+    system; the rule keeps URLs and shells simple.
     """
     if TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
         raise ShoalError(
@@ -82,6 +82,11 @@ def check_topic_name(name: str) -> None:
             f"{name[:64]!r} is no topic name: use 1 to {MAX_TOPIC_NAME_CHARACTERS} of letters, digits, . _ - "
             "(not . or ..)",
         )
+
+
+def check_topic_name(name: str) -> None:
+    """Raises ShoalError illegal-name for what no user's topic may be called."""
+    check_topic_form(name)
     if name.startswith("_"):
         raise ShoalError(
             "illegal-name", f"{name[:64]!r}: names that begin with _ are the system's; choose another"

@@ -25,6 +25,7 @@ from functools import partial
 
 import environment
 import terminal
+from campaign_openapi import openapi
 from campaign_rounds import ROUNDS, search_store
 from campaign_serf import serf
 from campaign_spark import spark
@@ -33,8 +34,8 @@ RECORD = environment.ROOT / "docs" / "campaigns.md"
 HEAD = """# Campaigns
 
 Long runs of the tests that search, written down by `scripts/campaign` as they end. A finding names its seed.
-Faults are power failures and kills (store), SIGKILLs alone (kills), hostile inputs (decoders) or histories of
-operations (states).
+Faults are power failures and kills (store), SIGKILLs alone (kills), hostile inputs (decoders), histories of
+operations (states) or requests (openapi).
 
 | date | commit | what | seeds | hours | faults | findings |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -135,7 +136,7 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.next_seed += campaign.CHAOS_PER_SHARE
 
 
-CAMPAIGNS = ("membership", "serf", "spark", *sorted(ROUNDS), "simulation", "nemesis")
+CAMPAIGNS = ("membership", "openapi", "serf", "spark", *sorted(ROUNDS), "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float) -> None:
@@ -193,6 +194,7 @@ def main() -> int:
         nemesis(outcome, deadline, bar, started, options.fault)
     else:
         works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf, "spark": spark}
+        works["openapi"] = openapi
         works["simulation"] = partial(simulation, jobs=options.jobs)
         works |= {name: partial(search_store, work) for name, work in ROUNDS.items()}
         works[options.what](outcome, deadline, bar, started)

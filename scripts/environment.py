@@ -48,10 +48,15 @@ STAGES = {
     },
     # Of what pandas, mypy, hypothesis and PySpark bring most is never imported; what is gets compiled then.
     "test": {"install": ["--no-compile"], "installed_mb": 290, "free_mb": 900},
+    "clients": {"install": ["--no-compile"], "installed_mb": 80, "free_mb": 200},
+    "fuzz": {"install": ["--no-compile"], "installed_mb": 90, "free_mb": 250},
 }
 # They have no package in common with the others, and pip keeps one core busy: so they are installed beside
 # those.
-APART = ("flights", "spark")
+APART = ("flights", "spark", "clients")
+# Tools that are run and not imported, whose own dependencies must not meet ours: each in an environment of
+# its own below this one, of the same interpreter.
+OWN = ("clients", "fuzz")
 
 
 _installing: list[_Installation] = []
@@ -69,9 +74,9 @@ def python() -> pathlib.Path:
     return DIRECTORY / "bin" / "python"
 
 
-def command(name: str) -> str:
-    """The path of a command that the environment installed."""
-    return str(DIRECTORY / "bin" / name)
+def command(name: str, stage: str | None = None) -> str:
+    """The path of a command that the environment installed; of a stage in OWN, if it is named."""
+    return str((DIRECTORY if stage is None else DIRECTORY / stage) / "bin" / name)
 
 
 def is_ready(stage: str) -> bool:
@@ -207,8 +212,12 @@ class _Installation:
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
         quiet = ["--no-cache-dir", "--progress-bar", "off"]
+        into = []
+        if self.stage in OWN:
+            into = ["--python", command("python", self.stage)]
+            _make_own_environment(self.stage)
         return subprocess.Popen(
-            [str(python()), "-m", "pip", "install", *quiet, *_requirements(self.stage)],
+            [str(python()), "-m", "pip", *into, "install", *quiet, *_requirements(self.stage)],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=variables,
@@ -246,6 +255,13 @@ class _Installation:
         shutil.rmtree(self._temporary, ignore_errors=True)
         if self in _installing:
             _installing.remove(self)
+
+
+def _make_own_environment(stage: str) -> None:
+    """Anew: what an interrupted installation left is no environment."""
+    directory = DIRECTORY / stage
+    _remove(directory)
+    subprocess.run([str(python()), "-m", "venv", "--without-pip", str(directory)], check=True)
 
 
 def _requirements(stage: str) -> list[str]:

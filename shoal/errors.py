@@ -50,6 +50,7 @@ ERRORS: Final[dict[str, ErrorCode]] = _table(
     ErrorCode("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
     ErrorCode("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
     ErrorCode("unreachable", 409, "Nobody answers at these addresses", True, True),
+    ErrorCode("not-failed", 409, "The member has not failed", False, True),
     ErrorCode("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
     ErrorCode("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
     ErrorCode("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),

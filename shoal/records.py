@@ -183,9 +183,9 @@ def _append_json(columns: RecordColumns, number: int, record: Any) -> None:
 
 def _json_bytes(number: int, name: str, record: Mapping[str, Any]) -> bytes | None:
     """`name` as bytes: a string is its UTF-8, name_base64 is decoded, null stays, else compact JSON."""
-    encoded = record.get(f"{name}_base64")
-    if encoded is None:
+    if f"{name}_base64" not in record:
         return _to_bytes(number, name, record.get(name))
+    encoded = record[f"{name}_base64"]
     if name in record:
         _fail(number, f"has both '{name}' and '{name}_base64'")
     if not isinstance(encoded, str):
@@ -211,6 +211,8 @@ def _to_bytes(number: int, name: str, value: Any) -> bytes | None:
 def _json_time(number: int, value: Any) -> int | None:
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():  # JSON does not tell 1.0 from 1
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         _fail(number, "'timestamp' must be RFC 3339 text or milliseconds since the epoch")
     try:
@@ -466,7 +468,7 @@ def render_ndjson(
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_UTC: Final = _EPOCH.replace(tzinfo=None)  # every time is UTC: to write one takes no zone
 _MICROSECOND: Final = timedelta(microseconds=1)
-_MAX_TIME_MS: Final = 2**63 // 1000 - 1  # as microseconds it must fit an int64
+LAST_TIME_MS: Final = 2**63 // 1000 - 1  # as microseconds it must fit an int64
 _MILLISECONDS = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
@@ -484,7 +486,7 @@ def parse_time(text: str) -> int:
     """
     if _MILLISECONDS.fullmatch(text):
         milliseconds = int(text)
-        if abs(milliseconds) > _MAX_TIME_MS:
+        if abs(milliseconds) > LAST_TIME_MS:
             raise ShoalError("bad-request", f"time {text} is out of range")
         return milliseconds * 1000
     match = _RFC_3339.fullmatch(text)

@@ -82,6 +82,7 @@ PURE = (
     "agent/config.py",
     "agent/documents.py",
     "agent/http/merging.py",
+    "agent/http/patterns.py",
     "agent/http/places.py",
     "agent/log_time.py",
     "agent/http/row_pieces.py",

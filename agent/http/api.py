@@ -6,9 +6,19 @@ dispatch.py's; what stands here is what a client can send and gets back.
 
 from __future__ import annotations
 
-from shoal.agent.http import schemas
+from shoal.agent.http import patterns, schemas
 from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema
-from shoal.agent.http.schemas import BYTES, COUNT, PARTITION_NUMBER, PAUSE, SWITCH, TEXT, one_of, reference
+from shoal.agent.http.schemas import (
+    BYTES,
+    OFFSET,
+    PARTITION_NUMBER,
+    PAUSE,
+    SWITCH,
+    TEXT,
+    described,
+    one_of,
+    reference,
+)
 from shoal.membership.interface import KeyChange
 
 JSON = "application/json"
@@ -16,42 +26,32 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 EVENTS = "text/event-stream"
 ANY = "application/octet-stream"
-METRICS = "text/plain"
+PLAIN = "text/plain"
 PAGE = "text/html"
 
 READ_HEADERS = ("Shoal-Base-Offset", "Shoal-Next-Offset", "Shoal-High-Watermark", "Shoal-Log-Start-Offset")
 _PLACE_FORM = "Offsets by partition, as 0:17,1:30, or a cursor that an answer gave."
-_TIMES = (
-    "-?[0-9]{1,13}|[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-    "T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
-)
-_TIME: Schema = {
-    "type": "string",
-    "pattern": f"^({_TIMES})$",
-    "examples": ["2026-01-01T00:00:00Z", "1767225600000"],
-}
-_FROM: Schema = {
-    "type": "string",
-    "pattern": f"^(earliest|latest|-?[0-9]{{1,18}}|@({_TIMES}))$",
-    "examples": ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"],
-}
-_FROM_MERGED: Schema = {
-    "type": "string",
-    "pattern": f"^(earliest|latest|-[0-9]{{1,4}}|@({_TIMES}))$",
-    "examples": ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"],
-}
-_PLACES: Schema = {
-    "type": "string",
-    "pattern": "^([0-9]{1,4}:[0-9]{1,18}(,[0-9]{1,4}:[0-9]{1,18})*|p[A-Za-z0-9_-]+)$",
-    "examples": ["0:17,1:30"],
-}
+_MOMENTS = ["2026-01-01T00:00:00Z", "1767225600000"]
+_TIME: Schema = {"type": "string", "pattern": patterns.TIME, "examples": _MOMENTS}
+_ENDS = ["earliest", "latest", "-10", "@2026-01-01T00:00:00Z"]
+_FROM: Schema = {"type": "string", "pattern": patterns.FROM, "examples": _ENDS}
+_FROM_MERGED: Schema = {"type": "string", "pattern": patterns.FROM_MERGED, "examples": _ENDS}
+_PLACES: Schema = {"type": "string", "pattern": patterns.PLACES, "examples": ["0:17,1:30"]}
+
+VERSION_CHARACTERS_MAX = 128
+EPOCH_MAX = 2**31 - 1
+SEQUENCE_MAX = 2**63 - 1
 
 TIMEOUT = Parameter(
-    "timeout", "How long to wait for a leader and for the answer; at most 60s.", schemas.TIMEOUT
+    "timeout", "How long to wait for a leader and for the answer; from 100ms to 60s.", schemas.TIMEOUT
 )
 FORWARD = Parameter("forward", "false: answer 421 with `leader_url` instead of asking the leader.", SWITCH)
 WAIT = Parameter("wait", "How long to wait for news when there are none; at most 60s.", PAUSE)
-AFTER_VERSION = Parameter("after_version", "Answer once the version is another (with `wait`).", TEXT)
+AFTER_VERSION = Parameter(
+    "after_version",
+    "Answer once the version is another (with `wait`).",
+    {**TEXT, "maxLength": VERSION_CHARACTERS_MAX},
+)
 LIMIT = Parameter(
     "limit",
     "Records; 100 unless told, without limit for Arrow and event streams.",
@@ -78,15 +78,36 @@ _PRODUCE = (
     *_CHANGES,
 )
 _PRODUCER = (
-    Parameter("Shoal-Producer-Id", "1 to 128 printable characters; with epoch and sequence.", TEXT),
-    Parameter("Shoal-Producer-Epoch", "A newer one fences the older out.", COUNT),
-    Parameter("Shoal-Producer-Sequence", "A repeated one is answered as the first was.", COUNT),
+    Parameter(
+        "Shoal-Producer-Id",
+        "1 to 128 printable characters; with epoch and sequence, or none of the three.",
+        {"type": "string", "pattern": patterns.PRODUCER_ID},
+    ),
+    Parameter(
+        "Shoal-Producer-Epoch",
+        "A newer one fences the older out.",
+        {"type": "integer", "minimum": 0, "maximum": EPOCH_MAX},
+    ),
+    Parameter(
+        "Shoal-Producer-Sequence",
+        "A repeated one is answered as the first was.",
+        {"type": "integer", "minimum": 0, "maximum": SEQUENCE_MAX},
+    ),
     Parameter("Shoal-Producer-Order", "lanes: a sequence is lane * 2^32 + number.", one_of("lanes")),
 )
-_RECORDS_BODY = Body({JSON: reference("NewRecords"), NDJSON: BYTES, ARROW: BYTES, "*/*": BYTES})
+_VALUE: Schema = described({**BYTES, "minLength": 1}, "One value; so is a body of any type not named here.")
+_RECORDS_BODY = Body(
+    {
+        JSON: reference("NewRecords"),
+        NDJSON: BYTES,
+        ARROW: BYTES,
+        ANY: _VALUE,
+        PLAIN: {**TEXT, "minLength": 1},
+    }
+)
 _PRODUCED = {
     200: Answer("Stored.", {JSON: reference("Appended")}, ("Shoal-Created",)),
-    202: Answer("Taken, with acks=none.", {JSON: reference("Appended")}, ("Shoal-Created",)),
+    202: Answer("Taken, with acks=none.", {JSON: reference("Taken")}, ("Shoal-Created",)),
 }
 
 
@@ -257,7 +278,7 @@ READ_PARTITION = Operation(
     (
         LAST_EVENT_ID,
         Parameter(
-            "Shoal-High-Watermark", "With consistency=local: wait for a replica that knows so much.", COUNT
+            "Shoal-High-Watermark", "With consistency=local: wait for a replica that knows so much.", OFFSET
         ),
     ),
 )
@@ -363,7 +384,7 @@ CHANGE_KEYS = {
         f"/v1/keys/{change.value}",
         f"Have every member {change.value} a gossip key.",
         _ok("Keys", "The keys afterwards."),
-        body=Body({JSON: reference("KeyChange")}),
+        body=Body({JSON: reference("NewKey" if change is KeyChange.INSTALL else "KeyChange")}),
     )
     for change in KeyChange
 }
@@ -381,7 +402,7 @@ METRICS_TEXT = Operation(
     "GET",
     "/metrics",
     "Metrics for Prometheus.",
-    {200: Answer("Its text format.", {METRICS: TEXT})},
+    {200: Answer("Its text format.", {PLAIN: TEXT})},
 )
 INDEX = Operation(
     "index",

@@ -68,7 +68,9 @@ class Call:
         limits = self.context.limits
         if "timeout" not in self.query:
             return limits.default_timeout_ms
-        return duration_ms(self.query, "timeout", limits.default_timeout_ms, limits.timeout_ms)
+        return duration_ms(
+            self.query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
+        )
 
     def wait_ms(self) -> int:
         """?wait, 0 without."""

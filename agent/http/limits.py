@@ -66,6 +66,8 @@ class HttpLimits:
     chunk_bytes: int = 256 * KIB
     wait_ms: int = 60_000
     timeout_ms: int = 60_000
+    # Nothing can be done in none at all: that is a mistake of the request, no fault of the agent.
+    least_timeout_ms: int = 1
     default_timeout_ms: int = 5_000
     read_bytes: int = 64 * MIB
     default_read_bytes: int = 1 * MIB

@@ -20,7 +20,6 @@ STATUSES = ("alive", "suspect", "failed", "leaving", "left")
 JOIN_ADDRESSES_MAX = 64
 MAX_NAMESAKES_SHOWN = 8
 PEER_PROTOCOL = "shoal-peer/1"
-VERSION_CHARACTERS_MAX = 128
 
 
 class MemberHandlers:
@@ -88,7 +87,7 @@ class MemberHandlers:
 
     async def _wait(self, call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
         after_version = call.query.get("after_version")
-        if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
+        if after_version is not None and len(after_version) > api.VERSION_CHARACTERS_MAX:
             raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
         wait_ms = call.wait_ms()
         return await self._context.waits.run(call.request, ask(after_version, wait_ms))

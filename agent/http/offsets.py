@@ -44,14 +44,12 @@ class OffsetsHandlers:
 
     async def offsets(self, call: Call) -> web.Response:
         """The ends of every partition's log; with ?at=TIME also the first offset of then; with ?after and
-        ?wait not before a high watermark has passed its place, or the time is up.
+        ?wait not before a high watermark has passed its place, or the time is up. Without ?after all is news.
         """
         topic = self._context.broker.topic(call.arguments[0])
         at_us = time_parameter(call, "at")
         after = places(call.query, "after", len(topic.ranges))
         wait_ms = call.wait_ms()
-        if after is None and "wait" in call.query:
-            raise ShoalError("bad-request", "wait belongs to after=0:17,1:30", invalid_params=["wait"])
         timeout_ms = call.timeout_ms()
         if after is not None and wait_ms:
             waiting = OffsetsWait(call, topic, after, Deadline(wait_ms))

@@ -16,7 +16,7 @@ from shoal.agent.http.dispatch import Route
 from shoal.agent.http.docs_page import SECURITY_POLICY, docs_page
 from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.problems import JSON_TYPE, json_body
-from shoal.agent.http.schemas import NAME, PARTITION_NUMBER, TEXT, schemas_document
+from shoal.agent.http.schemas import NAME, PARTITION_NUMBER, TEXT, USER_NAME, schemas_document
 from shoal.errors import PROBLEM_MEDIA_TYPE
 
 OPENAPI_VERSION = "3.1.0"
@@ -76,10 +76,6 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
-    for path, item in paths.items():
-        variables = [segment[1:-1] for segment in path.split("/") if is_variable(segment)]
-        if variables:
-            item["parameters"] = [_variable(name) for name in variables]
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "Shoal", "version": API_VERSION, "description": _INTRODUCTION},
@@ -103,7 +99,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "summary": operation.summary,
         "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
     }
-    parameters = [_parameter("query", parameter) for parameter in operation.parameters]
+    variables = [segment[1:-1] for segment in operation.path.split("/") if is_variable(segment)]
+    parameters = [_variable(name, operation.method) for name in variables]
+    parameters += [_parameter("query", parameter) for parameter in operation.parameters]
     parameters += [_parameter("header", parameter) for parameter in operation.headers]
     if parameters:
         described["parameters"] = parameters
@@ -112,8 +110,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
     return described
 
 
-def _variable(name: str) -> dict[str, Any]:
+def _variable(name: str, method: str) -> dict[str, Any]:
     description, schema = _VARIABLES[name]
+    if name == "topic" and method != "GET":  # nobody changes what is the system's
+        schema = USER_NAME
     return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
 
 

@@ -95,8 +95,8 @@ def integer(query: Query, name: str, default: int, *, low: int, high: int) -> in
     return int(text)
 
 
-def duration_ms(query: Query, name: str, default_ms: int, high_ms: int) -> int:
-    """A duration such as 500ms, 30s, 5m or plain milliseconds, at most `high_ms`."""
+def duration_ms(query: Query, name: str, default_ms: int, high_ms: int, low_ms: int = 0) -> int:
+    """A duration such as 500ms, 30s, 5m or plain milliseconds, from `low_ms` to `high_ms`."""
     text = query.get(name)
     if text is None:
         return default_ms
@@ -104,7 +104,9 @@ def duration_ms(query: Query, name: str, default_ms: int, high_ms: int) -> int:
         value = parse_duration_ms(text)
     except ShoalError:
         raise invalid(name, text, "a duration such as 500ms, 30s or 5m is wanted") from None
-    if not 0 <= value <= high_ms:
+    if value < low_ms:
+        raise invalid(name, text, f"at least {low_ms}ms is wanted: in less nothing can happen")
+    if value > high_ms:
         raise invalid(name, text, f"at most {high_ms // 1000}s is possible")
     return value
 

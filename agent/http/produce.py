@@ -59,8 +59,6 @@ from shoal.routing import partition_batch, partition_columns
 
 ACKS = ("all", "leader", "none")
 PRODUCER_ID_CHARACTERS_MAX = 128
-EPOCH_MAX = 2**31 - 1
-SEQUENCE_MAX = 2**63 - 1
 # A longer body would hold the loop for milliseconds: it is decoded in a thread (safety 26).
 DECODED_AT_ONCE_BYTES = 64 * 1024
 # A stream between others' appends gets many offset ranges; the first this many are listed, the count is
@@ -238,8 +236,8 @@ def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
         raise ShoalError("bad-request", f"{PRODUCER_HEADERS[3]} {shown(order)}: only lanes is known")
     return ProducerStamp(
         producer_id_from_text(name),
-        _header_number(PRODUCER_HEADERS[1], epoch, EPOCH_MAX),
-        _header_number(PRODUCER_HEADERS[2], sequence, SEQUENCE_MAX),
+        _header_number(PRODUCER_HEADERS[1], epoch, api.EPOCH_MAX),
+        _header_number(PRODUCER_HEADERS[2], sequence, api.SEQUENCE_MAX),
         order is not None,
     )
 

@@ -134,7 +134,9 @@ class QuickAppends:
     def _options(self, headers: Mapping[str, str], query: Query, *, to_partition: bool) -> Options:
         limits = self.context.limits
         acks = choice(query, "acks", "all", ACKS)
-        timeout_ms = duration_ms(query, "timeout", limits.default_timeout_ms, limits.timeout_ms)
+        timeout_ms = duration_ms(
+            query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
+        )
         producer = (
             producer_stamp(CIMultiDict(headers))
             if any(name.startswith(_PRODUCER_PREFIX) for name in headers)

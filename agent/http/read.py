@@ -7,6 +7,7 @@ from aiohttp import web
 from shoal.agent.http import api
 from shoal.agent.http.answer_room import AnswerHolding
 from shoal.agent.http.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.cursors import OFFSET_MAX
 from shoal.agent.http.decode import ARROW_TYPE
 from shoal.agent.http.deliver import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
 from shoal.agent.http.dispatch import Route
@@ -264,7 +265,7 @@ def seen_watermark(call: Call) -> int:
     text = call.headers.get(HIGH_WATERMARK)
     if text is None:
         return 0
-    if not is_number(text):
+    if not is_number(text) or int(text) > OFFSET_MAX:
         raise ShoalError("bad-request", f"{HIGH_WATERMARK} {shown(text)} is not an offset")
     return int(text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.agent.http import patterns
 from shoal.agent.http.operation import Schema
 from shoal.agent.topic_settings import (
     MAX_PARTITIONS,
@@ -17,6 +18,7 @@ from shoal.agent.topic_settings import (
     MIN_SEGMENT_BYTES,
 )
 from shoal.errors import ERRORS
+from shoal.records import LAST_TIME_MS, MAX_HEADERS
 
 
 def described(schema: Schema, description: str) -> Schema:
@@ -58,6 +60,11 @@ def closed(optional: Mapping[str, Schema] | None = None, /, **required: Schema) 
     return {**members_of(optional, **required), "additionalProperties": False}
 
 
+def not_both(*pairs: tuple[str, str]) -> Schema:
+    """What an object's schema says besides, if the second of a pair stands in the place of the first."""
+    return {"dependentSchemas": {second: {"properties": {first: False}} for first, second in pairs}}
+
+
 def reference(name: str) -> Schema:
     """A schema of SCHEMAS by its name."""
     assert name in SCHEMAS, f"there is no schema {name!r}"
@@ -70,37 +77,20 @@ BOOLEAN: Schema = {"type": "boolean"}
 SWITCH: Schema = {"anyOf": [BOOLEAN, one_of("", "0", "1")]}  # of a query
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "integer"}
-OFFSET = described(COUNT, "An offset: records of a partition are numbered from 0 without gaps.")
+_NUMBER_63: Schema = {**COUNT, "maximum": 2**63 - 1}
+OFFSET = described(_NUMBER_63, "An offset: records of a partition are numbered from 0 without gaps.")
 TIME: Schema = {"type": "string", "format": "date-time"}
 URL = or_null({"type": "string", "format": "uri"})
 ANYTHING: Schema = {}
-BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
-_AGES = (
-    "([1-9][0-9]{3,11}|[12][0-9]{12})(ms)?",
-    "([1-9][0-9]{0,8}|[12][0-9]{9})s",
-    "([1-9][0-9]{0,6}|[1-4][0-9]{7})m",
-    "([1-9][0-9]{0,4}|[1-7][0-9]{5})h",
-    "([1-9][0-9]{0,3}|[12][0-9]{4}|3[0-5][0-9]{3})d",
-)
-AGE: Schema = {"type": "string", "pattern": f"^({'|'.join(_AGES)})$", "examples": ["30s", "5m", "7d"]}
+BASE64: Schema = {"type": "string", "pattern": patterns.BASE64, "contentEncoding": "base64"}
+AGE: Schema = {"type": "string", "pattern": patterns.AGE, "examples": ["30s", "5m", "7d"]}
 """A duration from a second to some hundred years."""
-TIMEOUT: Schema = {
-    "type": "string",
-    "pattern": "^([1-9][0-9]{0,3}(ms)?|[1-5][0-9]{4}(ms)?|60000(ms)?|([1-9]|[1-5][0-9]|60)s|1m)$",
-    "examples": ["500ms", "5s", "1m"],
-}
-PAUSE: Schema = {
-    "type": "string",
-    "pattern": "^(([0-5]?[0-9]{1,4}|60000)(ms)?|([0-5]?[0-9]|60)s|[01]m)$",
-    "examples": ["500ms", "5s", "1m"],
-}
+TIMEOUT: Schema = {"type": "string", "pattern": patterns.TIMEOUT, "examples": ["500ms", "5s", "1m"]}
+PAUSE: Schema = {"type": "string", "pattern": patterns.PAUSE, "examples": ["500ms", "5s", "1m"]}
 """A duration that a request may wait."""
-NAME: Schema = {
-    "type": "string",
-    "pattern": "^([a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}|[.][a-zA-Z0-9_-][a-zA-Z0-9._-]{0,247}"
-    "|[.]{2}[a-zA-Z0-9._-]{1,247})$",
-}
-"""Of a topic; not `.` nor `..`, which no path can have as a segment."""
+NAME: Schema = {"type": "string", "pattern": patterns.NAME}
+"""Of a topic, the system's log among them."""
+USER_NAME: Schema = {"type": "string", "pattern": patterns.USER_NAME}
 PARTITION_NUMBER: Schema = {"type": "integer", "minimum": 0, "maximum": 1023}
 YES: Schema = {"type": "boolean", "enum": [True]}
 VERSION = described(TEXT, "Opaque; of this agent's present run.")
@@ -177,12 +167,46 @@ _HEADERS: Schema = {
     ]
 }
 _RECORD: dict[str, Schema] = {
-    "timestamp": TIME,
+    "timestamp": {"anyOf": [TIME, {"type": "string", "pattern": "^-?[0-9]+$"}]},
     "key": or_null(TEXT),
     "key_base64": BASE64,
     "value": described(ANYTHING, "Text; with value=json whatever JSON it is; null is a tombstone."),
     "value_base64": described(BASE64, "Instead of `value`, where that is not UTF-8."),
     "headers": _HEADERS,
+}
+_WRITTEN = described(ANYTHING, "Text; null for none; other JSON is written compactly.")
+_NEW_TIME: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": patterns.TIME, "examples": ["2026-01-01T00:00:00Z"]},
+        {"type": "integer", "minimum": -LAST_TIME_MS, "maximum": LAST_TIME_MS},
+        {"type": "null"},
+    ]
+}
+_NEW_HEADER: Schema = {
+    **closed({"value": _WRITTEN, "value_base64": BASE64}, key=TEXT),
+    **not_both(("value", "value_base64")),
+}
+_NEW_HEADERS: Schema = {
+    "anyOf": [
+        {**list_of(_NEW_HEADER), "maxItems": MAX_HEADERS},
+        {**by_name(_WRITTEN), "maxProperties": MAX_HEADERS},
+        {"type": "null"},
+    ]
+}
+_NEW_RECORD: Schema = {
+    **closed(
+        {
+            "timestamp": _NEW_TIME,
+            "key": _WRITTEN,
+            "key_base64": BASE64,
+            "value": described(_WRITTEN, "As `key`; null makes a tombstone."),
+            "value_base64": described(BASE64, "Instead of `value`."),
+            "headers": _NEW_HEADERS,
+        }
+    ),
+    **not_both(("key", "key_base64"), ("value", "value_base64")),
+    "if": {"not": {"required": ["value_base64"]}},
+    "then": {"required": ["value"]},
 }
 _RUN = members_of({"duplicate": BOOLEAN}, partition=COUNT, base_offset=NUMBER, count=COUNT)
 
@@ -229,7 +253,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         )
     ),
-    "Adopt": closed({"name": described(NAME, "Another name than it had.")}),
+    "Adopt": closed({"name": described(or_null(USER_NAME), "Another name than it had.")}),
     "Offsets": members_of(
         partitions=list_of(
             members_of(
@@ -244,7 +268,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Trim": closed(before=OFFSET),
     "Trimmed": members_of(log_start_offset=OFFSET),
-    "NewRecords": closed(records=list_of(closed({**_RECORD, "timestamp": {"type": ["string", "integer"]}}))),
+    "NewRecord": _NEW_RECORD,
+    "NewRecords": closed(records=list_of({"$ref": "#/components/schemas/NewRecord"})),
+    "Taken": members_of(count=described(COUNT, "How many records; where they go nobody waited for.")),
     "Appended": members_of(
         {"appended_truncated": BOOLEAN, "duplicate": BOOLEAN}, count=COUNT, appended=list_of(_RUN)
     ),
@@ -316,7 +342,7 @@ SCHEMAS: dict[str, Schema] = {
             "type": "array",
             "items": {
                 "type": "string",
-                "pattern": "^[a-zA-Z0-9][a-zA-Z0-9.-]{0,200}(:[1-9][0-9]{0,3})?$",
+                "pattern": patterns.ADDRESS,
                 "examples": ["10.0.0.5:7946"],
             },
             "minItems": 1,
@@ -345,7 +371,13 @@ SCHEMAS: dict[str, Schema] = {
         lost=list_of(members_of(id=TEXT, name=TEXT)),
         refusal=or_null(TEXT),
     ),
-    "KeyChange": closed({"force": BOOLEAN}, key=described(TEXT, "In base64, or a fingerprint.")),
+    "KeyChange": closed(
+        {"force": BOOLEAN},
+        key=described({"type": "string", "pattern": patterns.KEY}, "In base64, or a fingerprint."),
+    ),
+    "NewKey": closed(
+        {"force": BOOLEAN}, key=described({"type": "string", "pattern": patterns.WHOLE_KEY}, "In base64.")
+    ),
     "Keys": members_of(
         members=COUNT,
         keys=list_of(members_of(fingerprint=TEXT, held_by=COUNT, used_by=or_null(COUNT))),

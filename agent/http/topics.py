@@ -117,6 +117,12 @@ class TopicHandlers:
         return json_response(await at_catalog(call, adopt_here, adopt_there, deadline), status=201)
 
 
+def _number(text: str) -> int | float:
+    """JSON does not tell 1.0 from 1, and some languages write every number so."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def _name(topic: Json) -> str:
     return str(topic["name"])
 
@@ -130,7 +136,7 @@ async def optional_object(call: Call) -> Json | None:
     if media not in (JSON_TYPE, "", "application/x-www-form-urlencoded"):  # the last: curl -d without --json
         raise ShoalError("unsupported-media-type", f"the body has to be {JSON_TYPE}; with curl say --json")
     try:
-        document = json.loads(body)
+        document = json.loads(body, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise ShoalError("bad-request", f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):

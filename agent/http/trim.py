@@ -70,8 +70,6 @@ class TrimHandlers:
 
 def _before(body: Json | None) -> int:
     before = (body or {}).get("before")
-    if isinstance(before, float) and before.is_integer():  # JSON does not tell 1.0 from 1
-        before = int(before)
     known = body is not None and set(body) == {"before"}
     if not known or type(before) is not int or not 0 <= before <= MAX_OFFSET:
         raise ShoalError("bad-request", 'the body has to be {"before": OFFSET}, an offset of 0 or more')

@@ -22,7 +22,7 @@ from fake_gossip_keys import FakeKeyedGossip
 from shoal.agent.event_feed import EventFeed
 from shoal.agent.http.interface import Answer, Json
 from shoal.agent.key_service import KeyService
-from shoal.agent.topic_settings import check_topic_name
+from shoal.agent.topic_settings import check_topic_form, check_topic_name, settings_from_body
 from shoal.batch import (
     DEFAULT_SCHEMA,
     Kind,
@@ -309,6 +309,7 @@ class FakeBroker:
         return self.drain_document()
 
     async def recover(self, topic: str, partition: int, *, carry_out: bool) -> Json:
+        check_topic_form(topic)
         if self.recovery_refusal is not None and carry_out:
             raise ShoalError("recovery-refused", self.recovery_refusal)
         self.recovered += [(topic, partition)] if carry_out else []
@@ -362,9 +363,7 @@ class FakeBroker:
         self.last_timeout_ms = timeout_ms
         self._check_catalog_leader()
         settings = body or {}
-        partitions = settings.get("partitions", 1)
-        if type(partitions) is not int or not 1 <= partitions <= 1024:
-            raise ShoalError("bad-request", "partitions: a whole number from 1 to 1024 is wanted")
+        partitions = settings_from_body(body)[0].partitions
         known = self.cluster.topics.get(name)
         if known is not None:
             if settings and known.settings["partitions"] != partitions:
@@ -415,7 +414,7 @@ class FakeBroker:
         try:
             return self.cluster.topics[name]
         except KeyError:
-            check_topic_name(name)
+            check_topic_form(name)
             raise ShoalError("unknown-topic", f"there is no topic {name!r}") from None
 
     # --- leaders

@@ -18,15 +18,20 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 WORDS = frozenset(
     (
-        "$ref", "additionalProperties", "anyOf", "const", "contentEncoding", "description", "enum",
-        "examples", "format", "items", "maxItems", "maximum", "minItems", "minProperties", "minimum",
-        "pattern", "properties", "required", "type",
+        "$ref", "additionalProperties", "anyOf", "const", "contentEncoding", "dependentSchemas",
+        "description", "enum", "examples", "format", "if", "items", "maxItems", "maxLength",
+        "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "not", "pattern",
+        "properties", "required", "then", "type",
     )
 )  # fmt: skip
 
 
-def faults(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any], at: str = "$") -> list[str]:
+def faults(
+    schema: Mapping[str, Any] | bool, value: Any, document: Mapping[str, Any], at: str = "$"
+) -> list[str]:
     """What is wrong with the value, each with its place; empty when it fits."""
+    if isinstance(schema, bool):
+        return [] if schema else [f"{at}: nothing may stand here"]
     assert schema.keys() <= WORDS, schema.keys() - WORDS
     if "$ref" in schema:
         return faults(resolve(schema["$ref"], document), value, document, at)
@@ -48,13 +53,23 @@ def faults(schema: Mapping[str, Any], value: Any, document: Mapping[str, Any], a
         "maxItems", 2**63
     ):
         found.append(f"{at}: {len(value)} items are too few or too many")
+    if isinstance(value, str) and not schema.get("minLength", 0) <= len(value) <= schema.get(
+        "maxLength", 2**63
+    ):
+        found.append(f"{at}: {len(value)} characters are too few or too many")
     if "pattern" in schema and not re.search(schema["pattern"], value):
         found.append(f"{at}: {value!r} does not match {schema['pattern']}")
     if isinstance(value, list) and "items" in schema:
         for place, item in enumerate(value):
             found += faults(schema["items"], item, document, f"{at}[{place}]")
-    if isinstance(value, dict) and len(value) < schema.get("minProperties", 0):
-        found.append(f"{at}: {len(value)} members are too few")
+    if isinstance(value, dict) and not schema.get("minProperties", 0) <= len(value) <= schema.get(
+        "maxProperties", 2**63
+    ):
+        found.append(f"{at}: {len(value)} members are too few or too many")
+    if "not" in schema and not faults(schema["not"], value, document, at):
+        found.append(f"{at}: {value!r} is what it must not be")
+    if "if" in schema and not faults(schema["if"], value, document, at):
+        found += faults(schema["then"], value, document, at)
     if isinstance(value, dict):
         found += object_faults(schema, value, document, at)
     return found
@@ -64,6 +79,8 @@ def is_type(wanted: str | list[str], value: Any) -> bool:
     names = [wanted] if isinstance(wanted, str) else wanted
     if isinstance(value, bool):
         return "boolean" in names
+    if isinstance(value, float) and value.is_integer():
+        return "integer" in names
     return any(isinstance(value, TYPES[name]) for name in names)
 
 
@@ -71,6 +88,9 @@ def object_faults(
     schema: Mapping[str, Any], value: dict[str, Any], document: Mapping[str, Any], at: str
 ) -> list[str]:
     found = [f"{at}: {name} is missing" for name in schema.get("required", ()) if name not in value]
+    for name, further in schema.get("dependentSchemas", {}).items():
+        if name in value:
+            found += faults({"type": "object", "additionalProperties": True, **further}, value, document, at)
     described = schema.get("properties", {})
     further = schema.get("additionalProperties", not described)
     for name, member in value.items():

@@ -1,0 +1,56 @@
+"""What the texts of the HTTP API look like, as patterns for those who describe it (ECMA 262).
+
+Pure values. Each fits exactly what the server takes, as far as a pattern can say it: what a client checks by
+them is refused by no agent, and the reverse. Who reads such a text is parameters.py, cursors.py, records.py.
+"""
+
+from __future__ import annotations
+
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)"
+_DAY = (
+    "(?!0000)([0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?"
+_ZONE = "([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+TIMES = f"-?[0-9]{{1,15}}|{_DAY}[Tt ]{_CLOCK}{_ZONE}"
+"""RFC 3339, or milliseconds since the epoch."""
+TIME = f"^({TIMES})$"
+FROM = f"^(earliest|latest|-?[0-9]{{1,18}}|@({TIMES}))$"
+FROM_MERGED = f"^(earliest|latest|-[0-9]{{1,4}}|@({TIMES}))$"
+
+_PLACE = "[0-9]{1,4}:[0-9]{1,18}"
+_NAMED_TWICE = "([^:]*:[^:]*,)*?0*([0-9]+):([^:]*:)*?[^:]*,0*"
+PLACES = rf"^((?!{_NAMED_TWICE}\3:){_PLACE}(,{_PLACE})*|p[A-Za-z0-9_-]+)$"
+"""Offsets by partition, none of them named twice; or a compact cursor, whose bytes no pattern can say."""
+
+AGES = (
+    "([1-9][0-9]{3,11}|[12][0-9]{12})(ms)?",
+    "([1-9][0-9]{0,8}|[12][0-9]{9})s",
+    "([1-9][0-9]{0,6}|[1-4][0-9]{7})m",
+    "([1-9][0-9]{0,4}|[1-7][0-9]{5})h",
+    "([1-9][0-9]{0,3}|[12][0-9]{4}|3[0-5][0-9]{3})d",
+)
+AGE = f"^({'|'.join(AGES)})$"
+TIMEOUT = "^([1-9][0-9]{2,3}(ms)?|[1-5][0-9]{4}(ms)?|60000(ms)?|([1-9]|[1-5][0-9]|60)s|1m)$"
+"""From a tenth of a second on: less is taken, since agents ask each other with what is left of a client's
+time, and is often too short for a disk."""
+PAUSE = "^(([0-5]?[0-9]{1,4}|60000)(ms)?|([0-5]?[0-9]|60)s|[01]m)$"
+
+_NAMES = (
+    "[a-zA-Z0-9-][a-zA-Z0-9._-]{0,248}",
+    "[.][a-zA-Z0-9_-][a-zA-Z0-9._-]{0,247}",
+    "[.]{2}[a-zA-Z0-9._-]{1,247}",
+)
+USER_NAME = f"^({'|'.join(_NAMES)})$"
+"""Of a topic that somebody may make; not `.` nor `..`, which no path can have as a segment."""
+NAME = f"^({'|'.join(_NAMES)}|_[a-zA-Z0-9._-]{{0,248}})$"
+
+BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+KEY = "^([0-9a-fA-F]{16}|[A-Za-z0-9+/]{21}[AQgw]==|[A-Za-z0-9+/]{32}|[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=)$"
+"""A gossip key: its fingerprint, or 16, 24 or 32 bytes in base64."""
+WHOLE_KEY = KEY.replace("[0-9a-fA-F]{16}|", "")
+PRODUCER_ID = "^[!-~]([ -~]{0,126}[!-~])?$"
+"""What a header can carry: spaces at its ends would be lost."""
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+ADDRESS = f"^[a-zA-Z0-9][a-zA-Z0-9.-]{{0,200}}(:({_PORT}))?$"

@@ -1,0 +1,26 @@
+"""Clients that generators make need these generators, and TypeScript's needs Node. Where they are missing the
+end of the run says so, loudly: silence would look like success."""
+
+import os
+
+import environment
+import node_tools
+import pytest
+
+GENERATOR_MISSING = not environment.is_ready("clients")
+NODE_MISSING = not node_tools.are_ready()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The reason comes from scripts/test, which tried to install them."""
+    missing = []
+    if GENERATOR_MISSING:
+        missing.append("openapi-python-client is not installed; scripts/test does it")
+    if NODE_MISSING:
+        reason = os.environ.get(node_tools.REASON_VARIABLE, "scripts/test installs its packages with npm")
+        missing.append(f"no openapi-typescript: {reason}")
+    if missing:
+        title = "tests of generated clients DID NOT RUN"
+        terminalreporter.section(title, sep="!", red=True, bold=True)
+        for line in missing:
+            terminalreporter.line(line)
