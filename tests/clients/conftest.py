@@ -9,6 +9,10 @@ import pytest
 
 GENERATOR_MISSING = not environment.is_ready("clients")
 NODE_MISSING = not node_tools.are_ready()
+collect_ignore = [
+    *(["test_python_client.py"] if GENERATOR_MISSING else []),
+    *(["test_typescript_client.py"] if NODE_MISSING else []),
+]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
