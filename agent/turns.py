@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Sized
+from itertools import islice
 
 from shoal.agent.clock import Clock
 from shoal.agent.replica import Replica
@@ -26,6 +27,10 @@ CAMPAIGN_MS = 600
 """Of an election that nobody can win, until another group may have its turn: an election timeout."""
 CAMPAIGN_PAUSE_MS = 20
 """How long a group waits before it looks for room again."""
+
+MAX_TURNS = 64
+"""Replicas served in one round of the event loop, some 20 ms of work: behind a thousand at once, peers would
+hear nothing of this agent for as long as they wait for a leader."""
 
 CAMPAIGNING = (Role.PRE_CANDIDATE, Role.CANDIDATE)
 
@@ -133,7 +138,7 @@ class Turns:
         self._serving = True
         self.count += 1
         if self._dirty:
-            dirty, self._dirty = self._dirty, {}
+            dirty = self._take_dirty()
             now_ms = self._clock.now_ms()
             for replica in dirty:
                 if replica.failure is None:
@@ -141,10 +146,17 @@ class Turns:
             self._touched.update(dirty)
         self._flush_outbox()
         self._serving = False
-        if (
-            self._dirty
-        ):  # who was scheduled meanwhile has its turn in the next round, after what arrives in it
+        if self._dirty:
+            # Who was left, or scheduled meanwhile, has its turn in the next round, after what arrives in it.
             self.schedule_flush()
+
+    def _take_dirty(self) -> dict[Replica, None]:
+        dirty, self._dirty = self._dirty, {}
+        if len(dirty) > MAX_TURNS:
+            waiting = iter(dirty)
+            dirty = dict.fromkeys(islice(waiting, MAX_TURNS))
+            self._dirty = dict.fromkeys(waiting)
+        return dirty
 
     def _give_turn(self, replica: Replica, now_ms: int) -> None:
         try:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from shoal.agent.turns import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, Turns
+from shoal.agent.turns import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, MAX_TURNS, Turns
 from shoal.replication.transitions import Role
 
 
@@ -298,3 +298,22 @@ async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert turns.count == count == 2
+
+
+async def test_a_thousand_turns_at_once_let_others_in_between() -> None:
+    """What is read and written between two rounds of the event loop does not wait for all of them; and each
+    has one turn, in the order in which they asked."""
+    turns, _, flushes, _ = make()
+    order: list[int] = []
+    replicas: list[Any] = [FakeReplica() for _ in range(3 * MAX_TURNS + 1)]
+    for number, replica in enumerate(replicas):
+        replica.turn = lambda _, number=number: order.append(number)
+        turns.schedule(replica)
+    seen = []
+    for _ in range(5):
+        await asyncio.sleep(0)
+        seen.append(len(order))
+    assert seen == [MAX_TURNS, 2 * MAX_TURNS, 3 * MAX_TURNS, 3 * MAX_TURNS + 1, 3 * MAX_TURNS + 1]
+    assert order == sorted(order)
+    assert len(flushes) == 4
+    assert turns.take_touched() == replicas
