@@ -124,6 +124,7 @@ class Follower:
         commit_index = min(message.commit_index, run.last)
         if commit_index > state.commit_index:
             state.commit_index = commit_index
+            state.is_newborn = False
             state.outbox.committed(commit_index)
         state.outbox.send_after_sync(self._reply(message, run.last))
 

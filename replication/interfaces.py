@@ -21,6 +21,7 @@ MAX_AGENT_ID_BYTES: Final = 128
 MAX_INTEGER: Final = 2**63 - 1  # terms and indices fit a signed 64-bit field of any reader
 
 NO_TERM: Final = Term(0)
+FIRST_TERM: Final = Term(1)
 NO_INDEX: Final = LogIndex(0)
 
 _CONFIGURATION_HEAD: Final = struct.Struct("<QB")
@@ -95,6 +96,11 @@ class Configuration:
     def find(self, replica_id: ReplicaId) -> Replica | None:
         """The replica of that id, if this configuration has it."""
         return self.by_id.get(replica_id)
+
+    def hard_state_at_birth(self) -> "HardState":
+        """With what each voter of a group is born: as if the first of them had been elected in the first term
+        by all. So nobody else ever leads that term, and the first may, before the others are there."""
+        return HardState(FIRST_TERM, self.voters[0])
 
     def to_bytes(self) -> bytes:
         """Length-prefixed, little endian; at most 64 KiB."""

@@ -16,7 +16,7 @@ from shoal.replication.reads import ReadQueue
 from shoal.replication.requests import entries_request, heartbeat_request
 from shoal.replication.spares import Spares
 from shoal.replication.transfer import Transfer
-from shoal.replication.transitions import RaftState
+from shoal.replication.transitions import NEWBORN_PATIENCE, RaftState
 
 
 class Leader:
@@ -24,6 +24,10 @@ class Leader:
 
     quiet: no heartbeats, by agreement with every replica that can be reached (safety 25). quieting: asking
     for it.
+
+    is_newborn: the group was born with this leader, nobody has wanted anything of it yet, and it was not
+    quiet. The others may not be there yet; nobody else can lead before they are, so it waits for them, and
+    says little meanwhile.
     """
 
     __slots__ = (
@@ -36,6 +40,7 @@ class Leader:
         "_stuck_since_ms",
         "active_ms",
         "heartbeat_deadline_ms",
+        "is_newborn",
         "left_behind",
         "progress",
         "quiet",
@@ -64,6 +69,7 @@ class Leader:
         self._notice_due = False
         self._notice_deadline_ms: int | None = None
         self._send_to_all = False  # also to those who were spared
+        self.is_newborn = False
         self._stuck_since_ms: int | None = None
         self._removed: dict[ReplicaId, tuple[Term, LogIndex]] = {}
         """Voters that a change which may not commit leaves out, and where their logs end, as they said."""
@@ -74,6 +80,18 @@ class Leader:
         self._state.append(self.term_start, self._state.term)
         self._state.outbox.noop(self.term_start)
         self._send_heartbeats_soon(now_ms)
+
+    def begin_newborn(self, now_ms: int) -> None:
+        """The same where the group is being born with this leader, and a thousand others may be. The entry
+        says all that a heartbeat would. Nothing else has happened: as soon as everybody holds it, the group
+        may be quiet."""
+        config = self._state.config
+        self.is_newborn = True
+        self.begin(now_ms)
+        self._heartbeat_due = False
+        self.active_ms = now_ms - (config.quiet_after_ms or 0)
+        for progress in self.progress.values():  # who comes later than others must not be left behind
+            progress.heard_ms = now_ms + NEWBORN_PATIENCE * config.election_timeout_ms
 
     # Time
 
@@ -95,7 +113,7 @@ class Leader:
         if self.quiet:
             return
         if self._state.config.check_quorum and now_ms >= self.quorum_deadline_ms:
-            if not self._hears_majority(now_ms):
+            if not self.is_newborn and not self._hears_majority(now_ms):
                 self._state.become_follower(self._state.term, None, now_ms)
                 return
             self.quorum_deadline_ms = now_ms + self._state.config.election_timeout_ms
@@ -122,7 +140,9 @@ class Leader:
 
     def _send_heartbeats_soon(self, now_ms: int) -> None:
         self._heartbeat_due = True
-        self.heartbeat_deadline_ms = now_ms + self._state.config.heartbeat_interval_ms
+        config = self._state.config
+        interval_ms = config.retry_after_ms if self.is_newborn else config.heartbeat_interval_ms
+        self.heartbeat_deadline_ms = now_ms + interval_ms
 
     def hears_leader(self, now_ms: int) -> bool:
         """A leader that checks its quorum is heard by a majority, or soon no leader."""
@@ -140,7 +160,9 @@ class Leader:
     def _hand_over_if_stalled(self, now_ms: int) -> None:
         """A disk that does not answer must not hold the group (safety 26)."""
         limit_ms = self._state.config.sync_stall_ms
-        if limit_ms is None or self.transfer is not None or self._state.outbox.sync_age_ms(now_ms) < limit_ms:
+        if limit_ms is None or self.is_newborn or self.transfer is not None:
+            return
+        if self._state.outbox.sync_age_ms(now_ms) < limit_ms:
             return
         if (target := self._best_voter(now_ms)) is not None:
             self.start_transfer(target, now_ms)
@@ -198,6 +220,8 @@ class Leader:
         proposal = tuple.__new__(Proposal, (term, log.last_index + 1, log.last_term))
         log.append(LogIndex(log.last_index + count), term)
         self.active_ms = now_ms
+        if self.is_newborn:
+            self._grow_up(now_ms)
         if self.quiet or self.quieting:
             self.rouse(now_ms)
         return proposal
@@ -237,9 +261,18 @@ class Leader:
             next_index = LogIndex(max(1, self.term_start, state.log.last_index))
             self.progress[added] = Progress(next_index, state.config.max_entries_per_append, now_ms)
 
+    def _grow_up(self, now_ms: int) -> None:
+        """There is something to tell besides that the group is there."""
+        config = self._state.config
+        self.is_newborn = False
+        self.heartbeat_deadline_ms = min(self.heartbeat_deadline_ms, now_ms + config.heartbeat_interval_ms)
+        self.quorum_deadline_ms = now_ms + config.election_timeout_ms
+
     def be_active(self, now_ms: int) -> None:
         """Something happens: not the time to be quiet."""
         self.active_ms = now_ms
+        if self.is_newborn:
+            self._grow_up(now_ms)
         if self.quiet or self.quieting:
             self.rouse(now_ms)
 
@@ -351,7 +384,7 @@ class Leader:
             return  # alone: a timer after every commit would wake the driver for nobody
         if self._state.config.commit_notice_ms == 0:
             self._notice_due = True
-        elif self._notice_deadline_ms is None:
+        elif self._notice_deadline_ms is None and not self.is_newborn:
             self._notice_deadline_ms = now_ms + self._state.config.commit_notice_ms
 
     def _could_know_more(self, progress: Progress) -> bool:
@@ -455,15 +488,16 @@ class Leader:
         if (
             quiet_after_ms is None
             or now_ms - self.active_ms < quiet_after_ms
-            or not self._all_know_all(now_ms)
+            or not self._all_hold_all(now_ms)
         ):
             self.quieting = False
             return
         self.quieting = True
         self._become_quiet_if_agreed(now_ms)
 
-    def _all_know_all(self, now_ms: int) -> bool:
-        """Every replica that can be reached holds and knows the whole commit, and they are a majority."""
+    def _all_hold_all(self, now_ms: int) -> bool:
+        """Every replica that can be reached holds the whole log, which is committed, and they are a majority.
+        The heartbeat that asks for quiet tells those of the commit who do not know it yet."""
         state = self._state
         last = state.log.last_index
         if not state.commit_index == last == state.log.stable_index:
@@ -471,8 +505,14 @@ class Leader:
         if self.transfer is not None or self.reads.is_waiting or not self._hears_majority(now_ms):
             return False
         reachable = set(self._reachable(now_ms)) - {state.replica_id}
-        return all(
-            self.progress[item].match_index == self.progress[item].commit_index == last for item in reachable
+        return all(self.progress[item].match_index == last for item in reachable)
+
+    def _all_know_all(self, now_ms: int) -> bool:
+        """They know the whole commit, too."""
+        last = self._state.log.last_index
+        reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
+        return self._all_hold_all(now_ms) and all(
+            self.progress[item].commit_index == last for item in reachable
         )
 
     def _become_quiet_if_agreed(self, now_ms: int) -> None:
@@ -487,6 +527,8 @@ class Leader:
         """Heartbeat again. Nobody was asked to answer meanwhile, so everybody gets a full timeout to do
         so."""
         was_quiet = self.quiet
+        if was_quiet or self.quieting:
+            self.is_newborn = False
         self.quiet = self.quieting = False
         self.left_behind = ()
         self.active_ms = now_ms

@@ -17,7 +17,13 @@ from shoal.replication.candidate import Candidate, answer_pre_vote, answer_vote
 from shoal.replication.config import RaftConfig
 from shoal.replication.errors import NotLeader
 from shoal.replication.follower import Follower
-from shoal.replication.interfaces import Configuration, HardState, Proposal, Replica, ReplicaId
+from shoal.replication.interfaces import (
+    Configuration,
+    HardState,
+    Proposal,
+    Replica,
+    ReplicaId,
+)
 from shoal.replication.leader import Leader
 from shoal.replication.log_view import LogView
 from shoal.replication.messages import (
@@ -32,10 +38,7 @@ from shoal.replication.messages import (
 )
 from shoal.replication.progress import ProgressState
 from shoal.replication.ready import Ready
-from shoal.replication.transitions import RaftState, Role
-
-NEWBORN_PATIENCE = 4
-"""Election timeouts for which the other voters of a newborn group leave it to the preferred leader."""
+from shoal.replication.transitions import NEWBORN_PATIENCE, RaftState, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,16 @@ class RaftCore:
         rng: random.Random,
         now_ms: int,
         earlier_configurations: Sequence[Configuration] = (),
+        leads_from_birth: bool = False,
     ) -> None:
         """Everything here was found synced on disk (safety 11).
 
         term_runs: (first index, term) ascending, from first_index on. configuration: the newest in the log,
         or that of birth. earlier_configurations: those before it since first_index, and the one in force
         there: needed when an uncommitted `configuration` is truncated, and to send old entries. commit_index:
-        a lower bound; what was known before the crash is good, since commits are for ever.
+        a lower bound; what was known before the crash is good, since commits are for ever. leads_from_birth:
+        the group is being born, all of its voters with `Configuration.hard_state_at_birth`, and this is the
+        first of them, which has never run before: after a restart it has to be elected.
         """
         config.validate()
         self._state = RaftState(
@@ -118,17 +124,22 @@ class RaftCore:
         assert self._state.log.last_term <= hard_state.term, (
             "a log ahead of its term: this replica is lost (safety 3)"
         )
-        self._campaign_early_if_alone_or_first(now_ms)
+        if leads_from_birth:
+            self._state.lead_from_birth(now_ms)
+        else:
+            self._campaign_early_if_alone_or_first(now_ms)
 
     def _campaign_early_if_alone_or_first(self, now_ms: int) -> None:
         """Nobody can lead before a sole voter; and a newborn group's first voter is the preferred leader."""
         state = self._state
         assert isinstance(state.behaviour, Follower)
-        first_of_newborn = state.log.last_index == 0 and state.configuration.voters[0] == state.replica_id
-        if state.configuration.voters == (state.replica_id,) or (first_of_newborn and state.term == 0):
+        births = (HardState(), state.configuration.hard_state_at_birth())
+        is_newborn = state.log.last_index == 0 and state.hard_state in births
+        is_first = state.configuration.voters[0] == state.replica_id
+        if state.configuration.voters == (state.replica_id,) or (is_newborn and is_first):
             state.behaviour.election_deadline_ms = now_ms
-        elif state.log.last_index == 0 and state.term == 0:
-            # Where a thousand groups are born at once, the first needs longer than usual to get round to all.
+        elif is_newborn and not state.is_newborn:
+            # As where it leads from birth: see RaftState.
             state.behaviour.election_deadline_ms += NEWBORN_PATIENCE * state.config.election_timeout_ms
 
     # What the driver sees

@@ -6,6 +6,7 @@ the role files; each role keeps its own fields, which exist only while it lasts.
     FOLLOWER      -> PRE_CANDIDATE  the election timer ran out
     FOLLOWER      -> CANDIDATE      TimeoutNow from the leader; or the timer, with pre_vote off
     FOLLOWER      -> FOLLOWER       a newer term, or the leader of this one became known
+    FOLLOWER      -> LEADER         its group's birth made it the leader of the first term
     PRE_CANDIDATE -> CANDIDATE      a majority would vote
     PRE_CANDIDATE -> PRE_CANDIDATE  the timer ran out again
     PRE_CANDIDATE -> FOLLOWER       refused by a majority, a leader appeared, a newer term
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     Behaviour: TypeAlias = Follower | Candidate | Leader
 
 
+NEWBORN_PATIENCE: Final = 4
+"""Election timeouts for which the voters of a newborn group leave it to the preferred leader, and that waits
+for them."""
+
 DAMAGED_PATIENCE: Final = 2
 """Elections that others may try before a replica with a damaged log does, each of two timeouts at most."""
 
@@ -51,6 +56,7 @@ class Role(Enum):
 LEGAL: Final = frozenset(
     {
         (Role.FOLLOWER, Role.FOLLOWER),
+        (Role.FOLLOWER, Role.LEADER),
         (Role.FOLLOWER, Role.PRE_CANDIDATE),
         (Role.FOLLOWER, Role.CANDIDATE),
         (Role.PRE_CANDIDATE, Role.PRE_CANDIDATE),
@@ -72,6 +78,8 @@ class RaftState:
     configurations: ascending by index; the last is in force, though perhaps not committed (thesis 4.1). They
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
+    is_newborn: another leads from birth, and nothing is known to be committed yet. Where a thousand groups
+        are born at once it needs longer than usual to get round to all.
     is_left_out: the configuration in force is without this replica, and will be for ever.
     damaged: firsts and lasts of the entries whose bytes do not verify here (safety 10).
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
@@ -89,6 +97,7 @@ class RaftState:
         "damaged",
         "election_count",
         "is_left_out",
+        "is_newborn",
         "is_voter",
         "leader",
         "log",
@@ -130,6 +139,8 @@ class RaftState:
         self.log = log
         self.commit_index = commit_index
         self.configurations = list(configurations)
+        birth = self.configuration.hard_state_at_birth()
+        self.is_newborn = log.last_index == 0 and hard_state == birth and birth.vote != replica_id
         self._configuration_changed()
         self.outbox = Outbox(hard_state, log.last_index)
         self.role = Role.FOLLOWER
@@ -157,6 +168,8 @@ class RaftState:
         another could have led, twice (safety 10)."""
         timeout_ms = self.config.election_timeout_ms
         patience_ms = 2 * DAMAGED_PATIENCE * timeout_ms if self.damaged else 0
+        if self.is_newborn:
+            patience_ms += NEWBORN_PATIENCE * timeout_ms
         # What randrange does, which takes three calls more: this is asked for with each message of a leader.
         draw, bits = self.rng.getrandbits, timeout_ms.bit_length()
         drawn = draw(bits)
@@ -231,6 +244,7 @@ class RaftState:
             return False
         assert index <= self.log.last_index
         self.commit_index = index
+        self.is_newborn = False
         self.outbox.committed(index)
         return True
 
@@ -275,6 +289,15 @@ class RaftState:
         self.behaviour = leader
         leader.begin(now_ms)
 
+    def lead_from_birth(self, now_ms: int) -> None:
+        """The same in the first term, for which every voter is born with this replica's vote."""
+        assert self.hard_state == self.configuration.hard_state_at_birth()
+        assert self.log.last_index == 0
+        self._change(Role.LEADER, self.replica_id)
+        leader = self._make_leader(self, now_ms)
+        self.behaviour = leader
+        leader.begin_newborn(now_ms)
+
     def grant_vote(self, candidate: ReplicaId) -> None:
         """One vote a term (section 5.2)."""
         assert self.vote in (None, candidate)
@@ -299,6 +322,7 @@ class RaftState:
         if term > self.term:
             self.term = term
             self.vote = None
+            self.is_newborn = False
             self.outbox.hard_state_changed()
 
     def _set_vote(self, candidate: ReplicaId) -> None:

@@ -40,6 +40,7 @@ def make_core(
     commit: int = 0,
     config: RaftConfig | None = None,
     now_ms: int = 0,
+    leads_from_birth: bool = False,
 ) -> RaftCore:
     """One core with everything defaulted; `log` gives the term of each entry."""
     terms = list(log)
@@ -64,6 +65,7 @@ def make_core(
         config=config or RaftConfig(quiet_after_ms=None, commit_notice_ms=0),
         rng=random.Random(ordinal),
         now_ms=now_ms,
+        leads_from_birth=leads_from_birth,
     )
 
 

@@ -19,7 +19,7 @@ from raft_sim.simulation import Agent, Simulation
 from shoal.batch import LogIndex, Term
 from shoal.replication import quorum, raft
 from shoal.replication.follower import Follower
-from shoal.replication.interfaces import Configuration, HardState, ReplicaId, Run
+from shoal.replication.interfaces import HardState, ReplicaId, Run
 from shoal.replication.leader import Leader
 from shoal.replication.log_view import LogView
 from shoal.replication.messages import AppendReply, AppendRequest, Message, Vote, VoteReply
@@ -33,6 +33,30 @@ from shoal.replication.transitions import RaftState
 SEEDS_MAX = 60
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def bear_voters_without_the_vote(patch: pytest.MonkeyPatch) -> None:
+    """Only the replica that leads from birth is born with the vote that made it the leader."""
+    proper = Simulation.hard_state_at_birth
+
+    def hard_state_at_birth(self: Simulation, replica_id: ReplicaId) -> HardState:
+        is_first = replica_id == self.birth.voters[0]
+        return proper(self, replica_id) if is_first else HardState()
+
+    patch.setattr(Simulation, "hard_state_at_birth", hard_state_at_birth)
+
+
+def lead_from_birth_again(patch: pytest.MonkeyPatch) -> None:
+    """After a restart the first voter leads the first term again, its log having been lost."""
+    proper = Simulation._boot
+
+    def boot(self: Simulation, agent: Agent, *, leads_from_birth: bool = False) -> None:
+        disk = agent.disk
+        if disk is not None and disk.hard_state == self.birth.hard_state_at_birth() and not disk.log:
+            leads_from_birth |= disk.replica_id == self.birth.voters[0]
+        proper(self, agent, leads_from_birth=leads_from_birth)
+
+    patch.setattr(Simulation, "_boot", boot)
 
 
 def send_at_once(kind: type[Message]) -> Mutation:
@@ -85,8 +109,10 @@ def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
     """The term is stored, the vote is not."""
     proper = Outbox.take
 
-    def take(self: Outbox, hard_state: HardState, log: LogView, now_ms: int) -> Ready:
-        return proper(self, HardState(hard_state.term, None, hard_state.commit_index), log, now_ms)
+    def take(self: Outbox, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
+        if hard_state is not None:
+            hard_state = replace(hard_state, vote=None)
+        return proper(self, hard_state, log, now_ms)
 
     patch.setattr(Outbox, "take", take)
 
@@ -235,14 +261,16 @@ def cut_at_damage(patch: pytest.MonkeyPatch) -> None:
     """A start that meets an entry which does not verify drops it and all that follows."""
     proper = Host.__init__
 
-    def init(self: Host, simulation: Simulation, agent: Agent, disk: Disk, birth: Configuration) -> None:
+    def init(
+        self: Host, simulation: Simulation, agent: Agent, disk: Disk, *, leads_from_birth: bool = False
+    ) -> None:
         if disk.damaged:
             del disk.log[min(disk.damaged) - 1 :]
             state = disk.hard_state
             kept = LogIndex(min(state.commit_index, len(disk.log)))
             disk.hard_state = replace(state, commit_index=kept)
             disk.damaged.clear()
-        proper(self, simulation, agent, disk, birth)
+        proper(self, simulation, agent, disk, leads_from_birth=leads_from_birth)
 
     patch.setattr(Host, "__init__", init)
 
@@ -262,6 +290,8 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     ),
     ("commit old terms by counting", commit_old_terms_by_counting, ALL),
     ("accept any previous entry", accept_any_previous_entry, ALL),
+    ("bear voters without the vote", bear_voters_without_the_vote, ALL),
+    ("lead from birth again", lead_from_birth_again, ALL),
     ("vote twice in a term", vote_twice_in_a_term, ALL),
     ("forget the vote", forget_the_vote, ALL),
     ("vote for any log", vote_for_any_log, ALL),
@@ -287,6 +317,8 @@ FIRST_SEEDS: dict[Mutation, int] = {
     compare_logs_by_length: 5,
     keep_a_truncated_configuration: 20,
     never_ask_after_segments: 40,
+    bear_voters_without_the_vote: 20,
+    lead_from_birth_again: 30,
     cut_at_damage: 170,
 }
 """From where to look, where few seeds see it (of a cut log, one in fifty: it must also win against one that

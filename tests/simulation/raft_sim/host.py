@@ -33,7 +33,9 @@ class Packet(NamedTuple):
 class Host:
     """pages is the log as this process sees it, synced or not; disk.log is what a crash would leave."""
 
-    def __init__(self, simulation: Simulation, agent: Agent, disk: Disk, birth: Configuration) -> None:
+    def __init__(
+        self, simulation: Simulation, agent: Agent, disk: Disk, *, leads_from_birth: bool = False
+    ) -> None:
         self.simulation = simulation
         self.agent = agent
         self.disk = disk
@@ -57,6 +59,7 @@ class Host:
             config=simulation.raft_config,
             rng=random.Random(simulation.rng.getrandbits(32)),
             now_ms=simulation.now_ms,
+            leads_from_birth=leads_from_birth,
         )
         if disk.damaged:  # a start reads everything
             self.look_for_damage()

@@ -101,6 +101,11 @@ class Knobs:
         """From the other knobs, so that seeds keep what they were known for otherwise."""
         return random.Random(str(self)).choice((0, 5, 50))
 
+    @property
+    def leads_from_birth(self) -> bool:
+        """Whether the group's first voter leads before the others are born; likewise."""
+        return random.Random(f"birth {self}").random() < 0.4
+
     def __str__(self) -> str:
         return " ".join(f"{item.name}={getattr(self, item.name)}" for item in fields(self))
 

@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from raft_sim.disk import Disk, Entry
 from raft_sim.faults import Nemesis
@@ -22,13 +23,14 @@ from raft_sim.network import Network
 from shoal.batch import LogIndex, Term
 from shoal.replication.doubt import was_never_committed
 from shoal.replication.errors import ReplicationError
-from shoal.replication.interfaces import Configuration, Replica, ReplicaId
+from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId
 from shoal.replication.messages import Message, decode, encode
 from shoal.replication.raft import Role
 
 AGENT_COUNT = 6  # five voters at most, and one more to move to
 LIVENESS_MS_MAX = 20_000  # from the heal to agreement; a healthy group needs under 3 s
 INBOX_MAX = 10_000
+BIRTH_MS_MAX = 5_000  # when the last voter of a group that is led from birth is born
 SHIPPING_INTERVAL_MS = 200
 MENDING_INTERVAL_MS = 300
 
@@ -99,8 +101,7 @@ class Simulation:
             for hook in ("on_role", "on_append", "on_commit", "on_send", "on_read", "after_event")
         }
         self.nemesis = Nemesis(self)
-        for replica in self.birth.replicas:
-            self._found(replica)
+        self._bear()
         self._start_clocks()
 
     # The clock
@@ -167,12 +168,35 @@ class Simulation:
 
     # Agents
 
-    def _found(self, replica: Replica) -> None:
+    def _bear(self) -> None:
+        """All voters at once; or the leader at any time, and each of the others at another."""
+        if not self.knobs.leads_from_birth:
+            for replica in self.birth.replicas:
+                self._found(replica)
+            return
+        times = random.Random(f"births {self.knobs}")
+        for replica in self.birth.replicas:
+            leads = replica.id == self.birth.voters[0]
+            born_ms = times.choice((0, 30, 500, BIRTH_MS_MAX))
+            self.after(born_ms, partial(self._bear_late, replica, leads))
+            if leads and self.knobs.crashes:
+                crash = partial(self.crash, replica.agent_id, times.randint(1, 500))
+                self.after(born_ms + times.randint(1, 4 * self.knobs.sync_ms_max), crash)
+
+    def _bear_late(self, replica: Replica, leads: bool) -> None:
+        if self.agents[replica.agent_id].is_free:  # else it was left out before it was there
+            self._found(replica, self.hard_state_at_birth(replica.id), leads=leads)
+
+    def hard_state_at_birth(self, _replica_id: ReplicaId) -> HardState:
+        """Of every voter, where the first leads from birth."""
+        return self.birth.hard_state_at_birth()
+
+    def _found(self, replica: Replica, hard_state: HardState | None = None, *, leads: bool = False) -> None:
         agent = self.agents[replica.agent_id]
         assert agent.is_free
-        agent.disk = self.disks[replica.id] = Disk(replica.id)
+        agent.disk = self.disks[replica.id] = Disk(replica.id, hard_state or HardState())
         self.homes[replica.id] = agent.name
-        self._boot(agent)
+        self._boot(agent, leads_from_birth=leads)
 
     def give_birth(self, replica: Replica) -> None:
         """A replica was added: its agent learns of it a little later."""
@@ -183,12 +207,12 @@ class Simulation:
 
         self.after(self.rng.randint(1, 50), found)
 
-    def _boot(self, agent: Agent) -> None:
+    def _boot(self, agent: Agent, *, leads_from_birth: bool = False) -> None:
         assert agent.host is None
         if agent.disk is None:
             return
         agent.nonce += 1
-        agent.host = Host(self, agent, agent.disk, self.birth)
+        agent.host = Host(self, agent, agent.disk, leads_from_birth=leads_from_birth)
         agent.heard_ms.clear()
         self.trace(lambda: f"{agent.name} BOOT {agent.host}")
         self.after_input(agent.host)
