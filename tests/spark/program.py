@@ -1,4 +1,5 @@
-"""An ordinary PySpark program that reads topics of the test's cluster; prints one JSON line of results.
+"""An ordinary PySpark program that reads topics of the test's cluster. It prints what it has done, line by
+line, and at last one JSON line of results.
 
 Run by test_spark.py in a process of its own: a JVM does not leave the process that started it clean.
 """
@@ -56,16 +57,19 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
 
     query = start("limited", "one", True, maxOffsetsPerTrigger=12, minPartitions=4)
     query.awaitTermination(ENDS_SECONDS_MAX)
+    done("a limited stream")
     progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
     rows = spark.sql("select partition, offset from limited").collect()
     again = start("", "one", True)
     again.awaitTermination(ENDS_SECONDS_MAX)
+    done("the same from its checkpoint")
     waiting = start("", "two", False, idleWaitMs=30_000)
     while not waiting.recentProgress:
         time.sleep(0.1)
     time.sleep(0.5)  # it is within its wait at an agent, of half a minute
     began = time.monotonic()
     waiting.stop()
+    done("one that waits")
     stopped_seconds = time.monotonic() - began
     failed = start("", "three", True, subscribe="fligths")
     try:
@@ -81,6 +85,11 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
         "stopped_seconds": stopped_seconds,
         "unknown_topic": failure,
     }
+
+
+def done(what: str) -> None:
+    """Whoever waits for this program hears that it goes on."""
+    print(what, flush=True)
 
 
 def failed(work: Callable[[], Any]) -> str:
@@ -102,12 +111,14 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
 
     save(rows, txnId="load-1")
     save(rows, txnId="load-1")
+    done("the same rows twice")
     frame = spark.readStream.format("shoal").option("agent", agents).option("subscribe", "flights")
     stream = frame.option("startingOffsets", "earliest").load().select("key", "value")
     writer = stream.writeStream.format("shoal").option("agent", agents).option("topic", "copied")
     writer = writer.queryName("copy them").outputMode("append").option("OUTPUTMODE", "append")
     query = writer.option("checkpointLocation", f"{directory}/copy").trigger(availableNow=True).start()
     query.awaitTermination(ENDS_SECONDS_MAX)
+    done("a stream from topic to topic")
     return {
         "no_value": failed(lambda: save(spark.range(3))),
         "unknown_topic": failed(lambda: save(rows, topic="writen")),
@@ -150,6 +161,7 @@ def end(spark: SparkSession) -> None:
 def main() -> None:
     """Every kind of query once."""
     spark = session()
+    done("a session")
 
     def load(**options: Any) -> DataFrame:
         chosen = {"subscribe": "flights", "agent": sys.argv[1], **options}
@@ -196,6 +208,7 @@ def main() -> None:
         "no_agent": failure(agent="127.0.0.1:9"),
         "malformed": failure(startingOffsets='{"flights": {"0": 8'),
     }
+    done("reading")
     chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset'"
     spark.sql(f"CREATE TEMPORARY VIEW flights_view USING shoal OPTIONS ({chosen})")
     results["view"] = spark.sql("SELECT count(*), max(offset) FROM flights_view").first().asDict()
@@ -204,15 +217,19 @@ def main() -> None:
     except PySparkException as error:
         results["own_schema"] = str(error)
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
+    done("writing")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     pushed = load(pushdown=True).where("partition = 1 and offset >= 12")
     results["pushed"] = [pushed.count(), pushed.rdd.getNumPartitions()]
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
+    done("streams")
     register(spark)
     results["registered"] = load().count()
+    done("registered")
     results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        done("an example of the page")
         exec(example, names)  # as the page has them, one after the other; the agent is SHOAL_AGENT's
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
     print(json.dumps(results))
