@@ -180,6 +180,7 @@ class Cluster:
         self.birth = Configuration.birth(tuple(ids))
         self.alive: list[Node] = []
         self._appends = 0
+        self._looking: asyncio.Task[Node] | None = None
 
     async def __aenter__(self) -> Self:
         for node in self.nodes:
@@ -187,6 +188,9 @@ class Cluster:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         for node in list(self.alive):
             await self.stop(node)
         # A connection accepted while its HTTP server closed ends when its dialler's end is read: after some
@@ -215,7 +219,13 @@ class Cluster:
         await node.stop()
 
     async def leader(self) -> Node:
-        """The one that leads, once there is one."""
+        """The one that leads, once there is one. However many wait for it, one looks: a thousand who look
+        take the turns in which it is elected."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_for_leader())
+        return await asyncio.shield(self._looking)
+
+    async def _look_for_leader(self) -> Node:
         found: Node = await until(lambda: next((node for node in self.alive if node.leads), None))
         return found
 

@@ -10,7 +10,7 @@ from shoal.arrow_stream import SEQUENCES_PER_LANE
 from shoal.batch import ProducerStamp, producer_id_from_text
 from shoal.errors import ShoalError
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, columns, message, until
+from tests.agent.harness import GROUP, Cluster, Node, columns, message, until
 
 
 async def test_producers_that_come_to_a_full_table_wait_until_time_has_passed(tmp_path: Path) -> None:
@@ -89,6 +89,10 @@ async def append_gathered(cluster: Cluster, stamp: ProducerStamp) -> None:
             return
 
 
+def log_start(node: Node) -> int:
+    return int(node.host.replica(GROUP).log.start_offset)
+
+
 async def test_a_full_table_of_producers_rolls_trims_and_is_installed(tmp_path: Path) -> None:
     """Four MiB at the head of every segment of one: a new replica gets it with the log whose head is gone,
     and a retry is known there."""
@@ -111,8 +115,9 @@ async def test_a_full_table_of_producers_rolls_trims_and_is_installed(tmp_path: 
         for _ in range(6):
             await cluster.append("y" * 2**20, producer=None)
         assert files < len(replica.log.spans()) < files + 6
-        leader.host.set_retention(GROUP, Retention(size_bytes=2**20))
-        await until(lambda: replica.log.start_offset > number - 1_000)
+        for node in cluster.alive:  # whichever leads
+            node.host.set_retention(GROUP, Retention(size_bytes=2**20))
+        await until(lambda: all(log_start(node) > number - 1_000 for node in cluster.alive))
         await cluster.start(away)
         end = state.high_watermark
         await until(lambda: away.host.has(GROUP) and away.host.status(GROUP).high_watermark >= end)

@@ -28,7 +28,7 @@ from shoal.batching import REQUESTS_IN_FLIGHT_MAX
 from shoal.errors import ERRORS, BufferFull, ShoalError
 from shoal.hash_ranges import hash_ranges, key_hash, partition_for
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=5_000), attempt_timeout_ms=1_000)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from shoal.client_routing import RetryPolicy
 from shoal.delivery import Place
 from shoal.loop_thread import LoopThread
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=3_000), attempt_timeout_ms=1_000, first_contact_ms=100)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 
 
 @pytest.fixture

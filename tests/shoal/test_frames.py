@@ -17,7 +17,7 @@ from shoal.client_routing import RetryPolicy
 from shoal.loop_thread import LoopThread
 from shoal.tabular import batches_of
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=3_000), attempt_timeout_ms=1_000, first_contact_ms=100)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 MOMENT = datetime(2013, 7, 1, 12, 30, 0, 123_456, tzinfo=UTC)
 HEADERS = [[{"key": "n", "value": b"1"}], None, []]
 COLUMNS = ["partition", "offset", "timestamp", "key", "value", "headers"]

@@ -16,7 +16,7 @@ from shoal import AsyncClient, ClientClosed, ClientConfig, ProduceFailed, RetryP
 from shoal.aio_producer import batch_of
 from shoal.aio_reading import TAILS_AHEAD_MAX
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=3_000), attempt_timeout_ms=1_000, first_contact_ms=100)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 PATIENT = ClientConfig(first_contact_ms=60_000)
 
 

@@ -34,6 +34,8 @@ class InterruptAt:
         self.left = step
 
     def __enter__(self) -> Self:
+        # CPython 3.12 traces none of them unless some frame has asked for it before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         return self
 

@@ -25,7 +25,7 @@ from shoal.blocking import _close_all
 from shoal.gathering import timestamp_us
 from shoal.loop_thread import LoopThread
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=3_000), attempt_timeout_ms=1_000, first_contact_ms=100)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

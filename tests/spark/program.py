@@ -158,6 +158,14 @@ def end(spark: SparkSession) -> None:
     gateway.proc.wait(EXIT_SECONDS_MAX)
 
 
+def run_the_page() -> None:
+    """Its examples as it has them, one after the other; the agent is SHOAL_AGENT's."""
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        done("an example of the page")
+        exec(example, names)
+
+
 def main() -> None:
     """Every kind of query once."""
     spark = session()
@@ -168,11 +176,7 @@ def main() -> None:
         return spark.read.format("shoal").options(**chosen).load()
 
     def failure(**options: Any) -> str:
-        try:
-            load(**options).count()
-        except PySparkException as error:
-            return str(error)
-        return "no failure"
+        return failed(lambda: load(**options).count())
 
     everything = load()
     results: dict[str, Any] = {
@@ -212,10 +216,8 @@ def main() -> None:
     chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset'"
     spark.sql(f"CREATE TEMPORARY VIEW flights_view USING shoal OPTIONS ({chosen})")
     results["view"] = spark.sql("SELECT count(*), max(offset) FROM flights_view").first().asDict()
-    try:
-        spark.read.format("shoal").schema("value string").option("subscribe", "flights").load().count()
-    except PySparkException as error:
-        results["own_schema"] = str(error)
+    own = spark.read.format("shoal").schema("value string").option("subscribe", "flights")
+    results["own_schema"] = failed(lambda: own.load().count())
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
     done("writing")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
@@ -227,10 +229,7 @@ def main() -> None:
     results["registered"] = load().count()
     done("registered")
     results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
-    names: dict[str, Any] = {}
-    for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        done("an example of the page")
-        exec(example, names)  # as the page has them, one after the other; the agent is SHOAL_AGENT's
+    run_the_page()
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
     print(json.dumps(results))
     end(spark)
