@@ -21,7 +21,6 @@ from aiohttp import web
 
 from shoal import __version__
 from shoal.agent.broker import Broker, Joined
-from shoal.agent.burying import Burying
 from shoal.agent.catalog_birth import birth_from_log
 from shoal.agent.catalog_follow import CatalogService
 from shoal.agent.catalog_version import CatalogVersion
@@ -46,6 +45,7 @@ from shoal.agent.data_directory import (
 )
 from shoal.agent.direct_loop import expects_answers
 from shoal.agent.draining import Draining
+from shoal.agent.duties import duties
 from shoal.agent.event_feed import EventFeed
 from shoal.agent.event_sources import EventSources
 from shoal.agent.guard import Guard
@@ -244,8 +244,8 @@ class Agent:
                 tasks.create_task(self._tell_catalog_version(joined.catalog), name="catalog version"),
                 tasks.create_task(self._make_mover(joined).run(), name="mover"),
                 tasks.create_task(holding.run(), name="holding"),
-                tasks.create_task(self._make_burying(joined).run(), name="burying"),
                 tasks.create_task(joined.scrubber.run(), name="scrubber"),
+                *(tasks.create_task(duty, name=name) for name, duty in self._duties(joined).items()),
             ]
             if on_ready is not None:
                 running.append(tasks.create_task(self._announce(on_ready), name="ready"))
@@ -532,14 +532,19 @@ class Agent:
             losses=self._losses,
         )
 
-    def _make_burying(self, joined: Joined) -> Burying:
-        return Burying(
+    def _duties(self, joined: Joined) -> dict[str, Coroutine[Any, Any, None]]:
+        return duties(
+            joined=joined,
             roster=self.roster,
-            catalog=joined.catalog,
-            leads_catalog=self._leads_catalog,
-            now_ms=self._clock.now_ms,
+            links=self._links,
+            clock=self._clock,
+            catalog_leader=self._catalog_leader_id,
             replace_after_ms=self.config.replace_after_ms,
         )
+
+    def _catalog_leader_id(self) -> str | None:
+        leader = self.broker.catalog_leader()
+        return None if leader is None else leader.agent_id
 
     def _leads_catalog(self) -> bool:
         leader = self.broker.catalog_leader()
@@ -647,10 +652,6 @@ class Agent:
         return claim_of(self.agent_id, self.host.status(group))
 
     def _make_catalog(self, host: Host, record: ClusterRecord) -> CatalogService:
-        def leader() -> str | None:
-            known = self.broker.catalog_leader()
-            return None if known is None else known.agent_id
-
         return CatalogService(
             agent_id=self.agent_id,
             record=record,
@@ -659,7 +660,7 @@ class Agent:
             watch=self._watch,
             rng=self._rng,
             save=self._save_record,
-            catalog_leader=leader,
+            catalog_leader=self._catalog_leader_id,
             now_us=self._clock.now_us,
         )
 

@@ -5,26 +5,46 @@ otherwise; the same commands give the same state on every agent. It knows no mem
 disk: whoever proposes a command has put everything into it (ids, times, voters). A reader must be able to
 trust that whatever stands here was committed.
 
-Rules kept here (safety 1, 4, 6): a topic's birth never changes; a deleted topic leaves a tombstone until
-each of its holders has confirmed that the data are gone, or is itself gone for good; once the catalog is
-sealed no topic can be created, and it can be sealed only while it holds none. A state is of the lineage that
-its epoch names (catalog_version.py), and numbers count in that alone.
+Rules kept here (safety 1, 4, 6): a partition's birth changes only while nobody has led it; a deleted topic
+leaves a tombstone until each of its holders has confirmed that the data are gone, or is itself gone for good;
+once the catalog is sealed no topic can be created, and it can be sealed only while it holds none. A state is
+of the lineage that its epoch names (catalog_version.py), and numbers count in that alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from shoal.agent.catalog_version import MAX_NUMBER, CatalogVersion
-from shoal.agent.topic_settings import TopicSettings, settings_from_body, with_changes
-from shoal.errors import ShoalError
-from shoal.hash_ranges import HashRange
+from shoal.agent.catalog_entries import (
+    COMMAND_VERSION,
+    ID_BYTES,
+    CatalogError,
+    PartitionBirth,
+    Tombstone,
+    TopicEntry,
+    agent_id_in,
+    entry_document,
+    entry_from,
+    generation_in,
+    id_in,
+    integer_in,
+    list_in,
+    load_document,
+    mapping_in,
+    mask_from_text,
+    mask_to_text,
+    partitions_in,
+    settings_in,
+    tombstone_document,
+    tombstone_from,
+    voters_in,
+)
+from shoal.agent.catalog_version import CatalogVersion
+from shoal.agent.topic_settings import MAX_PARTITIONS, TopicSettings, with_changes
 
-COMMAND_VERSION = 1
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
 MAX_STATE_BYTES = 16 << 20
 """What a catalog shall not outgrow: it is one file of every agent, written anew with every change."""
@@ -32,61 +52,7 @@ MAX_COST = MAX_STATE_BYTES * 3 // 4
 """Where no topic is made any more: deletions, changes and what becomes of them always find room."""
 MAX_READ_BYTES = 1 << 30
 """Whatever was written is read again, as before topics had a bound; no more than fits into memory."""
-_TOPIC_COST = 1_024  # name apart: settings, id and time, as JSON with room for settings to come
-_PARTITION_COST = 64
-_NAME_COST = 3  # quotes and a comma
-ID_BYTES = 16
 DIGEST_BYTES = 16
-
-
-class CatalogError(ValueError):
-    """Bytes that are no catalog command or snapshot of a version this code understands."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionBirth:
-    """Hash range and birth voters (agent ids; the first is the preferred leader). Never changes."""
-
-    hash_range: HashRange
-    voters: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicEntry:
-    """One topic as the catalog holds it. Times are unix microseconds. adopted: it came back into a catalog
-    that did not know it. Nobody gives birth to its replicas then: who was born with one and has it no more
-    has forgotten its vote (safety 2)."""
-
-    name: str
-    topic_id: bytes
-    settings: TopicSettings
-    partitions: tuple[PartitionBirth, ...]
-    created_us: int
-    adopted: bool = False
-
-    def holders(self) -> frozenset[str]:
-        """Every agent that was ever asked by the catalog to hold a replica."""
-        return frozenset(agent for partition in self.partitions for agent in partition.voters)
-
-    def cost(self) -> int:
-        """What the topic takes of MAX_COST: never less than its bytes in a state, and the same for ever,
-        whatever a later version writes: agents of all versions must refuse the same topics."""
-        voters = sum(len(voter) + _NAME_COST for birth in self.partitions for voter in birth.voters)
-        return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstone:
-    """A deleted topic whose data some holders may still have on their disks."""
-
-    topic_id: bytes
-    name: str
-    partitions: int
-    waiting_for: frozenset[str]
-
-    def cost(self) -> int:
-        """As of a topic."""
-        return _TOPIC_COST + len(self.name) + sum(len(agent) + _NAME_COST for agent in self.waiting_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +103,40 @@ class BeginEpoch:
     base: bytes
 
 
-Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal | BeginEpoch
+class Births(NamedTuple):
+    """Partitions of one topic, as a mask, in one generation of theirs."""
+
+    topic_id: bytes
+    generation: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """These births are led by somebody. They are final from here on, where they were not given up before;
+    only then their leaders serve."""
+
+    births: tuple[Births, ...]
+
+
+class Rebirth(NamedTuple):
+    """Who shall vote in a partition from the given generation on."""
+
+    partition: int
+    generation: int
+    voters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BearAgain:
+    """Births that nobody has led are given up for others. Only the generation that follows the present one
+    counts, and only while that is not born: so of this and Born one comes too late, wherever they meet."""
+
+    topic_id: bytes
+    births: tuple[Rebirth, ...]
+
+
+Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal | BeginEpoch | Born | BearAgain
 Outcome = Literal[
     "done",
     "name-taken",
@@ -148,6 +147,7 @@ Outcome = Literal[
     "other-base",
     "full",
     "already-applied",
+    "too-late",
 ]
 
 
@@ -197,14 +197,21 @@ class Catalog:
                 return self._confirm(topic_id, agent_id)
             case Seal(successor):
                 return self._seal(successor)
+            case Born(births):
+                return self._born(births)
+            case BearAgain(topic_id, rebirths):
+                return self._bear_again(topic_id, rebirths)
             case BeginEpoch():
                 return "already-applied"
 
     def _begin_epoch(self, offset: int, command: BeginEpoch) -> Outcome:
-        """The numbers go on from this command's place in the survivor's log, wherever the state was."""
+        """The numbers go on from this command's place in the survivor's log, wherever the state was. What is
+        there of partitions is kept: which births were given up or led meanwhile, nobody can know any more."""
         if self.digest() != command.base:
             return "other-base"
         self.epoch, self.offset = command.epoch, offset + 1
+        for entry in [entry for entry in self.topics.values() if entry.unborn]:
+            self._put(replace(entry, unborn=0))
         return "done"
 
     def digest(self) -> bytes:
@@ -224,6 +231,58 @@ class Catalog:
                 return self._by_id.get(topic_id)
         return None
 
+    def _put(self, entry: TopicEntry) -> None:
+        """In the place of the one of its id."""
+        self.topics[entry.name] = self._by_id[entry.topic_id] = entry
+
+    def _born(self, births: tuple[Births, ...]) -> Outcome:
+        for topic_id, generation, partitions in births:
+            entry = self._by_id.get(topic_id)
+            if entry is None:
+                continue
+            unborn = entry.unborn
+            for partition in partitions_in(partitions & unborn):
+                if entry.partitions[partition].generation == generation:
+                    unborn &= ~(1 << partition)
+            if unborn != entry.unborn:
+                self._put(replace(entry, unborn=unborn))
+        return "done"
+
+    def led_of(self, births: tuple[Births, ...], *, born: bool) -> tuple[Births, ...]:
+        """Those that are present ones of theirs, and born or not."""
+        found = []
+        for topic_id, generation, partitions in births:
+            entry = self._by_id.get(topic_id)
+            if entry is None:
+                continue
+            mask = partitions & ((1 << len(entry.partitions)) - 1)
+            mask &= ~entry.unborn if born else entry.unborn
+            for partition in partitions_in(mask):
+                if entry.partitions[partition].generation != generation:
+                    mask &= ~(1 << partition)
+            if mask:
+                found.append(Births(topic_id, generation, mask))
+        return tuple(found)
+
+    def _bear_again(self, topic_id: bytes, rebirths: tuple[Rebirth, ...]) -> Outcome:
+        entry = self._by_id.get(topic_id)
+        if entry is None:
+            return "unknown-id"
+        births = list(entry.partitions)
+        for partition, generation, voters in rebirths:
+            if not entry.unborn >> partition & 1 or births[partition].generation + 1 != generation:
+                continue
+            births[partition] = replace(births[partition], voters=voters, generation=generation)
+        again = replace(entry, partitions=tuple(births))
+        if again == entry:
+            return "too-late"
+        grown = again.cost() - entry.cost()
+        if grown > 0 and self._cost + grown > MAX_COST:
+            return "full"
+        self._cost += grown
+        self._put(again)
+        return "done"
+
     def _create(self, entry: TopicEntry) -> Outcome:
         if self.sealed_for is not None:
             return "sealed"
@@ -234,16 +293,14 @@ class Catalog:
         if self._cost + entry.cost() > MAX_COST:
             return "full"
         self._cost += entry.cost()
-        self.topics[entry.name] = entry
-        self._by_id[entry.topic_id] = entry
+        self._put(entry)
         return "done"
 
     def _change(self, topic_id: bytes, settings: TopicSettings) -> Outcome:
         entry = self._by_id.get(topic_id)
         if entry is None:
             return "unknown-id"
-        changed = replace(entry, settings=with_changes(entry.settings, settings))
-        self.topics[entry.name] = self._by_id[topic_id] = changed
+        self._put(replace(entry, settings=with_changes(entry.settings, settings)))
         return "done"
 
     def _delete(self, topic_id: bytes, holders: frozenset[str]) -> Outcome:
@@ -282,6 +339,8 @@ class Catalog:
         """Asserts; called by tests after every command."""
         assert {entry.topic_id for entry in self.topics.values()} == set(self._by_id)
         assert all(name == entry.name for name, entry in self.topics.items())
+        assert all(entry.unborn >> len(entry.partitions) == 0 for entry in self.topics.values())
+        assert not any(entry.unborn and entry.adopted for entry in self.topics.values())
         assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
         assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
         assert self.sealed_for is None or not self.topics
@@ -301,25 +360,26 @@ class Catalog:
             **({"epoch": self.epoch} if self.epoch else {}),
             "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
             "topics": [entry_document(self.topics[name]) for name in sorted(self.topics)],
-            "tombstones": [_tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
+            "tombstones": [tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalog:
         """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
-        document = _load(data, MAX_READ_BYTES)
-        catalog = cls(offset=_integer(document, "version"), epoch=_integer({"epoch": 0, **document}, "epoch"))
+        document = load_document(data, MAX_READ_BYTES)
+        catalog = cls(
+            offset=integer_in(document, "version"), epoch=integer_in({"epoch": 0, **document}, "epoch")
+        )
         sealed_for = document.get("sealed_for")
-        catalog.sealed_for = None if sealed_for is None else _id(document, "sealed_for")
-        for item in _list(document, "topics"):
+        catalog.sealed_for = None if sealed_for is None else id_in(document, "sealed_for")
+        for item in list_in(document, "topics"):
             entry = entry_from(item)
             if entry.name in catalog.topics or entry.topic_id in catalog._by_id:
                 raise CatalogError(f"topic {entry.name!r} stands twice in the snapshot")
-            catalog.topics[entry.name] = entry
-            catalog._by_id[entry.topic_id] = entry
-        for item in _list(document, "tombstones"):
-            tombstone = _tombstone_from(item)
+            catalog._put(entry)
+        for item in list_in(document, "tombstones"):
+            tombstone = tombstone_from(item)
             catalog.tombstones[tombstone.topic_id] = tombstone
         catalog._cost = catalog._counted()
         return catalog
@@ -344,150 +404,78 @@ def encode_command(command: Command) -> bytes:
             document |= {"op": "seal", "successor": successor.hex()}
         case BeginEpoch(epoch, base):
             document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
+        case Born(births):
+            document |= {"op": "born", "births": [_births_document(item) for item in births]}
+        case BearAgain(topic_id, rebirths):
+            document |= {
+                "op": "rebirth",
+                "id": topic_id.hex(),
+                "births": [_rebirth_document(item) for item in rebirths],
+            }
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def decode_command(data: bytes) -> Command:
     """Raises CatalogError, and nothing else."""
-    document = _load(data, MAX_COMMAND_BYTES)
+    document = load_document(data, MAX_COMMAND_BYTES)
     operation = document.get("op")
     match operation:
         case "create":
             return CreateTopic(entry_from(document.get("topic")))
         case "change":
-            return ChangeTopic(_id(document, "id"), _settings_from(document.get("settings")))
+            return ChangeTopic(id_in(document, "id"), settings_in(document.get("settings")))
         case "delete":
-            holders = _list(document, "holders") if "holders" in document else []
-            return DeleteTopic(_id(document, "id"), frozenset(_agent_id(agent) for agent in holders))
+            holders = list_in(document, "holders") if "holders" in document else []
+            return DeleteTopic(id_in(document, "id"), frozenset(agent_id_in(agent) for agent in holders))
         case "confirm":
-            return ConfirmDeletion(_id(document, "id"), _agent_id(document.get("agent")))
+            return ConfirmDeletion(id_in(document, "id"), agent_id_in(document.get("agent")))
         case "seal":
-            return Seal(_id(document, "successor"))
+            return Seal(id_in(document, "successor"))
         case "epoch":
-            return BeginEpoch(_integer(document, "epoch"), _id(document, "base"))
+            return BeginEpoch(integer_in(document, "epoch"), id_in(document, "base"))
+        case "born":
+            return Born(tuple(_births_from(item) for item in list_in(document, "births")))
+        case "rebirth":
+            rebirths = tuple(_rebirth_from(item) for item in list_in(document, "births"))
+            return BearAgain(id_in(document, "id"), rebirths)
         case _:
             raise CatalogError(f"unknown operation {operation!r}")
 
 
-def entry_document(entry: TopicEntry) -> dict[str, Any]:
-    """A topic as JSON; entry_from() reads it."""
+def _births_document(births: Births) -> dict[str, Any]:
+    mask = mask_to_text(births.partitions)
+    return {"id": births.topic_id.hex(), "birth": births.generation, "partitions": mask}
+
+
+def _births_from(item: Any) -> Births:
+    document = mapping_in(item)
+    mask = mask_from_text(document.get("partitions"), MAX_PARTITIONS)
+    return Births(id_in(document, "id"), generation_in(document, "birth"), mask)
+
+
+def _rebirth_document(rebirth: Rebirth) -> dict[str, Any]:
     return {
-        "name": entry.name,
-        "id": entry.topic_id.hex(),
-        "settings": entry.settings.to_document(),
-        "created_us": entry.created_us,
-        **({"adopted": True} if entry.adopted else {}),
-        "partitions": [
-            {"range": [birth.hash_range.low, birth.hash_range.high], "voters": list(birth.voters)}
-            for birth in entry.partitions
-        ],
+        "partition": rebirth.partition,
+        "birth": rebirth.generation,
+        "voters": list(rebirth.voters),
     }
 
 
-def entry_from(item: Any) -> TopicEntry:
-    """Raises CatalogError, and nothing else."""
-    document = _mapping(item)
-    settings = _settings_from(document.get("settings"))
-    partitions = tuple(_birth_from(birth) for birth in _list(document, "partitions"))
-    if len(partitions) != settings.partitions:
-        raise CatalogError("the number of births is not the number of partitions")
-    name = document.get("name")
-    if not isinstance(name, str) or not name:
-        raise CatalogError("a topic without a name")
-    return TopicEntry(
-        name,
-        _id(document, "id"),
-        settings,
-        partitions,
-        _integer(document, "created_us"),
-        adopted=document.get("adopted") is True,
-    )
+def _rebirth_from(item: Any) -> Rebirth:
+    document = mapping_in(item)
+    partition = integer_in(document, "partition")
+    if partition >= MAX_PARTITIONS:
+        raise CatalogError(f"partition {partition} of at most {MAX_PARTITIONS}")
+    return Rebirth(partition, generation_in(document, "birth"), voters_in(document))
 
 
-def _settings_from(item: Any) -> TopicSettings:
-    try:
-        return settings_from_body(_mapping(item))[0]
-    except ShoalError as error:
-        raise CatalogError(f"settings: {error.detail}") from None
-
-
-def _birth_from(item: Any) -> PartitionBirth:
-    document = _mapping(item)
-    bounds = _list(document, "range")
-    if len(bounds) != 2 or not all(type(bound) is int for bound in bounds):
-        raise CatalogError("a hash range is two whole numbers")
-    low, high = bounds
-    if not 0 <= low <= high < 2**32:
-        raise CatalogError(f"hash range {low} to {high} is not inside 32 bits")
-    voters = tuple(_agent_id(voter) for voter in _list(document, "voters"))
-    if not voters or len(set(voters)) != len(voters):
-        raise CatalogError("a birth needs voters, each of them once")
-    return PartitionBirth(HashRange(low, high), voters)
-
-
-def _tombstone_document(tombstone: Tombstone) -> dict[str, Any]:
-    return {
-        "id": tombstone.topic_id.hex(),
-        "name": tombstone.name,
-        "partitions": tombstone.partitions,
-        "waiting_for": sorted(tombstone.waiting_for),
-    }
-
-
-def _tombstone_from(item: Any) -> Tombstone:
-    document = _mapping(item)
-    waiting_for = frozenset(_agent_id(agent) for agent in _list(document, "waiting_for"))
-    name = document.get("name")
-    if not isinstance(name, str) or not waiting_for:
-        raise CatalogError("a tombstone needs a name and somebody to wait for")
-    return Tombstone(_id(document, "id"), name, _integer(document, "partitions"), waiting_for)
-
-
-def _load(data: bytes, limit: int) -> Mapping[str, Any]:
-    if len(data) > limit:
-        raise CatalogError(f"{len(data)} bytes, over the limit of {limit}")
-    try:
-        document = _mapping(json.loads(data))
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"not JSON: {type(error).__name__}") from None
-    if document.get("v") != COMMAND_VERSION:
-        raise CatalogError(
-            f"version {document.get('v')!r}: this agent understands {COMMAND_VERSION}; upgrade it"
-        )
-    return document
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise CatalogError("an object is needed")
-    return value
-
-
-def _list(document: Mapping[str, Any], name: str) -> list[Any]:
-    value = document.get(name)
-    if not isinstance(value, list):
-        raise CatalogError(f"{name} must be a list")
-    return value
-
-
-def _integer(document: Mapping[str, Any], name: str) -> int:
-    value = document.get(name)
-    if type(value) is not int or not 0 <= value < MAX_NUMBER:
-        raise CatalogError(f"{name} must be a whole number")
-    return value
-
-
-def _id(document: Mapping[str, Any], name: str) -> bytes:
-    value = document.get(name)
-    if isinstance(value, str) and len(value) == 2 * ID_BYTES:
-        try:
-            return bytes.fromhex(value)
-        except ValueError:
-            pass
-    raise CatalogError(f"{name} must be {2 * ID_BYTES} hex digits")
-
-
-def _agent_id(value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= 64:
-        raise CatalogError("an agent id is 1 to 64 characters")
-    return value
+__all__ = [
+    "COMMAND_VERSION",
+    "ID_BYTES",
+    "CatalogError",
+    "PartitionBirth",
+    "Tombstone",
+    "TopicEntry",
+    "entry_document",
+    "entry_from",
+]

@@ -279,6 +279,7 @@ class CatalogService:
             return
         if self.catalog.sealed_for is not None:
             self.sealed.set()
+        self._replicas.pass_births_on()
         self._work.set()
         self._watch.changed()
         if self._groups.has(CATALOG_GROUP):
@@ -433,7 +434,7 @@ class CatalogService:
             self._report_kept()
             source = self._newest_peer()
             if source is None or not await self._pull(source):
-                await _wait_or(self._news, FOLLOW_INTERVAL_MS)
+                await wait_or(self._news, FOLLOW_INTERVAL_MS)
 
     async def _begin_epoch_if_leading(self) -> None:
         if self._catalog_leader() != self._agent_id or not self._is_between_epochs():
@@ -514,7 +515,7 @@ class CatalogService:
             if await self._carry_out():
                 delay_ms = RETRY_MS_MIN
                 continue
-            await _wait_or(self._work, delay_ms)
+            await wait_or(self._work, delay_ms)
             self._work.set()
             delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
 
@@ -533,8 +534,10 @@ class CatalogService:
                 )
                 return False
             dead = self._replicas.dead_topics()
-            done = await self._replicas.open_missing()
+            done = await self._replicas.give_up_births()
+            done &= await self._replicas.open_missing()
             self._replicas.pass_settings_on()
+            self._replicas.pass_births_on()
             gone = [
                 topic_id for topic_id, parts in dead.items() if await self._replicas.delete(topic_id, parts)
             ]
@@ -571,7 +574,8 @@ class CatalogService:
         return True
 
 
-async def _wait_or(event: asyncio.Event, timeout_ms: int) -> None:
+async def wait_or(event: asyncio.Event, timeout_ms: int) -> None:
+    """Until the event, or until the time is up."""
     try:
         async with asyncio.timeout(timeout_ms / 1_000):
             await event.wait()

@@ -21,7 +21,7 @@ from shoal.agent.roster import Roster
 from shoal.agent.routes import GroupKey, RouteTable
 from shoal.errors import ShoalError
 from shoal.replication.errors import WireError
-from shoal.replication.interfaces import Configuration, Replica
+from shoal.replication.interfaces import Configuration, Replica, generation_of
 from shoal.replication.transitions import Role
 from shoal.segment_store.errors import StoreError
 
@@ -99,6 +99,12 @@ class Holding:
     def _has(self, group: GroupId, mine: Replica) -> bool:
         """Whether that very replica is here. Raises ShoalError when it must never be again."""
         record = self._host.replica_record(group)
+        if record is not None and record.state is not ReplicaState.REMOVED:
+            generations = {generation_of(record.replica_id), generation_of(mine.id)}
+            if len(generations) > 1 and None not in generations:
+                raise ShoalError(
+                    "not-ready", "the replica here is of a birth that was given up: it goes first"
+                )
         if record is None or record.replica_id < mine.id:
             return False
         if record.replica_id != mine.id or record.state is ReplicaState.REMOVED:
@@ -192,5 +198,8 @@ class Holding:
 def is_removed(record: ReplicaRecord, configuration: Configuration) -> bool:
     """Whether a committed configuration proves that this replica is out of its group. One from before the
     replica was added, which is without it too, proves nothing: an id never returns once it was left out."""
+    generations = {generation_of(item.id) for item in configuration.replicas}
+    if not generations & {None, generation_of(record.replica_id)}:
+        return False  # of another birth of the partition: the catalog says which of them is given up
     added_at = record.replica_id.index if record.replica_id.term > 0 else 0
     return configuration.index > added_at and configuration.find(record.replica_id) is None

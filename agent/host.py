@@ -32,6 +32,7 @@ from shoal.agent.identity import (
 from shoal.agent.installing import INSTALL_FAULTS, Installer
 from shoal.agent.links import Links
 from shoal.agent.mending import Mender
+from shoal.agent.newborns import Newborns
 from shoal.agent.opening import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.outbox import Outbox
 from shoal.agent.partition import GroupState
@@ -140,6 +141,7 @@ class Host:
         self._installer = Installer(links, self._stores, self)
         self.mender = Mender(links, self, hard_states)
         self.recovery = Recovery(links, self._stores, self)
+        self.newborns = Newborns(self, self._stores, self._open_replica)
 
     # Groups
 
@@ -154,6 +156,7 @@ class Host:
         machine: StateMachine | None = None,
         state: GroupState | None = None,
         replica_id: ReplicaId | None = None,
+        awaits_birth: bool = False,
     ) -> None:
         """Register the replica, open its log, start its core. A lost or damaged replica is kept as a status
         only.
@@ -176,6 +179,7 @@ class Host:
             state,
             machine,
             retention or Retention(),
+            awaits_birth=awaits_birth,
         )
         await self._open(plan)
 
@@ -210,6 +214,7 @@ class Host:
         group = plan.group
         self._unserved.pop(group, None)
         self._broken.discard(group)
+        self.newborns.note(replica)
         if self._power_held and replica.log.cleared_behind is not None:
             self.cleared_writes.setdefault(group, replica.log.cleared_behind)
         applier = None if plan.machine is None else Applier(replica, plan.machine)
@@ -343,8 +348,8 @@ class Host:
         return [*self._failed, *self._unserved] if self._failed or self._unserved else []
 
     def led_replicas(self) -> list[Replica]:
-        """Those that lead their groups."""
-        return [entry.replica for entry in self._groups.values() if entry.replica.is_leader]
+        """Those that lead their groups, and serve."""
+        return [entry.replica for entry in self._groups.values() if entry.replica.serves]
 
     def has(self, group: GroupId) -> bool:
         """Whether the group is open here, serving or not."""
@@ -613,6 +618,8 @@ class Host:
         replica = self._open_replica(group)
         if replica is not None and replica.failure is not None:
             self._failed[group] = None
+        elif replica is not None:
+            self.newborns.note(replica)
         try:
             self._on_change(group)
         except Exception:

@@ -31,7 +31,7 @@ from shoal.agent.replica import Replica, ReplicaHost
 from shoal.agent.retention import Retention
 from shoal.batch import Kind, LogIdentity, LogIndex, control_payload
 from shoal.replication.config import RaftConfig
-from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, birth_term
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.config import LogConfig
@@ -157,6 +157,14 @@ class Plan:
     retention: Retention = field(default_factory=Retention)
     quarantined: frozenset[LogIndex] = frozenset()
     """Batches of records of which no voter has an intact copy: the replica goes on without them."""
+    awaits_birth: bool = False
+    """The catalog has not taken yet that this birth of the group is led: nobody is served before."""
+
+    def own_id(self, agent_id: str) -> ReplicaId | None:
+        """Of the replica on that agent; None where the group was not born there."""
+        if self.replica_id is not None:
+            return self.replica_id
+        return next((item.id for item in self.birth.replicas if item.agent_id == agent_id), None)
 
 
 async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
@@ -165,7 +173,8 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     stores.hard_states.check()
     record = stores.registry.get(plan.group)
     if record is not None and record.state is ReplicaState.REMOVED:
-        if plan.replica_id is None or plan.replica_id <= record.replica_id:
+        own_id = plan.own_id(host.agent_id)
+        if own_id is None or own_id <= record.replica_id:
             raise UnknownReplica(f"replica {record.replica_id} of {plan.group} was removed from its group")
         await erase(stores, plan.group)
         record = None
@@ -234,6 +243,7 @@ async def _start(
         floor=floor,
         max_append_bytes=plan.raft_config.max_append_bytes,
         answers_on_apply=plan.machine is not None,
+        awaits_birth=plan.awaits_birth,
     )
 
 
@@ -280,18 +290,33 @@ async def erase(stores: Stores, group: GroupId) -> None:
     await stores.hard_states.remove(group)
 
 
+async def holds_records(stores: Stores, group: GroupId, schema: pa.Schema) -> bool:
+    """Whether a log that is not open may have taken a record: one that cannot be read may."""
+    directory = stores.directory(group)
+    there = await stores.disk.exists(directory)
+    if not there:
+        return False
+    identity = LogIdentity(stores.cluster_id, group.topic_id, group.partition)
+    try:
+        log = await PartitionLog.open(stores.disk, directory, identity, schema, LogConfig())
+    except StoreError:
+        return True
+    try:
+        return log.end_offset > 0 or bool(log.damage)
+    finally:
+        await log.close()
+
+
 async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[ReplicaRecord, bool]:
     """Its record, and whether its directory is new: then nothing has to be looked for in it."""
-    replica_id = plan.replica_id
-    if replica_id is None:
-        replica_id = next((item.id for item in plan.birth.replicas if item.agent_id == agent_id), None)
+    replica_id = plan.own_id(agent_id)
     if replica_id is None:
         raise UnknownReplica(f"{plan.group} was not born on agent {agent_id}")
     record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
     await stores.registry.put(record)
     is_new = await stores.new_directories.make(stores.directory(plan.group))
     await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
-    await stores.hard_states.save(plan.group, replica_id, HardState())
+    await stores.hard_states.save(plan.group, replica_id, HardState(birth_term(replica_id)))
     record = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(record)
     return record, is_new

@@ -40,6 +40,7 @@ class PeerMessage(IntEnum):
     GROUP_POSITION = 76  # request: group -> where the log of a working replica ends
     GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
     CLOCK = 77  # request -> the receiver's wall clock, microseconds since the epoch
+    CATALOG_BORN = 79  # request to the catalog's leader: births led by the sender -> those that are final now
     CATALOG_KEPT = 78  # request -> what the receiver holds of topics that its catalog does not know
 
 

@@ -31,7 +31,8 @@ from shoal.segment_store.errors import StoreError
 from shoal.segment_store.log import PartitionLog
 
 EPOCH_BITS = 40
-"""A term is epoch << 40 | elections in it: a million elections a second would fill an epoch in two weeks."""
+"""A term is epoch << 40 | generation << 32 | elections in it: a thousand elections a second would fill one in
+seven weeks. generation: of the births of a group that was never led (replication/interfaces.py)."""
 ASK_TIMEOUT_MS = 2_000
 _POSITION = struct.Struct("<qqqq")
 
@@ -234,6 +235,8 @@ def decode_position(payload: bytes) -> Position:
 def _refusal(replica: Replica, voters: list[str], positions: Mapping[str, Position]) -> str | None:
     if replica.core.leader is not None:
         return f"agent {replica.leader_agent_id} leads the partition: nothing is lost"
+    if replica.is_unborn:
+        return "nobody has led the partition yet, so it holds nothing: it is born again where agents are"
     answering = [agent_id for agent_id in voters if agent_id in positions]
     if 2 * len(answering) > len(voters):
         return f"{len(answering)} of {len(voters)} voters answer, a majority: they elect a leader themselves"

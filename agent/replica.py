@@ -66,6 +66,8 @@ MARK_INTERVAL_MS = 30_000
 HINT_INTERVAL_ENTRIES = 4_096
 """How far the stored commit index may lag: what a restart folds again beyond its newest segment."""
 
+BIRTH_PENDING = "its first leader waits for the catalog to take the partition's birth"
+
 logger = logging.getLogger(__name__)
 
 
@@ -128,6 +130,7 @@ class Replica:
         floor: LogIndex,
         max_append_bytes: int,
         answers_on_apply: bool,
+        awaits_birth: bool = False,
     ) -> None:
         """`floor`: the entry that the log must still hold, as stored outside it."""
         self.host = host
@@ -166,6 +169,9 @@ class Replica:
         """Called when the committed end has moved."""
         self.on_read_states: Callable[[Sequence[tuple[int, LogIndex]]], None] = lambda _: None
         self.on_role_change: list[Callable[[], None]] = []
+        self.awaits_birth = awaits_birth
+        """The group may have been given up for another one while nobody led it: it takes and says nothing
+        before the catalog has taken that somebody does."""
         self._answers_on_apply = answers_on_apply
         self._staged: dict[tuple[LogIndex, int], Frame] = {}
         self._staged_bytes = 0
@@ -182,6 +188,19 @@ class Replica:
     def is_leader(self) -> bool:
         """Whether it leads its term, as far as it knows."""
         return self.failure is None and self.core.role is Role.LEADER
+
+    @property
+    def serves(self) -> bool:
+        """Whether it leads, and may say so to clients."""
+        return self.is_leader and not self.is_unborn
+
+    @property
+    def is_unborn(self) -> bool:
+        """Whether it still awaits its birth. Who has got a record of the group knows that a leader of it was
+        told of it: no other takes one."""
+        if self.awaits_birth and (self.state.tail.end_offset or self.core.configuration.index):
+            self.awaits_birth = False
+        return self.awaits_birth
 
     @property
     def leader_agent_id(self) -> str | None:
@@ -204,6 +223,8 @@ class Replica:
         if self.failure is not None:
             self._refuse_stopped(*self.failure)
         if self.core.role is Role.LEADER:
+            if self.awaits_birth and self.is_unborn:
+                raise ShoalError("no-leader", BIRTH_PENDING, term=self.core.term)
             return
         leader = self.leader_agent_id
         if leader is None:
@@ -259,7 +280,9 @@ class Replica:
             self.propose_control(Kind.NOOP, b"")
 
     def propose_configuration(self, replicas: Sequence[RaftReplica]) -> Configuration:
-        """Change the group's replicas by one step. Raises ReplicationError of the core."""
+        """Change the group's replicas by one step. Raises ReplicationError of the core, ShoalError
+        no-leader."""
+        self.require_leader()
         self._catch_up_with_core()
         proposal = self.core.propose_configuration(replicas, self.host.clock.now_ms())
         configuration = self.core.configuration

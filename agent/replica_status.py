@@ -12,8 +12,9 @@ from shoal.segment_store.damage import DamagedRange
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active.
-    `damaged_ranges`: what of its log does not verify, as far as anybody has looked."""
+    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active. `role`:
+    who leads a birth that the catalog has not taken yet says that it follows nobody. `damaged_ranges`: what
+    of its log does not verify, as far as anybody has looked."""
 
     group: GroupId
     state: str
@@ -49,13 +50,14 @@ class HostStatistics:
 def status_of(replica: Replica) -> ReplicaStatus:
     """Of an open replica, serving or stopped."""
     failure = replica.failure
+    waits = failure is not None or (replica.is_leader and not replica.serves)
     return ReplicaStatus(
         replica.group,
         "active" if failure is None else "failed",
         "" if failure is None else failure[1],
-        replica.core.role if failure is None else Role.FOLLOWER,
+        Role.FOLLOWER if waits else replica.core.role,
         replica.core.term,
-        replica.leader_agent_id if failure is None else None,
+        None if waits else replica.leader_agent_id,
         replica.log.start_offset,
         replica.state.high_watermark,
         replica.state.tail.end_offset,

@@ -279,9 +279,10 @@ class Roster:
     def birthplaces(self) -> list[Member]:
         """Where replicas may be born: whose link is up, too. A group that is born on the dead is never led,
         and gossip says of the dead for seconds that they live."""
-        return [member for member in self.placeable() if self._is_linked(member.name)]
+        return [member for member in self.placeable() if self.is_linked(member.name)]
 
-    def _is_linked(self, agent_id: str) -> bool:
+    def is_linked(self, agent_id: str) -> bool:
+        """Whether it can be asked now: this agent itself, or one whose link is up."""
         return agent_id == self.agent_id or self._links.is_linked(agent_id)
 
     def holders_count(self) -> int:

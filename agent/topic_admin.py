@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.agent import documents
 from shoal.agent.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.catalog_entries import mask_of
 from shoal.agent.catalog_follow import Applied, CatalogService
 from shoal.agent.clock import Clock
 from shoal.agent.roster import Roster, candidate_of
@@ -131,7 +132,7 @@ class TopicAdmin:
         if known is not None and known.adopted:  # an answer was lost, and this is asked again
             return self._document(known)
         remembered = await service.keeping.find(kept)
-        entry = replace(remembered.entry, name=name or remembered.entry.name, adopted=True)
+        entry = replace(remembered.entry, name=name or remembered.entry.name, adopted=True, unborn=0)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
         _check_room(applied, service)
         if applied.outcome == "name-taken":
@@ -193,7 +194,8 @@ class TopicAdmin:
             voters = birth_voters(topic_id, partition, settings.partitions, candidates, wanted)
             births.append(PartitionBirth(bounds, voters))
             await asyncio.sleep(0)  # each block of partitions takes a few milliseconds: heartbeats go on
-        return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us())
+        unborn = mask_of(range(settings.partitions))
+        return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us(), unborn=unborn)
 
     async def change(
         self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from shoal.agent.appending import Acks
 from shoal.agent.applying import StateMachine
-from shoal.agent.catalog import Catalog, TopicEntry
+from shoal.agent.catalog import Catalog, PartitionBirth, TopicEntry
 from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.retention import Retention
 from shoal.agent.topic_settings import TopicSettings
 from shoal.agent.waiting import Appended
 from shoal.batch import DEFAULT_SCHEMA, LogIndex, Message, ProducerStamp
-from shoal.replication.interfaces import Configuration, ReplicaId
+from shoal.replication.interfaces import Configuration, ReplicaId, generation_of
 from shoal.segment_store.config import LogConfig
 
 MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
@@ -46,9 +46,28 @@ class Status(Protocol):
     def term(self) -> int: ...
 
 
+class Newborn(Protocol):
+    """The part of a replica that counts here."""
+
+    @property
+    def group(self) -> GroupId: ...
+    @property
+    def replica_id(self) -> ReplicaId: ...
+
+
+class NewbornReplicas(Protocol):
+    """Those that wait for the catalog to take their birth."""
+
+    def replicas(self) -> Sequence[Newborn]: ...
+    def be_born(self, group: GroupId) -> None: ...
+    async def give_up(self, group: GroupId) -> bool: ...
+
+
 class Groups(Protocol):
     """What the catalog needs of the host."""
 
+    @property
+    def newborns(self) -> NewbornReplicas: ...
     @property
     def cleared_writes(self) -> Mapping[GroupId, LogIndex]: ...
     def has(self, group: GroupId) -> bool: ...
@@ -65,6 +84,7 @@ class Groups(Protocol):
         retention: Retention | None = None,
         machine: StateMachine | None = None,
         replica_id: ReplicaId | None = None,
+        awaits_birth: bool = False,
     ) -> None: ...
     async def delete_group(self, group: GroupId) -> None: ...
     def replica_record(self, group: GroupId) -> ReplicaRecord | None: ...
@@ -92,6 +112,8 @@ class TopicReplicas:
         self._held_topics: set[bytes] = set()
         """Topics that the catalog here has had in its present epoch, of which this agent holds a replica."""
         self._held_epoch = catalog().epoch
+        self._contradictions: set[tuple[GroupId, ReplicaId]] = set()
+        """Replicas here of another birth than the catalog's, that are kept; each was told once."""
 
     def remember_held(self) -> None:
         """Before any newer state is taken: what was here and is there no more was deleted, and not merely
@@ -101,17 +123,74 @@ class TopicReplicas:
                 self._held_topics.add(record.group.topic_id)
 
     def missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
-        """What the registry knows of, and what this agent was born with; never what was removed."""
+        """What the registry knows of, and what this agent was born with; never what was removed, nor what is
+        of another birth than the catalog's."""
         for entry in self._catalog().topics.values():
             for partition, birth in enumerate(entry.partitions):
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
                     continue
                 record = self._groups.replica_record(group)
+                if record is not None and generation_of(record.replica_id) not in (None, birth.generation):
+                    if record.state is not ReplicaState.REMOVED or not _is_older(record, birth):
+                        continue
+                    record = None
                 if record is None and self._agent_id in birth.voters and not entry.adopted:
                     yield entry, partition, None
                 elif record is not None and record.state is not ReplicaState.REMOVED:
                     yield entry, partition, record.replica_id
+
+    async def give_up_births(self) -> bool:
+        """Replicas here of births that the catalog has given up go, unless their logs have records, which
+        cannot be: those are kept, and told. False: it must be tried again."""
+        done = True
+        for record in self._groups.replica_records():
+            entry = self._catalog().by_id(record.group.topic_id)
+            if entry is None or record.state is ReplicaState.REMOVED:
+                continue
+            if record.group.partition >= len(entry.partitions):
+                continue
+            birth = entry.partitions[record.group.partition]
+            if _is_older(record, birth):
+                done &= await self._give_up(entry, record)
+            elif generation_of(record.replica_id) not in (None, birth.generation):
+                self._tell_contradiction(entry, record)
+        return done
+
+    async def _give_up(self, entry: TopicEntry, record: ReplicaRecord) -> bool:
+        if (record.group, record.replica_id) in self._contradictions:
+            return True
+        try:
+            if await self._groups.newborns.give_up(record.group):
+                logger.info("%s/%d was born again: the replica here goes", entry.name, record.group.partition)
+            else:
+                self._tell_contradiction(entry, record)
+        except Exception as error:  # noqa: BLE001 -- tried again, as deletions are
+            logger.warning("what was given up of %s is not deleted yet: %s", entry.name, error)
+            return False
+        return True
+
+    def _tell_contradiction(self, entry: TopicEntry, record: ReplicaRecord) -> None:
+        if (record.group, record.replica_id) not in self._contradictions:
+            self._contradictions.add((record.group, record.replica_id))
+            logger.error(
+                "%s/%d: the replica here is of another birth of the partition than the catalog's, and is kept"
+                " in %s/%d, not served: `shoal log export` reads it while this agent is stopped",
+                entry.name,
+                record.group.partition,
+                entry.topic_id.hex(),
+                record.group.partition,
+            )
+
+    def pass_births_on(self) -> None:
+        """To replicas here that wait for the catalog to take their birth."""
+        for replica in self._groups.newborns.replicas():
+            entry = self._catalog().by_id(replica.group.topic_id)
+            generation = generation_of(replica.replica_id)
+            if entry is None or generation is None:
+                continue
+            if entry.is_born(replica.group.partition, generation):
+                self._groups.newborns.be_born(replica.group)
 
     async def open_missing(self) -> bool:
         openings, births = asyncio.Semaphore(MAX_OPENING), asyncio.Semaphore(MAX_BIRTHS)
@@ -146,14 +225,15 @@ class TopicReplicas:
         return True
 
     async def open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
-        settings = entry.settings
+        settings, birth = entry.settings, entry.partitions[partition]
         await self._groups.open_group(
             GroupId(entry.topic_id, partition),
-            birth=Configuration.birth(entry.partitions[partition].voters),
+            birth=Configuration.birth(birth.voters, birth.generation),
             schema=DEFAULT_SCHEMA,
             log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
             retention=_retention_of(settings),
             replica_id=replica_id,
+            awaits_birth=bool(entry.unborn >> partition & 1),
         )
         tell_cleared_write(self._groups, GroupId(entry.topic_id, partition), f"{entry.name}/{partition}")
 
@@ -210,6 +290,12 @@ def tell_cleared_write(groups: Groups, group: GroupId, where: str) -> None:
             where,
             behind,
         )
+
+
+def _is_older(record: ReplicaRecord, birth: PartitionBirth) -> bool:
+    """Whether a replica is of a birth that was given up for a later one."""
+    generation = generation_of(record.replica_id)
+    return generation is not None and generation < birth.generation
 
 
 def _retention_of(settings: TopicSettings) -> Retention:

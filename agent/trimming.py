@@ -82,7 +82,7 @@ class Trimmer:
             return
         self._apply()
         self._note(by_this_leader=replica.is_leader)
-        if not replica.is_leader or replica.state.group_state is not None:
+        if not replica.serves or replica.state.group_state is not None:
             return
         try:
             self._propose()

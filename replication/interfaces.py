@@ -5,6 +5,10 @@ Law of this file: frozen values and their bytes; no behaviour of the protocol.
 A replica's identity is (term, index) of the configuration entry that added it, or (0, ordinal) at birth, so
 that an agent which lost its data and is added again is somebody else (safety 2). A configuration takes effect
 when it is appended, not when it is committed (thesis 4.1).
+
+A group that never served may be given up and born anew, elsewhere: its births are counted in generations.
+Replicas of two generations share no id and no term, so that nothing one of them says or holds is taken for
+the other's.
 """
 
 import struct
@@ -20,6 +24,13 @@ MAX_REPLICAS: Final = 255  # one byte counts them; "replication_factor: all" mea
 MAX_AGENT_ID_BYTES: Final = 128
 MAX_INTEGER: Final = 2**63 - 1  # terms and indices fit a signed 64-bit field of any reader
 
+BIRTH_ORDINALS: Final = 256
+"""Ids of one generation's first replicas: (0, generation * BIRTH_ORDINALS + ordinal)."""
+GENERATION_BITS: Final = 8
+GENERATION_TERM_BITS: Final = 32
+"""A generation's terms are generation << 32 | elections in it; a recovery by force adds an epoch above."""
+MAX_GENERATION: Final = (1 << GENERATION_BITS) - 1
+
 NO_TERM: Final = Term(0)
 FIRST_TERM: Final = Term(1)
 NO_INDEX: Final = LogIndex(0)
@@ -29,13 +40,28 @@ _REPLICA_HEAD: Final = struct.Struct("<QQ?B")
 
 
 class ReplicaId(NamedTuple):
-    """Who a replica is, for ever: (term, index) of the entry that added it; (0, ordinal) at birth."""
+    """Who a replica is, for ever: (term, index) of the entry that added it; (0, number) at birth."""
 
     term: int
     index: int  # type: ignore[assignment]  # the field hides tuple.index, which nobody asks of an id
 
     def __repr__(self) -> str:
         return f"{self.term}.{self.index}"
+
+
+def birth_term(replica_id: ReplicaId) -> Term:
+    """The term in which a replica begins that was born with its group; 0 for any other one."""
+    if replica_id.term != 0:
+        return NO_TERM
+    return Term(replica_id.index // BIRTH_ORDINALS << GENERATION_TERM_BITS)
+
+
+def generation_of(replica_id: ReplicaId) -> int | None:
+    """Of the group's birth from which a replica descends; None after a recovery by force."""
+    if replica_id.term == 0:
+        return replica_id.index // BIRTH_ORDINALS
+    generation = replica_id.term >> GENERATION_TERM_BITS
+    return generation if generation <= MAX_GENERATION else None
 
 
 # Stands for a replica that `propose_configuration` shall add; the core gives it its id, that of the entry.
@@ -70,11 +96,13 @@ class Configuration:
     replicas: tuple[Replica, ...]
 
     @staticmethod
-    def birth(agent_ids: tuple[str, ...]) -> "Configuration":
+    def birth(agent_ids: tuple[str, ...], generation: int = 0) -> "Configuration":
         """The configuration in which a group starts: voters in order, the first being the preferred
-        leader."""
+        leader. generation: how many births before this one were given up."""
+        assert 0 <= generation <= MAX_GENERATION
+        first = generation * BIRTH_ORDINALS
         replicas = tuple(
-            Replica(ReplicaId(0, ordinal), agent_id) for ordinal, agent_id in enumerate(agent_ids)
+            Replica(ReplicaId(0, first + ordinal), agent_id) for ordinal, agent_id in enumerate(agent_ids)
         )
         return Configuration(LogIndex(0), replicas)
 
@@ -99,8 +127,9 @@ class Configuration:
 
     def hard_state_at_birth(self) -> "HardState":
         """With what each voter of a group is born: as if the first of them had been elected in the first term
-        by all. So nobody else ever leads that term, and the first may, before the others are there."""
-        return HardState(FIRST_TERM, self.voters[0])
+        of this birth by all. So nobody else ever leads that term, and the first may, before the others are
+        there."""
+        return HardState(Term(birth_term(self.voters[0]) + FIRST_TERM), self.voters[0])
 
     def to_bytes(self) -> bytes:
         """Length-prefixed, little endian; at most 64 KiB."""

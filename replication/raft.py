@@ -23,6 +23,7 @@ from shoal.replication.interfaces import (
     Proposal,
     Replica,
     ReplicaId,
+    birth_term,
 )
 from shoal.replication.leader import Leader
 from shoal.replication.log_view import LogView
@@ -133,7 +134,7 @@ class RaftCore:
         """Nobody can lead before a sole voter; and a newborn group's first voter is the preferred leader."""
         state = self._state
         assert isinstance(state.behaviour, Follower)
-        births = (HardState(), state.configuration.hard_state_at_birth())
+        births = (HardState(birth_term(state.replica_id)), state.configuration.hard_state_at_birth())
         is_newborn = state.log.last_index == 0 and state.hard_state in births
         is_first = state.configuration.voters[0] == state.replica_id
         if state.configuration.voters == (state.replica_id,) or (is_newborn and is_first):

@@ -76,6 +76,7 @@ PURE = (
     "segment_store/newest_write.py",
     "agent/bootstrap.py",
     "agent/catalog.py",
+    "agent/catalog_entries.py",
     "agent/catalog_pull.py",
     "agent/catalog_version.py",
     "agent/kept.py",

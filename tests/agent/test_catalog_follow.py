@@ -91,12 +91,36 @@ def frame(offset: int, *commands: Command, term: int = 1) -> Frame:
 
 
 @dataclass
+class FakeNewborns:
+    """Replicas that wait for their birth, as (group, replica_id)."""
+
+    groups: FakeGroups
+    waiting: list[Any] = field(default_factory=list)
+    born: list[GroupId] = field(default_factory=list)
+
+    def replicas(self) -> list[Any]:
+        return [replica for replica in self.waiting if replica.group not in self.born]
+
+    def be_born(self, group: GroupId) -> None:
+        self.born.append(group)
+
+    async def give_up(self, group: GroupId) -> bool:
+        groups = self.groups
+        groups.opened.pop(group, None)
+        if group in groups.with_records:
+            return False
+        groups.records[group] = groups.records[group]._replace(state=ReplicaState.REMOVED)
+        return True
+
+
+@dataclass
 class FakeGroups:
     """A host that opens anything, unless it is told not to."""
 
     opened: dict[GroupId, dict[str, Any]] = field(default_factory=dict)
     cleared_writes: dict[GroupId, LogIndex] = field(default_factory=dict)
     deleted: list[GroupId] = field(default_factory=list)
+    with_records: set[GroupId] = field(default_factory=set)
     refuse: int = 0
     on_open: Callable[[], None] = lambda: None
     on_delete: Callable[[GroupId], None] = lambda _: None
@@ -106,6 +130,9 @@ class FakeGroups:
     on_append: Callable[[Sequence[Message]], None] = lambda _: None
 
     records: dict[GroupId, ReplicaRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.newborns = FakeNewborns(self)
 
     def has(self, group: GroupId) -> bool:
         return group in self.opened
@@ -131,7 +158,8 @@ class FakeGroups:
             raise OSError("the disk says no")
         self.on_open()
         self.opened[group] = arguments
-        replica_id = arguments["replica_id"] or ReplicaId(0, 0)
+        own = [item.id for item in arguments["birth"].replicas if item.agent_id == SELF]
+        replica_id = arguments["replica_id"] or next(iter(own), ReplicaId(0, 0))
         self.records[group] = ReplicaRecord(group, replica_id, ReplicaState.ACTIVE)
 
     async def delete_group(self, group: GroupId) -> None:

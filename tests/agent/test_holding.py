@@ -14,11 +14,18 @@ from shoal.agent.holding import Holding, is_removed
 from shoal.agent.identity import GroupId, ReplicaRecord, ReplicaState
 from shoal.agent.opening import UnknownReplica
 from shoal.agent.peer_messages import PeerMessageError, decode_hold, encode_hold
+from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.roster import Roster
 from shoal.agent.routes import Claim, Delta, GroupKey, RouteTable
 from shoal.batch import LogIndex
 from shoal.errors import ShoalError
-from shoal.replication.interfaces import Configuration, Replica, ReplicaId
+from shoal.replication.interfaces import (
+    BIRTH_ORDINALS,
+    GENERATION_TERM_BITS,
+    Configuration,
+    Replica,
+    ReplicaId,
+)
 from tests.agent.harness import GROUP, Node, until
 
 SELF, OTHER, THIRD = "1" * 32, "2" * 32, "3" * 32
@@ -254,11 +261,28 @@ async def test_the_committed_configuration_is_told(node: Node) -> None:
         (ReplicaId(2, 9), configuration(9), False),
         (ReplicaId(2, 9), configuration(8), False),
         (ReplicaId(2, 9), configuration(10), True),
+        (ReplicaId(0, BIRTH_ORDINALS), configuration(1), False),  # of a later birth
+        (ReplicaId(0, 0), configuration(9, learner(1 << EPOCH_BITS, 9)), True),  # recovered by force
     ],
 )
 def test_what_proves_a_removal(replica_id: ReplicaId, given: Configuration, *, removed: bool) -> None:
     """A committed configuration from after the replica was added, without it."""
     assert is_removed(ReplicaRecord(GROUP, replica_id, ReplicaState.ACTIVE), given) is removed
+
+
+async def test_a_replica_of_a_birth_that_was_given_up_goes_first(node: Node) -> None:
+    """By what the catalog says, not by what the present group does: then a new one may be held."""
+    fixture = Fixture(node, BIRTH)
+    await node.open(BIRTH, awaits_birth=True)
+    later = Configuration.birth((OTHER, THIRD), 1)
+    added = ReplicaId(1 << GENERATION_TERM_BITS | 2, 5)
+    asked = Configuration(LogIndex(5), (*later.replicas, Replica(added, SELF, learner=True)))
+    await fixture.refuses(asked, "not-ready")
+    assert fixture.record() == ReplicaRecord(GROUP, ReplicaId(0, 0), ReplicaState.ACTIVE)
+    assert await node.host.newborns.give_up(GROUP)
+    assert not fixture.directory.exists()
+    await fixture.hold(asked)
+    assert fixture.record() == ReplicaRecord(GROUP, added, ReplicaState.ACTIVE)
 
 
 def test_holds_as_bytes() -> None:

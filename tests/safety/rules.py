@@ -9,6 +9,7 @@ those that docstrings name ("safety 8"); docs/simulation.md says what each rule 
 
 from __future__ import annotations
 
+from tests.safety.birth_rules import BIRTH_FAULTS
 from tests.safety.fault import A, Fault, R, S
 from tests.safety.time_rules import TIME_FAULTS
 
@@ -178,7 +179,7 @@ FAULTS: tuple[Fault, ...] = (
         1,
         "replicas are born where gossip alone says that somebody lives",
         "agent/roster.py",
-        "        return [member for member in self.placeable() if self._is_linked(member.name)]\n",
+        "        return [member for member in self.placeable() if self.is_linked(member.name)]\n",
         "        return self.placeable()\n",
         (A + "test_roster.py::test_replicas_are_born_where_links_live_only",),
     ),
@@ -495,6 +496,7 @@ FAULTS: tuple[Fault, ...] = (
         (S + "test_recycling.py",),
     ),
     *TIME_FAULTS,
+    *BIRTH_FAULTS,
     Fault(
         22,
         "a timeout is told as if nothing had happened",

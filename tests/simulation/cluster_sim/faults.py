@@ -55,7 +55,6 @@ class Nemesis:
         self.broken: str | None = None
         """That of the host of which replicas have stopped."""
         self.exchanged: str | None = None
-        self.lost_agent_id: str | None = None
         self.drained: set[str] = set()
         self.crowded: Node | None = None
         self._active = True
@@ -201,8 +200,7 @@ class Nemesis:
         if not candidates:
             return "nobody's"
         node = self._rng.choice(candidates)
-        assert node.agent is not None
-        self.exchanged, self.lost_agent_id = node.address, node.agent.agent_id
+        self.exchanged = node.address
         node.lose_power()
         node.disk.wipe()
         node.never_founds()

@@ -20,7 +20,7 @@ from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaR
 from shoal.agent.recovering import EPOCH_BITS
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
-from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, generation_of
 from shoal.replication.messages import AppendReply, Vote, VoteReply, decode, encode
 from shoal.replication.raft import RaftCore
 from shoal.replication.transitions import Role
@@ -120,7 +120,10 @@ class Invariants:
     def __init__(self, nodes: Callable[[], Iterable[Node]], loop: SimLoop) -> None:
         self._nodes = nodes
         self._loop = loop
-        self._groups: dict[GroupId, _GroupTruth] = {}
+        self._groups: dict[tuple[GroupId, int], _GroupTruth] = {}
+        """By generation: what one birth of a group does is nothing to another one."""
+        self._generations: dict[GroupId, int] = {}
+        self._served: dict[GroupId, int] = {}
         self._seen: dict[RaftCore, _Seen] = {}
         self._retired: set[tuple[str, GroupId, ReplicaId]] = set()
         self._born: set[tuple[str, GroupId, ReplicaId]] = set()
@@ -134,6 +137,14 @@ class Invariants:
         if self.violation is None:
             self.violation = InvariantViolation(name, detail)
             self._loop.is_watched = True
+
+    def _truth(self, group: GroupId, replica_id: ReplicaId | None) -> _GroupTruth:
+        """What was recovered by force goes on from the newest generation."""
+        generation = None if replica_id is None else generation_of(replica_id)
+        newest = self._generations.get(group, 0)
+        if generation is not None and generation > newest:
+            self._generations[group] = generation
+        return self._groups.setdefault((group, newest if generation is None else generation), _GroupTruth())
 
     # ---- after every round -----------------------------------------------------------------------
 
@@ -155,7 +166,6 @@ class Invariants:
             for entry in () if host is None else host._groups.values():
                 if entry.replica.core is core:
                     assert node.life is not None
-                    self._groups.setdefault(entry.replica.group, _GroupTruth())
                     self._seen[core] = _Seen(node, node.life, entry.replica)
                     return self._seen[core]
         return None
@@ -167,7 +177,7 @@ class Invariants:
         replica = seen.replica
         if replica.log.synced_index > replica.log.last_index and seen.is_served:
             self.fail("CutIsCut", f"{seen.life.name} {replica.group}: more is synced than there is: {core!r}")
-        truth = self._groups[replica.group]
+        truth = self._truth(replica.group, replica.replica_id)
         is_leader = state.role is Role.LEADER
         is_same = seen.term == state.term and seen.commit == state.commit_index
         if is_same and (not is_leader or state.term in truth.leaders):
@@ -213,6 +223,16 @@ class Invariants:
                 truth.terms.append(term)
                 truth.committed_in = core.term
         self._configured(truth, where, replica.state.configurations[0])
+        self._serves(where, replica)
+
+    def _serves(self, where: str, replica: Replica) -> None:
+        """OneBirthServes: of all births of a partition one at most ever takes a record."""
+        generation = generation_of(replica.replica_id)
+        if generation is None or not replica.state.tail.end_offset:
+            return
+        known = self._served.setdefault(replica.group, generation)
+        if known != generation:
+            self.fail("OneBirthServes", f"{where} has records, and birth {known} has others")
 
     def _configured(self, truth: _GroupTruth, where: str, committed: Configuration) -> None:
         """An id that a committed configuration left out never comes back (safety 2)."""
@@ -244,7 +264,7 @@ class Invariants:
         if data[0] not in _VOTE_KINDS:
             return
         message = decode(data)
-        truth = self._groups.setdefault(group, _GroupTruth())
+        truth = self._truth(group, message.sender)
         if isinstance(message, VoteReply) and message.granted:
             candidate = message.receiver
         elif isinstance(message, Vote):
@@ -317,12 +337,12 @@ class Invariants:
     def on_beyond_repair(self, records: Iterable[ReplicaRecord]) -> None:
         """What an agent may tell of its own replicas."""
         for record in records:
-            self._groups.setdefault(record.group, _GroupTruth()).beyond_repair.add(record.replica_id)
+            self._truth(record.group, record.replica_id).beyond_repair.add(record.replica_id)
 
     def forced(self, group: GroupId) -> None:
         """An operator lets one replica go on alone: what is true of the group begins anew, in a new epoch.
         Votes, and ids that were taken, stay what they were."""
-        truth = self._groups.setdefault(group, _GroupTruth())
+        truth = self._truth(group, None)
         truth.epoch += 1
         truth.terms, truth.committed_in = [0], 0
 

@@ -27,6 +27,7 @@ from shoal.agent.peer_clocks import PeerClocks
 from shoal.agent.peer_wire import encode_stopped
 from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
 from shoal.agent.reading import Reader
+from shoal.agent.rebirths import Rebirths
 from shoal.agent.replica import Replica
 from shoal.agent.roster import Roster, is_drained
 from shoal.agent.stopped import Stopped
@@ -251,6 +252,19 @@ def give_birth_on_the_dead() -> list[Patch]:
     return [(Roster, "birthplaces", birthplaces)]
 
 
+def never_bear_again() -> list[Patch]:
+    """A partition waits for its first voters, wherever they are."""
+
+    async def look(_: Rebirths) -> None: ...
+
+    return [(Rebirths, "look", look)]
+
+
+def serve_before_the_birth_is_known() -> list[Patch]:
+    """Who is elected leads, and serves, whatever the catalog has been told."""
+    return [(Replica, "is_unborn", property(lambda _: False))]
+
+
 def trust_the_wall_clock() -> list[Patch]:
     """Records are stamped with whatever the clock says, and never earlier than those before; and producers
     are as old as that makes them."""
@@ -385,6 +399,8 @@ MUTANTS = (
     Mutant(
         give_birth_on_the_dead, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}
     ),
+    Mutant(never_bear_again, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}),
+    Mutant(serve_before_the_birth_is_known, ("OneBirthServes",), knobs=SHORT | {"births": True}),
     Mutant(
         trust_the_wall_clock,
         ("Liveness", "History"),

@@ -1,8 +1,7 @@
 """What must be true once the faults have ended: everything is served, caught up and equal.
 
 Law of this file: it looks at the agents from outside and inside, and changes nothing. What rot has damaged
-must have been mended. Only a replica whose disk was exchanged may be missing: one copy of three, or of
-two of a group that never had a leader.
+must have been mended. Only a replica whose disk was exchanged may be missing: one copy of three.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from log_clients import NoAnswer, read_all
 from log_history import Checker, FinalLog, Partition
 
-from cluster_sim.faults import REPLICAS
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
 from shoal.agent.identity import CATALOG_GROUP, GroupId
 from shoal.agent.replica import Replica
 from shoal.batch import LogIndex
-from shoal.replication.interfaces import Configuration
+from shoal.replication.interfaces import MAX_GENERATION, Configuration, generation_of
 from shoal.segment_store.errors import Damaged, LogClosed, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class Verdict:
     async def until_caught_up_as_is(self, limit_s: float) -> None:
         """Every such group is led, and whoever works has all that is committed now: clients go on."""
         goals = {
-            group: max(replica.core.commit_index for _, replica in held)
+            group: max((item.core.commit_index for _, item in held if not item.is_unborn), default=0)
             for group, held in self._replicas().items()
         }
         await self._until(lambda: self._short_of(goals), limit_s)
@@ -76,7 +74,7 @@ class Verdict:
         replicas = self._replicas()
         for group in sorted(self._able() & set(self._wanted_groups())):
             working = [(node, item) for node, item in replicas[group] if _works(node, item)]
-            if not any(replica.is_leader for _, replica in working):
+            if not any(replica.serves for _, replica in working):
                 return f"{group} is not led: {[item.core for _, item in working]}"
             for node, replica in working:
                 if replica.core.commit_index < goals.get(group, 0):
@@ -122,7 +120,7 @@ class Verdict:
         found = set()
         for group, held in self._replicas().items():
             working = {(node.agent.agent_id, item.replica_id) for node, item in held if _works(node, item)}
-            newest = max((item.core.configuration for _, item in held), key=lambda item: item.index)
+            newest = max((item.core.configuration for _, item in held), key=_place_of)
             voters = [item for item in newest.replicas if not item.learner]
             able = [item for item in voters if (item.agent_id, item.id) in working]
             if 2 * len(able) > len(voters):
@@ -191,9 +189,7 @@ class Verdict:
         replicas = self._replicas()
         for group in self._wanted_groups():
             held = replicas.get(group, [])
-            leaders = [replica for _, replica in held if replica.is_leader]
-            if not leaders and self._was_lost_at_birth(group, held):
-                continue
+            leaders = [replica for _, replica in held if replica.serves]
             if not leaders:
                 return f"{group} is not led"
             leader = max(leaders, key=lambda replica: replica.core.term)
@@ -201,16 +197,6 @@ class Verdict:
             if said is not None:
                 return said
         return None
-
-    def _was_lost_at_birth(self, group: GroupId, held: list[tuple[Node, Replica]]) -> bool:
-        """Whether one of fewer than three first voters had its disk exchanged before its topic was committed,
-        so that no fault could know it: a lost majority, of which nobody was told that it took anything."""
-        if group == CATALOG_GROUP or any(replica.core.last_index > 0 for _, replica in held):
-            return False
-        _, catalog = next(self._catalogs())
-        entry = next(item for item in catalog.topics.values() if item.topic_id == group.topic_id)
-        voters = entry.partitions[group.partition].voters
-        return len(voters) < REPLICAS and self._simulation.nemesis.lost_agent_id in voters
 
     def _voters_behind(self, group: GroupId, leader: Replica, held: list[tuple[Node, Replica]]) -> str | None:
         """Learners too: they are on their way to a vote."""
@@ -314,6 +300,12 @@ class Verdict:
             return False
         mine = entry.replica.core.configuration.find(entry.replica.replica_id)
         return mine is not None and not mine.learner
+
+
+def _place_of(configuration: Configuration) -> tuple[int, LogIndex]:
+    """Later births, and later changes of one, are greater."""
+    generations = (generation_of(item.id) for item in configuration.replicas)
+    return max(MAX_GENERATION if item is None else item for item in generations), configuration.index
 
 
 def _works(node: Node, replica: Replica) -> bool:
