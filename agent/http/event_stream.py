@@ -14,6 +14,7 @@ from aiohttp import web
 from shoal.agent.http.context import Call
 from shoal.agent.http.problems import SERVER
 from shoal.agent.http.respond import cut_off
+from shoal.agent.http.taking import Taking, TookTooLittle
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 15.0  # a comment, so that readers and proxies know that the silence is no broken connection
@@ -32,6 +33,7 @@ class EventStream:
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Server": SERVER}
         )
         self.response.content_type = EVENT_STREAM
+        self._taking = Taking(call.context.limits)
 
     async def open(self) -> bool:
         """Send the head; whether anything is to follow it."""
@@ -39,14 +41,12 @@ class EventStream:
         return self._call.request.method != "HEAD"
 
     async def send(self, data: bytes) -> None:
-        """Whole events, or a comment. ConnectionResetError when the reader takes nothing for too long."""
-        stall_s = self._call.context.limits.send_stall_ms / 1000
+        """Whole events, or a comment. ConnectionResetError when the reader takes too little for too long."""
         try:
-            async with asyncio.timeout(stall_s):
-                await self.response.write(data)
-        except TimeoutError:
+            await self._taking.write(self.response, data)
+        except TookTooLittle:
             cut_off(self._call.request)
-            raise ConnectionResetError(f"the reader took nothing for {stall_s:g} s") from None
+            raise
 
     async def keep(self, work: Awaitable[None], last_words: Callable[[], bytes]) -> None:
         """Let the work write until it ends; when the agent stops meanwhile, say the last words."""

@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from yarl import URL
 from shoal.agent.http.interface import Admit
 from shoal.agent.http.limits import MIB, HttpLimits
 from shoal.agent.http.problems import SERVER
+from shoal.agent.http.taking import Taking
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
 FORWARDED_BY = "Shoal-Forwarded-By"
@@ -207,9 +207,9 @@ class Forwarder:
         await answer.prepare(request)
         if request.method == "HEAD":
             return answer
+        taking = Taking(self._limits)
         async for piece in response.content.iter_chunked(RELAY_PIECE_BYTES):
-            async with asyncio.timeout(self._limits.send_stall_ms / 1000):
-                await answer.write(piece)
+            await taking.write(answer, piece)
         await answer.write_eof()
         return answer
 

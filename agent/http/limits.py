@@ -18,7 +18,8 @@ ARRIVING_SHARE = 3, 4
 """How much of `bytes_in_flight` bodies may fill that are not complete: the rest is for what is, and for
 answers, however slowly others send."""
 HELD_SHARE_WANTED = 8
-"""A body that holds memory and is not complete has to bring an eighth of it within `body_stall_ms`."""
+"""A body that holds memory and is not complete has to bring an eighth of it within `body_stall_ms`; a reader
+whose answer holds memory has to take an eighth of that within `send_stall_ms`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class HttpLimits:
     promised_bytes: int = 128 * MIB
     # A reader that takes nothing for this long holds megabytes for nothing.
     send_stall_ms: int = 60_000
+    # One that takes less is no reader: it would hold a connection, and its answer's memory, for days.
+    answer_bytes_per_s: int = 1 * KIB
     # After an error the rest of the body is swallowed this long, so that the client gets to read the answer.
     linger_ms: int = 5_000
     # Appends and reads at work at once; far above what one core can use, far below what memory can hold.
@@ -79,6 +82,11 @@ class HttpLimits:
     def least_bytes(self, held_bytes: int) -> int:
         """What a body has to bring within `body_stall_ms` while so many bytes of it are held."""
         steady = self.body_bytes_per_s * self.body_stall_ms // 1000
+        return max(1, steady, held_bytes // HELD_SHARE_WANTED)
+
+    def least_taken_bytes(self, held_bytes: int) -> int:
+        """What a reader has to take within `send_stall_ms` while its answer holds so many bytes."""
+        steady = self.answer_bytes_per_s * self.send_stall_ms // 1000
         return max(1, steady, held_bytes // HELD_SHARE_WANTED)
 
 

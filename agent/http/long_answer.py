@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -20,7 +20,8 @@ from aiohttp.abc import AbstractStreamWriter
 from shoal.agent.http.context import Call
 from shoal.agent.http.interface import Lent, Pieces
 from shoal.agent.http.problems import SERVER
-from shoal.agent.http.respond import Patience, cut_off
+from shoal.agent.http.respond import cut_off
+from shoal.agent.http.taking import Patience, TookTooLittle
 
 # So long a slow reader may hold on to a file of the log; then it may be trimmed, and the answer ends.
 PIN_SECONDS = 5.0
@@ -40,17 +41,16 @@ async def send_pieces(
     transport = call.request.transport
     if call.request.method == "HEAD" or writer is None or transport is None:
         return response
-    stall_seconds = call.context.limits.send_stall_ms / 1000
     try:
-        async with asyncio.timeout(stall_seconds) as limit:
+        async with Patience(call.context.limits, pieces.held_bytes) as patience:
             await response.write(before)
             await _emptied(transport, writer)
             with contextlib.closing(_outgoing(transport, writer, pieces)) as out:
-                await _send(pieces, out, after, Patience(limit, stall_seconds))
+                await _send(pieces, out, after, patience)
             await response.write_eof()
-    except TimeoutError:
+    except TookTooLittle:
         cut_off(call.request)
-        raise ConnectionResetError(f"the reader took nothing for {stall_seconds:g} s") from None
+        raise
     finally:
         await pieces.let_go()
     return response
@@ -72,25 +72,28 @@ async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience
             continue
         piece = pieces.at_once()
         if piece is None:
-            piece = await pieces.next()
-            patience.renew()
+            with patience.excused():
+                piece = await pieces.next()
         assert piece is not None, "there are as many bytes as were promised"
         left -= len(piece)
         rest = out.offer(memoryview(piece), b"" if left else after)
+        patience.took(len(piece) if rest is None else len(piece) - len(rest.piece))
         if rest is not None:
-            await out.finish(rest)
-            patience.renew()
+            await out.finish(rest, patience.took)
 
 
 async def _pass_on(lent: Lent, out: _Outgoing, behind: bytes, patience: Patience) -> None:
     with contextlib.closing(lent):
-        while not out.offer_lent(lent):
+        while True:
+            size = len(lent)
+            has_gone = out.offer_lent(lent)
+            patience.took(size - len(lent))
+            if has_gone:
+                break
             await out.room()
-            patience.renew()
     rest = out.offer(memoryview(b""), behind) if behind else None
     if rest is not None:
-        await out.finish(rest)
-        patience.renew()
+        await out.finish(rest, patience.took)
 
 
 async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
@@ -124,8 +127,8 @@ class _Outgoing(Protocol):
     def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
         """Send what goes at once; None: all of it has gone."""
 
-    async def finish(self, rest: _Rest) -> None:
-        """Returns once the memory of the piece may be used again."""
+    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
+        """Returns once the memory of the piece may be used again; `took` is told of what leaves."""
 
     def close(self) -> None: ...
 
@@ -151,9 +154,10 @@ class _ThroughTransport:
             raise ConnectionResetError("the client has gone")
         return _Rest(piece, behind)
 
-    async def finish(self, rest: _Rest) -> None:
+    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
         self._transport.write(bytes(rest.piece) + rest.behind)
         await self._writer.drain()
+        took(len(rest.piece))
 
     def offer_lent(self, lent: Lent) -> bool:
         raise AssertionError(f"{len(lent)} bytes lent to a transport")
@@ -207,11 +211,13 @@ class _Straight:
             return None
         return _Rest(piece[sent:], behind[max(0, sent - size) :])
 
-    async def finish(self, rest: _Rest) -> None:
+    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
         left: _Rest | None = rest
         while left is not None:
             await self.room()
+            size = len(left.piece)
             left = self.offer(*left)
+            took(size if left is None else size - len(left.piece))
 
     async def room(self) -> None:
         """Until the socket takes more, or never will."""

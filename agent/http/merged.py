@@ -58,7 +58,8 @@ class MergedHandlers:
             return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
         try:
             found = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
-            return await send_merged(call, topic, rendering, found, format_places(reader.places))
+            cursor = format_places(reader.places)
+            return await send_merged(call, topic, rendering, found, cursor, reader.held_bytes)
         finally:
             reader.close()
 
@@ -153,17 +154,17 @@ async def _read(reader: MergedReader, limit: int) -> list[Merged]:
 
 
 async def send_merged(
-    call: Call, topic: Topic, rendering: Rendering, found: list[Merged], cursor: str
+    call: Call, topic: Topic, rendering: Rendering, found: list[Merged], cursor: str, held_bytes: int
 ) -> web.StreamResponse:
     """As NDJSON, or as a JSON document, made while it is sent."""
     headers = {CURSOR: cursor}
     writer = RowWriter()
     texts = (text for merged in found for _, text in texts_of(merged, rendering, writer))
     if rendering.media == NDJSON_TYPE:
-        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers)
+        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers, held_bytes)
     head = json_bytes({"topic": topic.name})[:-1] + b',"records":['
     tail = b'],"cursor":"%b"}\n' % cursor.encode("ascii")
-    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers)
+    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers, held_bytes)
 
 
 def texts_of(

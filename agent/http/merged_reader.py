@@ -54,6 +54,11 @@ class MergedReader:
         """At these places; every partition of the topic is named."""
         self._runs = [Run(partition, at[partition]) for partition in sorted(at)]
 
+    @property
+    def held_bytes(self) -> int:
+        """Of memory, for what was merged and what waits to be."""
+        return self._holding.size_bytes
+
     def close(self) -> None:
         """Nothing is held any more."""
         self._runs = []

@@ -88,8 +88,8 @@ class ReadRequest:
     """One read, its parameters checked; may be answered more than once while leadership moves."""
 
     __slots__ = (
-        "_call", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen", "_streams", "_topic",
-        "_wait_ms",
+        "_call", "_deadline", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen",
+        "_streams", "_topic", "_wait_ms",
     )  # fmt: skip
 
     def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
@@ -107,6 +107,7 @@ class ReadRequest:
         self._wait_ms = call.wait_ms()
         self._local = choice(call.query, "consistency", "leader", ("leader", "local")) == "local"
         self._seen = seen_watermark(call) if self._local else 0
+        self._deadline = Deadline(call.timeout_ms())  # of all attempts together
 
     async def answer_here(self) -> web.StreamResponse:
         """Read from this agent's log and render; ShoalError not-leader when it may not."""
@@ -182,7 +183,7 @@ class ReadRequest:
     async def _fetch(self, offset: int, admit: Admit) -> Fetch:
         if self._seen == 0:
             return await self._fetch_once(offset, admit)
-        deadline = Deadline(self._call.timeout_ms())
+        deadline = self._deadline
         while True:
             try:
                 fetch = await self._fetch_once(offset, admit)

@@ -102,15 +102,16 @@ async def render_text(
     headers = _headers(fetch, selected.next_offset)
     style = Style(rendering.value_as, rendering.view)
     texts = (text for rows in selected.rows for text in writer.texts(rows, style))
+    held_bytes = selected.size_bytes
     if rendering.media == NDJSON_TYPE:
-        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers)
+        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers, held_bytes)
     head = json_bytes({"topic": topic.name, "partition": partition})[:-1] + b',"records":['
     tail = b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d}\n' % (
         selected.next_offset,
         fetch.log_start_offset,
         fetch.high_watermark,
     )
-    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers)
+    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers, held_bytes)
 
 
 def lines(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Sending answers that may be large: in pieces, with a bound on how long a reader may take nothing."""
+"""Sending answers that may be large: in pieces, to readers who keep taking them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,13 @@ from aiohttp import web
 
 from shoal.agent.http.context import Call
 from shoal.agent.http.problems import SERVER
+from shoal.agent.http.taking import Patience, TookTooLittle
 
 # Below the transport's high-water mark: aiohttp never waits for the reader.
 SENT_AT_ONCE_BYTES = 48 * 1024
 PIECE_BYTES = 256 * 1024
 # A part of this size is worth a write of its own: that costs less than copying it.
 UNCOPIED_BYTES = 64 * 1024
-
-
-class Patience:
-    """How long a reader may take nothing: one to 1.25 times `stall_seconds`, as a timer for every piece would
-    cost too much."""
-
-    def __init__(self, limit: asyncio.Timeout, stall_seconds: float) -> None:
-        self._limit = limit
-        self._stall_seconds = stall_seconds
-        self._now = asyncio.get_running_loop().time
-        self._began = self._now()
-
-    def renew(self) -> None:
-        """It has taken something."""
-        now = self._now()
-        if now > self._began + self._stall_seconds / 4:
-            self._began = now
-            self._limit.reschedule(now + 1.25 * self._stall_seconds)
 
 
 async def send_parts(
@@ -49,26 +32,25 @@ async def send_parts(
     await response.prepare(call.request)
     if call.request.method == "HEAD":
         return response
-    stall_seconds = call.context.limits.send_stall_ms / 1000
     try:
-        async with asyncio.timeout(stall_seconds) as limit:
-            patience = Patience(limit, stall_seconds)
+        async with Patience(call.context.limits, total_bytes) as patience:
             for piece in coalesced(parts):
-                patience.renew()
                 await response.write(piece)
-            limit.reschedule(asyncio.get_running_loop().time() + stall_seconds)
+                patience.took(len(piece))
+            patience.last()
             await response.write_eof()
-    except TimeoutError:
+    except TookTooLittle:
         cut_off(call.request)
-        raise ConnectionResetError(f"the reader took nothing for {stall_seconds:g} s") from None
+        raise
     return response
 
 
 async def send_made(
-    call: Call, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str]
+    call: Call, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str], held_bytes: int
 ) -> web.StreamResponse:
     """Answer 200 with what is made piece by piece, each when the one before has left: nobody else waits for
-    the whole, and none of it waits in memory. A reader that stalls is cut off."""
+    the whole, and none of it waits in memory but the `held_bytes` it is made of. A reader that stalls is cut
+    off."""
     first: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -83,19 +65,17 @@ async def send_made(
     await response.prepare(call.request)
     if call.request.method == "HEAD":
         return response
-    stall_seconds = call.context.limits.send_stall_ms / 1000
     try:
-        async with asyncio.timeout(stall_seconds) as limit:
-            patience = Patience(limit, stall_seconds)
+        async with Patience(call.context.limits, held_bytes) as patience:
             for piece in chain((b"".join(first),), pieces):
                 await response.write(piece)
-                patience.renew()
+                patience.took(len(piece))
                 await asyncio.sleep(0)
-            limit.reschedule(asyncio.get_running_loop().time() + stall_seconds)
+            patience.last()
             await response.write_eof()
-    except TimeoutError:
+    except TookTooLittle:
         cut_off(call.request)
-        raise ConnectionResetError(f"the reader took nothing for {stall_seconds:g} s") from None
+        raise
     return response
 
 
