@@ -17,6 +17,9 @@ from yarl import URL
 from shoal.agent.http.app import HttpRunner, make_runner
 from shoal.agent.http.limits import HttpLimits
 
+PAUSE_S = 1.0
+"""Nothing more comes of an answer when nothing has for so long."""
+
 
 class Answer:
     """A whole answer."""
@@ -78,7 +81,7 @@ class Agent:
             sent["Content-Type"] = media
         return await self.request("POST", path, body, headers=sent)
 
-    async def raw(self, data: bytes, *, seconds: float = 15.0) -> bytes:
+    async def raw(self, data: bytes, *, seconds: float = 40.0) -> bytes:
         """Send bytes, return everything until the server closes or nothing more comes for a moment."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
@@ -87,7 +90,7 @@ class Agent:
             received = b""
             while True:
                 try:
-                    async with asyncio.timeout(seconds if not received else 0.3):
+                    async with asyncio.timeout(seconds if not received else PAUSE_S):
                         piece = await reader.read(65536)
                 except TimeoutError:
                     return received

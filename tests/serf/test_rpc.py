@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -86,12 +87,16 @@ async def test_events_queries_and_the_log_come_over_one_connection(tmp_path: Pat
         assert isinstance(heard[-1], UserRecord)
         assert heard[-1].payload == b"\x00\xff"
 
-        answers = await rpc.query(QueryRequest("load", b"?", want_acks=True, timeout_ms=700))
-        question = await until(deploys, QueryRecord)
-        assert isinstance(question, QueryRecord)
-        assert (question.name, question.payload) == ("load", b"?")
-        await rpc.respond(question.id, b"0.5")
-        *heard_back, done = [answer async for answer in answers]
+        for timeout_ms in (700, 5_000, 25_000):  # each takes its whole time
+            answers = await rpc.query(QueryRequest("load", b"?", want_acks=True, timeout_ms=timeout_ms))
+            question = await until(deploys, QueryRecord)
+            assert isinstance(question, QueryRecord)
+            assert (question.name, question.payload) == ("load", b"?")
+            with contextlib.suppress(RpcError):  # its time was up before it was answered
+                await rpc.respond(question.id, b"0.5")
+            *heard_back, done = [answer async for answer in answers]
+            if len(heard_back) == 2:
+                break
         assert set(heard_back) == {
             AnswerRecord("ack", "alpha", b""),
             AnswerRecord("response", "alpha", b"0.5"),
