@@ -156,6 +156,20 @@ class NodeTable:
                 1  # nobody is visited twice, and a flood of newcomers does not keep the round from ending
             )
 
+    def unproven(self, rng: random.Random) -> Node | None:
+        """One of those that never answered, gone ones first; None when all did."""
+        found = [node for node in self if not node.answered and node is not self.local]
+        gone = [node for node in found if node.gone]
+        return rng.choice(gone or found) if found else None
+
+    def remove(self, node: Node) -> None:
+        """Forget it. Its place in the round goes with it."""
+        assert node is not self.local
+        del self._nodes[node.name]
+        place = self._round.index(node.name)
+        del self._round[place]
+        self._next -= place < self._next
+
     def make_room(self) -> None:
         """Forget who is gone and never answered."""
         for node in [node for node in self if node.gone and not node.answered and node is not self.local]:

@@ -42,6 +42,10 @@ class Outbox:
         news = self._news(self._packet_bytes - used_bytes, MAX_PARTS - len(parts), counted)
         self._put(receiver, parts + news, False)
 
+    def send_alone(self, receiver: Endpoint, message: Message) -> None:
+        """A packet of this message and no news: to somebody who may be nobody."""
+        self._put(receiver, [encode_message(message)], False)
+
     def gossip(self, receiver: Endpoint, *, checksum: bool, counted: bool = True) -> bool:
         """A packet of news alone; False when there is none left to tell."""
         parts = self._news(self._packet_bytes - COMPOUND_OVERHEAD_BYTES, MAX_PARTS, counted)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from shoal.membership.awareness import Awareness
 from shoal.membership.broadcasts import Broadcast, retransmit_limit
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
+from shoal.membership.doorbell import Doorbell
 from shoal.membership.former_life import FormerLife
 from shoal.membership.members import (
     Node,
@@ -106,6 +107,7 @@ class SwimCore:
         self._next_push_pull_ms = now_ms + rng.randrange(1, config.push_pull_interval_ms + 1)
         self._refutations = 0
         self._former = FormerLife()
+        self._doorbell = Doorbell()
         self.leaving = False
         self._note(ChangeKind.JOIN, local)
         self._announce()
@@ -122,6 +124,7 @@ class SwimCore:
 
     def step(self, event: Input, now_ms: int) -> None:
         """Something arrived."""
+        self._doorbell.next_event()
         match event:
             case Datagram(source, messages):
                 for message in messages:
@@ -156,8 +159,11 @@ class SwimCore:
                 self._prober.on_ping(source, message)
             case IndirectPing():
                 self._prober.on_indirect_ping(source, message, now_ms)
-            case Ack():
+            case Ack(sequence):
                 self._prober.on_ack(message)
+                proven = self._doorbell.answered(sequence, source)
+                if proven is not None:
+                    self._let_in(proven, now_ms)
             case Nack():
                 self._prober.on_nack(message)
             case Alive():
@@ -281,7 +287,10 @@ class SwimCore:
     def _accept_alive(self, node: Node | None, claim: Alive, now_ms: int) -> None:
         if node is None:
             if len(self.table) >= self._config.max_members:
-                return  # whoever is here stays: the newest stranger is refused
+                self._ring(
+                    claim
+                )  # whoever is here stays, unless the stranger answers and the other never did
+                return
             node = Node(claim.node, claim.endpoint, b"", b"", claim.incarnation, State.DEAD, now_ms)
             self.table.add(node, self._rng)
         before, known_meta, known_endpoint = node.state, node.meta, node.endpoint
@@ -297,6 +306,35 @@ class SwimCore:
             self._note(ChangeKind.UPDATE, node)
         elif before == State.SUSPECT:
             self._note(ChangeKind.REFUTED, node)
+
+    def _ring(self, claim: Alive) -> None:
+        local = self.table.local
+        ping = self._doorbell.ring(claim, local.endpoint, local.name, self._rng)
+        if ping is not None:
+            self.outbox.send_alone(claim.endpoint, ping)
+
+    def _let_in(self, claim: Alive, now_ms: int) -> None:
+        """A stranger has answered where it claims to be."""
+        if self.table.get(claim.node) is None and not self._has_room(now_ms):
+            return
+        self._on_alive(claim, now_ms)
+        node = self.table.get(claim.node)
+        if node is not None and node.endpoint == claim.endpoint:
+            node.answered = True
+
+    def _has_room(self, now_ms: int) -> bool:
+        """Whether there is, perhaps because one that never answered has just been forgotten."""
+        if len(self.table) < self._config.max_members:
+            return True
+        node = self.table.unproven(self._rng)
+        if node is None:
+            return False
+        self._suspicions.pop(node.name, None)
+        if not node.gone:
+            self._set_state(node, State.DEAD, now_ms)
+            self._note(ChangeKind.LEAVE, node)
+        self.table.remove(node)
+        return True
 
     def _on_suspect(self, claim: Suspect, now_ms: int) -> None:
         node = self.table.get(claim.node)
@@ -461,6 +499,7 @@ class SwimCore:
 
     def check_invariants(self) -> None:
         self.table.check_invariants()
+        self._doorbell.check_invariants()
         self._prober.check_invariants()
         for node in self.table:
             assert (node.state == State.SUSPECT) == (node.name in self._suspicions)

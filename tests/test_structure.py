@@ -56,6 +56,7 @@ PURE = (
     "membership/members.py",
     "membership/serf.py",
     "membership/config.py",
+    "membership/doorbell.py",
     "membership/envelope.py",
     "membership/former_life.py",
     "membership/keys.py",
