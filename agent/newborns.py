@@ -30,7 +30,7 @@ class Newborns:
         self._host = host
         self._stores = stores
         self._replica_of = replica_of
-        self._groups: dict[GroupId, None] = {}
+        self._noted: dict[GroupId, Replica] = {}
         self.on_led: Callable[[], None] = lambda: None
         """Called when one of them has come to be led here."""
 
@@ -38,8 +38,8 @@ class Newborns:
         """It was opened, or has another role."""
         if not replica.is_unborn:
             return
-        if replica.group not in self._groups:
-            self._groups[replica.group] = None
+        if self._noted.get(replica.group) is not replica:
+            self._noted[replica.group] = replica
             self._await_commit(replica)
         if is_led_here(replica):
             self.on_led()
@@ -56,15 +56,14 @@ class Newborns:
 
     def replicas(self) -> list[Replica]:
         """Those that are open, and were not seen to be born."""
-        found = {group: self._replica_of(group) for group in self._groups}
-        unborn = {group: item for group, item in found.items() if item is not None and item.is_unborn}
-        if len(unborn) < len(found):
-            self._groups = dict.fromkeys(unborn)
-        return list(unborn.values())
+        for group, replica in list(self._noted.items()):
+            if self._replica_of(group) is not replica or not replica.is_unborn:
+                del self._noted[group]
+        return list(self._noted.values())
 
     def be_born(self, group: GroupId) -> None:
         """The catalog has taken the birth that the replica here is of: it serves, if it leads."""
-        self._groups.pop(group, None)
+        self._noted.pop(group, None)
         replica = self._replica_of(group)
         if replica is not None:
             replica.awaits_birth = False
