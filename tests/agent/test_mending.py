@@ -145,7 +145,7 @@ async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
         for _ in range(2):
             with pytest.raises(ShoalError, match="damaged"):
                 await leader.host.read(GROUP, 5, max_bytes=1)  # type: ignore[arg-type]
-            assert (await leader.host.append(GROUP, [message("more")], timeout_ms=2_000)).count == 1
+            assert (await leader.host.append(GROUP, [message("more")], timeout_ms=30_000)).count == 1
             await leader.host.read(GROUP, 6, max_bytes=1)  # type: ignore[arg-type]
             await until(lambda: all(node.host.status(GROUP).damaged_ranges for node in cluster.nodes))
         assert leader.leads

@@ -59,7 +59,7 @@ async def elected(cluster: Cluster) -> Node:
 
 async def refused(node: Node) -> ShoalError:
     with pytest.raises(ShoalError) as caught:
-        await node.host.append(GROUP, [message("x")], timeout_ms=1_000)
+        await node.host.append(GROUP, [message("x")], timeout_ms=30_000)
     return caught.value
 
 

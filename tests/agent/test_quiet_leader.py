@@ -100,7 +100,7 @@ async def test_a_hard_state_that_cannot_be_stored_while_the_group_is_quiet() -> 
         await until(lambda: replica.failure is not None)
         await another_leads(cluster, leader)
         with pytest.raises(ShoalError) as refused:
-            await leader.host.append(GROUP, [message("b")], timeout_ms=1_000)
+            await leader.host.append(GROUP, [message("b")], timeout_ms=30_000)
         assert (refused.value.code, refused.value.retriable) == ("no-leader", True)
         await cluster.append("b")
 

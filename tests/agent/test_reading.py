@@ -43,7 +43,7 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_the_end(tmp_path: Path) 
         assert fetch.next_offset == 1
         others = [node for node in cluster.nodes if node is not old]
         successor = await until(lambda: next((node for node in others if node.leads), None))
-        assert (await successor.host.append(GROUP, [message("b")], timeout_ms=3_000)).base_offset == 1
+        assert (await successor.host.append(GROUP, [message("b")], timeout_ms=30_000)).base_offset == 1
         for answer in await asyncio.gather(*questions):
             assert isinstance(answer, ShoalError), answer
             assert answer.code in ("no-leader", "not-leader")

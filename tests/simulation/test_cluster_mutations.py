@@ -14,7 +14,7 @@ import pytest
 from cluster_sim.mutants import MUTANTS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-LIMIT_S = 1_200
+LIMIT_S = 2_200
 
 
 @pytest.fixture(scope="module")

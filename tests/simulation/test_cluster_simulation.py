@@ -31,13 +31,13 @@ def simulate(*arguments: str, hash_seed: str = "random") -> subprocess.Completed
         [sys.executable, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_whole_cluster_seeds_hold() -> None:
     """Every seed that fits into the time: no invariant breaks, and when the faults end all is well again."""
     done = simulate("--seed", "0", "--seeds", str(SEEDS), "--seconds", str(SECONDS), "--jobs", "1")
