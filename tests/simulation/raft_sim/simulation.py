@@ -617,7 +617,7 @@ class Simulation:
 
     def summary(self) -> str:
         """What happened, in one line."""
-        term = max(disk.hard_state.term for disk in self.disks.values())
+        term = max((disk.hard_state.term for disk in self.disks.values()), default=0)
         return (
             f"{self.event_count} events in {self.now_ms} ms, {term} terms,"
             f" {len(self.ledger.entries)} entries committed, {self.acknowledged_count} acknowledged,"
