@@ -187,7 +187,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
                 stores.disk, directory, identity, plan.schema, plan.log_config, stores.shared
             )
             log = PartitionLog.begin(files)
-            return await _start(stores, host, plan, record, log, rng)
+            return await _start(stores, host, plan, record, log, rng, is_newborn=True)
     if record.state is ReplicaState.INSTALLING:
         record = await finish_install(stores, record)
     if record.state is ReplicaState.RECOVERING:
@@ -216,8 +216,12 @@ async def _start(
     record: ReplicaRecord,
     log: PartitionLog,
     rng: random.Random,
+    *,
+    is_newborn: bool = False,
 ) -> Replica:
-    """The replica over its log, which is closed when this raises as open_replica does, but for damage."""
+    """The replica over its log, which is closed when this raises as open_replica does, but for damage.
+    is_newborn: it never ran before. Then the first voter of a birth that nobody has led leads without an
+    election; who comes when somebody has may not, whatever it forgot."""
     stored = stores.hard_states.get(plan.group)
     assert stored is not None
     identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
@@ -225,7 +229,10 @@ async def _start(
         await _check_log(stores, record, stored[1], log, plan)
         floor = await _raise_floor(stores, plan.group, log)
         state = await _fold_or_damage(log, plan, stored[1], identity, record.replica_id)
-        core = _make_core(record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms)
+        leads = is_newborn and plan.awaits_birth and record.replica_id == plan.birth.voters[0]
+        core = _make_core(
+            record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms, leads
+        )
     except DamagedReplica:
         raise
     except BaseException:
@@ -316,10 +323,18 @@ async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[Replic
     await stores.registry.put(record)
     is_new = await stores.new_directories.make(stores.directory(plan.group))
     await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
-    await stores.hard_states.save(plan.group, replica_id, HardState(birth_term(replica_id)))
+    await stores.hard_states.save(plan.group, replica_id, _first_hard_state(plan, replica_id))
     record = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(record)
     return record, is_new
+
+
+def _first_hard_state(plan: Plan, replica_id: ReplicaId) -> HardState:
+    """A voter of the birth is born with the vote for whom the birth makes the leader, even where that one
+    may have begun long ago; who was added later has voted for nobody."""
+    if plan.birth.find(replica_id) is not None:
+        return plan.birth.hard_state_at_birth()
+    return HardState(birth_term(replica_id))
 
 
 async def _lose(stores: Stores, record: ReplicaRecord, reason: str) -> ReplicaLost:
@@ -434,6 +449,7 @@ def _make_core(
     config: RaftConfig,
     rng: random.Random,
     now_ms: Callable[[], int],
+    leads_from_birth: bool,
 ) -> RaftCore:
     *earlier, newest = state.configurations
     return RaftCore(
@@ -448,4 +464,5 @@ def _make_core(
         rng=rng,
         now_ms=now_ms(),
         earlier_configurations=earlier,
+        leads_from_birth=leads_from_birth,
     )

@@ -233,7 +233,8 @@ def decode_position(payload: bytes) -> Position:
 
 
 def _refusal(replica: Replica, voters: list[str], positions: Mapping[str, Position]) -> str | None:
-    if replica.core.leader is not None:
+    leads_alone = replica.is_unborn and not replica.core.commit_index  # from birth, and nobody has come
+    if replica.core.leader is not None and not leads_alone:
         return f"agent {replica.leader_agent_id} leads the partition: nothing is lost"
     if replica.is_unborn:
         return "nobody has led the partition yet, so it holds nothing: it is born again where agents are"

@@ -417,6 +417,8 @@ class RaftCore:
             match state.behaviour:
                 case Leader() as leader:
                     is_news |= leader.agent_silent(replica.id, now_ms)
+                case Follower() if state.is_newborn:
+                    pass  # nothing is committed that others could go on with: see RaftState
                 case Follower() as follower if state.leader == replica.id and follower.heard_ms is not None:
                     # Nothing at all came for an election timeout: half another spreads the candidates.
                     follower.doubt_leader(state.config.election_timeout_ms // 2, now_ms)

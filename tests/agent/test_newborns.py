@@ -17,6 +17,7 @@ from shoal.batch import Offset
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import (
     BIRTH_ORDINALS,
+    FIRST_TERM,
     GENERATION_TERM_BITS,
     Configuration,
     ReplicaId,
@@ -96,6 +97,30 @@ async def test_the_first_leader_waits_for_the_catalog(tmp_path: Path) -> None:
         assert await read_values(leader) == ["x"]
 
 
+async def test_the_first_voter_leads_from_birth_and_is_elected_after_a_restart(tmp_path: Path) -> None:
+    """Nobody votes at the birth; whoever comes back has to be elected, and in a later term: what it led
+    before may be in others' logs alone."""
+    async with Unborn(str(tmp_path), 3) as cluster:
+        first, *others = cluster.nodes
+        birth = Configuration.birth(tuple(node.agent_id for node in cluster.nodes))
+        await first.open(birth, awaits_birth=True)
+        assert first.host.replica(GROUP).is_leader, "with nobody there to vote"
+        assert not first.host.replica(GROUP).serves
+        for node in others:
+            await node.open(birth, awaits_birth=True)
+        await until(lambda: first.host.replica(GROUP).core.commit_index == 1)
+        assert [node.host.replica(GROUP).core.term for node in cluster.nodes] == [FIRST_TERM] * 3
+        elections = [node.host.replica(GROUP).core.statistics().election_count for node in cluster.nodes]
+        assert elections == [0, 0, 0]
+        for node in cluster.nodes:
+            await cluster.stop(node)
+        for node in cluster.nodes:
+            await cluster.start(node)
+            await node.open(birth, awaits_birth=True)
+        leader = await elected(cluster)
+        assert leader.host.replica(GROUP).core.term > FIRST_TERM
+
+
 async def test_who_leads_without_a_majority_tells_nobody() -> None:
     """The catalog would take a birth for final whose other voters are gone."""
     core = SimpleNamespace(commit_index=0)
@@ -171,7 +196,7 @@ async def test_old_and_new_hear_nothing_of_each_other(tmp_path: Path) -> None:
         await leader.host.append(GROUP, [message("x")], timeout_ms=10_000)
         await asyncio.sleep(0.5)  # some elections of the one that is alone
         behind = cluster.nodes[2].host.replica(GROUP)
-        assert (behind.core.term, behind.core.last_index, behind.core.leader) == (0, 0, None)
+        assert (behind.core.term, behind.core.last_index, behind.core.leader) == (FIRST_TERM, 0, None)
         assert leader.host.replica(GROUP).is_leader
 
 
