@@ -30,6 +30,10 @@ arrives in between shares its sync."""
 JOINED_BYTES = 4 * 2**10
 """So short a frame is copied together with what ends a write: one piece is quicker than a list of them."""
 
+ONLY_ENTRY_INTERVALS = 10
+"""How much later than others the first entry of a log is indexed while no other follows: there is nothing to
+be found in it, and a thousand logs may have just begun."""
+
 AHEAD_WRITES = 2
 """Blocks for so many more writes are asked for beforehand."""
 
@@ -67,6 +71,7 @@ class Writer:
         self._spares = spares
         self.index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, mending, close
         self._index_timer: asyncio.TimerHandle | None = None
+        self._index_is_far = False  # the timer is that of an only entry
         self._index_task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
         self._reserving: asyncio.Task[None] | None = None
@@ -353,7 +358,7 @@ class Writer:
         self._unindexed_bytes += length
         if self._unindexed_bytes >= self._files.config.index_interval_bytes:
             self._start_indexing()
-        elif self._index_timer is None and self._index_task is None:
+        elif self._index_task is None and (self._index_timer is None or self._index_is_far):
             self._index_later()
 
     def _kept_of(self, index: LogIndex) -> LogIndex:
@@ -529,7 +534,13 @@ class Writer:
             _answer(work, DiskFailed(str(failure)))
 
     def _index_later(self) -> None:
-        delay_s = self._files.config.index_interval_ms / 1000
+        is_only = self.written_index == 1
+        if self._index_timer is not None:
+            if is_only:
+                return
+            self._index_timer.cancel()
+        self._index_is_far = is_only
+        delay_s = self._files.config.index_interval_ms / 1000 * (ONLY_ENTRY_INTERVALS if is_only else 1)
         self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
 
     def _start_indexing(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from shoal.segment_store import (
 )
 from shoal.segment_store.memory_disk import Fault, MemoryDisk
 from shoal.segment_store.tail import TRAILER_BYTES
+from shoal.segment_store.writer import ONLY_ENTRY_INTERVALS
 
 
 async def test_an_empty_log() -> None:
@@ -520,6 +522,26 @@ async def test_no_handle_leaks(tmp_path: Path) -> None:
     await log.close()
     assert open_descriptors() == before
     await disk.close()
+
+
+async def test_the_only_entry_of_a_log_is_indexed_later_and_the_second_in_time() -> None:
+    """A thousand logs may have begun at once; whatever follows the first entry waits no longer than ever."""
+    log = await open_log(MemoryDisk(random.Random(1)), config=replace(SMALL, index_interval_ms=60_000))
+    loop = asyncio.get_running_loop()
+
+    def due_s() -> float:
+        timer = log._writer._index_timer
+        assert timer is not None
+        return timer.when() - loop.time()
+
+    await log.append([next_frame(log)])
+    assert 60 < due_s() <= 60 * ONLY_ENTRY_INTERVALS
+    await log.append([next_frame(log)])
+    second_s = due_s()
+    assert second_s <= 60
+    await log.append([next_frame(log)])
+    assert due_s() <= second_s, "it is not put off again"
+    await log.close()
 
 
 async def test_what_is_written_while_the_index_is_reaches_it_too() -> None:
