@@ -18,17 +18,16 @@ def claim_of(agent_id: str, status: ReplicaStatus) -> Claim | None:
     """
     if status.configuration is None:
         return None
-    replicas = status.configuration.replicas
-    is_learner = any(replica.agent_id == agent_id and replica.learner for replica in replicas)
-    role = "learner" if is_learner else "follower"
+    voters, learners = status.configuration.voting_agents, status.configuration.learning_agents
+    role = "learner" if agent_id in learners else "follower"
     return Claim(
         group=GroupKey(*status.group),
         role="leader" if status.role is Role.LEADER else role,
         term=status.term,
         configuration_index=status.configuration.index,
         leader=status.leader_agent_id,
-        voters=tuple(replica.agent_id for replica in replicas if not replica.learner),
-        learners=tuple(replica.agent_id for replica in replicas if replica.learner),
+        voters=voters,
+        learners=learners,
         log_start_offset=status.log_start_offset,
         high_watermark=status.high_watermark,
         log_end_offset=status.log_end_offset,

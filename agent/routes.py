@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_CLAIMS_PER_DELTA = 2_000  # about half a megabyte; a longer difference comes in several answers
@@ -48,13 +48,21 @@ class Claim:
 
     def same_placement(self, other: Claim | None) -> bool:
         """Equal but for offsets and size."""
-        return other is not None and self == replace(
-            other,
-            log_start_offset=self.log_start_offset,
-            high_watermark=self.high_watermark,
-            log_end_offset=self.log_end_offset,
-            size_bytes=self.size_bytes,
-        )
+        return other is not None and _placement(self) == _placement(other)
+
+
+def _placement(claim: Claim) -> tuple[object, ...]:
+    """Written out: asked twice for each change of a replica, and dataclasses.replace takes five times as
+    long."""
+    return (
+        claim.group,
+        claim.role,
+        claim.term,
+        claim.configuration_index,
+        claim.leader,
+        claim.voters,
+        claim.learners,
+    )
 
 
 @dataclass(frozen=True, slots=True)

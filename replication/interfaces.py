@@ -117,6 +117,16 @@ class Configuration:
         return tuple(replica.id for replica in self.replicas if replica.learner)
 
     @cached_property
+    def voting_agents(self) -> tuple[str, ...]:
+        """Which agents hold the voters, in their order; asked for each change of what is told of a group."""
+        return tuple(replica.agent_id for replica in self.replicas if not replica.learner)
+
+    @cached_property
+    def learning_agents(self) -> tuple[str, ...]:
+        """Which agents hold the learners."""
+        return tuple(replica.agent_id for replica in self.replicas if replica.learner)
+
+    @cached_property
     def by_id(self) -> Mapping[ReplicaId, Replica]:
         """The same, to be looked up; asked for each message."""
         return {replica.id: replica for replica in self.replicas}

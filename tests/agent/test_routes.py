@@ -1,6 +1,7 @@
 """The routing table: deltas, their pages, and which claim wins."""
 
 import random
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -217,3 +218,15 @@ def test_a_delta_survives_its_bytes() -> None:
     said = claim("a", "learner", 5, None, learners=("d",), log_start_offset=1, high_watermark=2, size_bytes=3)
     delta = Delta("a", "run", 4, 6, 6, True, ((GROUP, said), (GroupKey(b"u" * 16, 7), None)))
     assert decode_delta(encode_delta(delta)) == delta
+
+
+def test_placement_is_everything_but_offsets_and_size() -> None:
+    """Whatever else is another is told at once."""
+    one = claim("a", "leader", 3, "a")
+    other = Claim(GroupKey(b"u" * 16, 1), "follower", 4, 1, "b", ("b",), ("d",), 1, 2, 3, 4)
+    information = {"log_start_offset", "high_watermark", "log_end_offset", "size_bytes"}
+    for field in fields(Claim):
+        changed = replace(one, **{field.name: getattr(other, field.name)})
+        assert changed != one
+        assert one.same_placement(changed) == (field.name in information), field.name
+    assert not one.same_placement(None)
