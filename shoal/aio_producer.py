@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, Unpack, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ from shoal.client_routing import TopicRoutes
 from shoal.delivery import Delivery, Piece, Place
 from shoal.errors import BufferFull, ClientClosed, ShoalError, unknown_partition
 from shoal.gathering import Chunk, Gatherer, HeadersLike, Text, Timestamp, Whole
+from shoal.json_values import SendOptions, json_value
 from shoal.live_object import LiveObject
 from shoal.lone import ANSWER_SECONDS, Counted, Counts, Lone, LonePath
 from shoal.routing import group_rows, owners_of
@@ -255,6 +256,13 @@ class Producer(LiveObject):
         if gatherer.full:
             await self._wait_for_room(timeout_seconds)
         return gatherer.put(value, key, headers, timestamp, partition, 0)
+
+    async def send_json(
+        self, value: object, key: Text | None = None, **options: Unpack[SendOptions]
+    ) -> Delivery:
+        """`send` of a value as compact JSON (None is `null`, no tombstone); `Record.json` reads it. Raises as
+        `send`, and bad-request for what JSON cannot express."""
+        return await self.send(json_value(value), key, **options)
 
     async def append(
         self,

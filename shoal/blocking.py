@@ -46,6 +46,7 @@ from shoal.blocking_consumer import Consumer
 from shoal.delivery import Delivery, Place
 from shoal.errors import ClientClosed, ClientError
 from shoal.gathering import RECORD_OVERHEAD_BYTES, Gatherer, HeadersLike, Text, Timestamp
+from shoal.json_values import SendOptions, json_value
 from shoal.live_object import LiveObject
 from shoal.lone import ANSWER_SECONDS, Lone, LonePath
 from shoal.lone_socket import LoneSockets
@@ -297,6 +298,12 @@ class Client(LiveObject):
             self._forget(producer)
             raise
 
+    def send_json(
+        self, topic: str, value: object, key: Text | None = None, **options: Unpack[SendOptions]
+    ) -> Delivery:
+        """As `send`, of a value as compact JSON. Raises as Producer.send_json."""
+        return self.send(topic, json_value(value), key, **options)
+
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Wait until everything that was sent is acknowledged, by all producers. Raises ProduceFailed; its
         `undelivered` is what was not. After it was raised once, `send` begins anew. Raises TimeoutError after
@@ -450,6 +457,11 @@ class Producer(LiveObject):
                         chunk.size_bytes = size_bytes
                         return chunk.delivery
         return self.gatherer.put(value, key, headers, timestamp, partition, timeout_seconds)
+
+    def send_json(self, value: object, key: Text | None = None, **options: Unpack[SendOptions]) -> Delivery:
+        """`send` of a value as compact JSON (None is `null`, no tombstone); `Record.json` reads it. Raises as
+        `send`, and bad-request for what JSON cannot express."""
+        return self.send(json_value(value), key, **options)
 
     def append(
         self,

@@ -472,7 +472,7 @@ def as_bytes(value: object, what: str) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     kind = type(value).__name__
-    raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: json.dumps() it, perhaps")
+    raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: send_json() it, perhaps")
 
 
 def _extra(
