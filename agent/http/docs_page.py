@@ -36,7 +36,7 @@ def docs_page(operations: Iterable[Operation], introduction: str) -> str:
     """The whole page, as HTML."""
     groups: dict[str, list[Operation]] = {title: [] for title in (_RECORDS, *dict(_GROUPS))}
     for operation in operations:
-        groups[_group(operation)].append(operation)
+        groups[group_of(operation)].append(operation)
     titles = [title for title, members in groups.items() if members]
     links = "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>' for title in [*titles, "Errors"])
     parts = [
@@ -54,7 +54,8 @@ def docs_page(operations: Iterable[Operation], introduction: str) -> str:
     return "\n".join(parts)
 
 
-def _group(operation: Operation) -> str:
+def group_of(operation: Operation) -> str:
+    """What the operation is about: a chapter of the page, and a module of clients that are generated."""
     if operation.path.endswith(("/records", "/batch")):
         return _RECORDS
     return next(title for title, prefix in _GROUPS if operation.path.startswith(prefix))

@@ -13,7 +13,7 @@ from aiohttp import web
 from shoal.agent.http import api
 from shoal.agent.http.context import Call
 from shoal.agent.http.dispatch import Route
-from shoal.agent.http.docs_page import SECURITY_POLICY, docs_page
+from shoal.agent.http.docs_page import SECURITY_POLICY, docs_page, group_of
 from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.problems import JSON_TYPE, json_body
 from shoal.agent.http.schemas import NAME, PARTITION_NUMBER, TEXT, USER_NAME, schemas_document
@@ -79,6 +79,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "Shoal", "version": API_VERSION, "description": _INTRODUCTION},
+        "servers": [{"url": "/"}],
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": schemas_document(),
@@ -96,6 +97,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     answers = {str(status): _answer(answer) for status, answer in sorted(operation.answers.items())}
     described: dict[str, Any] = {
         "operationId": operation.name,
+        "tags": [group_of(operation)],
         "summary": operation.summary,
         "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
     }

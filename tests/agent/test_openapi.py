@@ -85,6 +85,7 @@ async def test_the_description_is_whole() -> None:
                 assert [one["name"] for one in declared if one["in"] == "path"] == variables
                 names.append(operation["operationId"])
                 assert operation["summary"].endswith(".")
+                assert len(operation["tags"]) == 1
                 assert set(operation["responses"]) - {"default"}, names[-1]
     assert len(set(names)) == len(names)
     check_references(document, document)

@@ -5,17 +5,8 @@ import io
 import sys
 
 from shoal_client import Client
-from shoal_client.api.default import (
-    change_topic,
-    create_topic,
-    delete_topic,
-    describe_topic,
-    list_topics,
-    produce,
-    produce_to_partition,
-    read_merged,
-    read_partition,
-)
+from shoal_client.api.records import produce, produce_to_partition, read_merged, read_partition
+from shoal_client.api.topics import change_topic, create_topic, delete_topic, describe_topic, list_topics
 from shoal_client.models import (
     Appended,
     NewRecord,
