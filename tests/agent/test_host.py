@@ -299,7 +299,7 @@ async def test_a_quiet_group_wakes_when_its_leader_dies(tmp_path: Path) -> None:
         others = [node for node in cluster.nodes if node is not leader]
         await until(lambda: all(node.host.replica(GROUP).core.is_quiet for node in cluster.nodes))
         await cluster.stop(leader)
-        await until(lambda: any(node.leads for node in others), 3)
+        await until(lambda: any(node.leads for node in others))
         assert (await cluster.append("b")).base_offset == 1
 
 

@@ -42,7 +42,7 @@ def hold_appends(agent: Agent) -> Callable[[], None]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -106,7 +106,7 @@ async def nodes(*made: Node) -> AsyncIterator[tuple[Node, ...]]:
             await node.stop()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until it holds, or fail."""
     async with asyncio.timeout(timeout_s):
         while not condition():
@@ -312,7 +312,7 @@ async def test_silence_is_reported_once_and_ends_when_heard_again() -> None:
     await until(lambda: connected(a) and connected(b))
     port = b.port
     await b.stop()
-    await until(lambda: a.silent == [agent_id("b")], 2.0)
+    await until(lambda: a.silent == [agent_id("b")])
     assert a.links.is_silent(agent_id("b"))
     again = Node("b", nonce=b"reborn--")
     await again.start(port)

@@ -67,7 +67,7 @@ async def pool(*names: str, **knobs: object) -> AsyncIterator[Pool]:
             await member.stop()
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll: the shell has no virtual time."""
     async with asyncio.timeout(timeout_s):
         while not condition():
