@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,18 @@ class Running:
         self.stop.ask()
         await asyncio.wait_for(asyncio.shield(self.task), STOP_TIMEOUT_S)
 
-    async def call(self, method: str, path: str, body: object = None, **query: object) -> tuple[int, Any]:
-        """Status and JSON of one request; bytes are sent as they are."""
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        more: Mapping[str, str] | None = None,
+        **query: object,
+    ) -> tuple[int, Any]:
+        """Status and JSON of one request; bytes are sent as they are. `more`: further headers."""
         data = body if isinstance(body, bytes) else None
         given = None if data is not None or body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json"} if given is not None else {}
+        headers = dict(more or {}) | ({"Content-Type": "application/json"} if given is not None else {})
         parameters = {name: str(value) for name, value in query.items()}
         async with self._session.request(
             method,

@@ -213,11 +213,16 @@ async def test_a_leadership_change_reaches_everybody(agents: Agents) -> None:
     """Also those who were not told of it by hand; test_route_exchange.py says how soon, in virtual time."""
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
+
+    async def led() -> bool:
+        return (await leaders(cluster[0], "t"))[0] is not None
+
+    await eventually(led)
     leader_id = (await leaders(cluster[0], "t"))[0]
     leader = next(running for running in cluster if running.agent.agent_id == leader_id)
     observer = next(running for running in cluster if running.agent.agent_id != leader_id)
     assert leader.agent.host is not None
-    moved = await leader.agent.host.transfer_all(2_000)
+    moved = await leader.agent.host.transfer_all(30_000)
     assert moved >= 1
 
     async def seen() -> bool:
