@@ -26,6 +26,7 @@ from shoal.agent.identity import (
     ReplicaState,
 )
 from shoal.agent.new_directories import NewDirectories
+from shoal.agent.pace import Pace
 from shoal.agent.partition import Checkpoint, FoldError, GroupState, PartitionState, decode_configuration
 from shoal.agent.replica import Replica, ReplicaHost
 from shoal.agent.retention import Retention
@@ -125,6 +126,7 @@ class Stores:
     hard_states: HardStateFile
     shared: SharedFiles = field(init=False)
     new_directories: NewDirectories = field(init=False)
+    births: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", SharedFiles(self.disk))
@@ -182,6 +184,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     directory = stores.directory(plan.group)
     if record is None or record.state is ReplicaState.CREATING:
         record, is_new = await _give_birth(stores, host.agent_id, plan)
+        await stores.births.pass_one()
         if is_new:
             files = SegmentFiles(
                 stores.disk, directory, identity, plan.schema, plan.log_config, stores.shared
