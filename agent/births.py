@@ -22,10 +22,13 @@ from shoal.agent.replica import Replica
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import generation_of
 
-GATHER_MS = 250
+GATHER_MS = 100
 """How long births that are led wait for others here that are about to be: each command is a state of the
-catalog that all agents write down."""
+catalog that all agents write down. Twice as long each time, while there are such."""
+GATHER_MS_MAX = 2_000
 GATHER_STEP_MS = 10
+STILL_MS = 250
+"""What has not come to be led for so long lacks others, or a disk: nobody waits for it."""
 TELL_TIMEOUT_MS = 5_000
 RETRY_MS = 200
 
@@ -63,12 +66,14 @@ class BirthTelling:
 
     async def run(self) -> None:
         """Tell of what is led here, until cancelled."""
+        gather_ms = GATHER_MS
         while True:
             await self._news.wait()
             self._news.clear()
             if not self._led():
                 continue
-            await self._gather()
+            is_all = await self._gather(gather_ms)
+            gather_ms = GATHER_MS if is_all else min(2 * gather_ms, GATHER_MS_MAX)
             led = self._led()
             if led and not await self._tell(led):
                 await wait_or(self._news, RETRY_MS)
@@ -77,12 +82,16 @@ class BirthTelling:
     def _led(self) -> list[Replica]:
         return [replica for replica in self._newborns.replicas() if is_led_here(replica)]
 
-    async def _gather(self) -> None:
-        """While others born here are about to be led."""
-        for _ in range(GATHER_MS // GATHER_STEP_MS):
-            if not any(_is_about_to_lead(replica) for replica in self._newborns.replicas()):
-                return
+    async def _gather(self, gather_ms: int) -> bool:
+        """While others born here come to be led. True: none is about to, or does."""
+        awaited, still_ms = 0, 0
+        for _ in range(gather_ms // GATHER_STEP_MS):
+            before, awaited = awaited, sum(map(_is_about_to_lead, self._newborns.replicas()))
+            still_ms = still_ms + GATHER_STEP_MS if awaited == before else 0
+            if not awaited or still_ms >= STILL_MS:
+                return True
             await asyncio.sleep(GATHER_STEP_MS / 1_000)
+        return False
 
     async def _tell(self, led: Sequence[Replica]) -> bool:
         """False: it must be told again."""

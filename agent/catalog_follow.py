@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from shoal.agent.applying import StateMachine
 from shoal.agent.catalog import (
     BeginEpoch,
+    Born,
     Catalog,
     CatalogError,
     Command,
@@ -54,6 +55,8 @@ from shoal.segment_store.config import LogConfig
 AWAIT_MS = 1_000  # how long a creation waits for the other members to hear of it
 PULL_TIMEOUT_MS = 5_000
 FOLLOW_INTERVAL_MS = 1_000  # without any hint: how often the members' versions are compared
+SAVE_LATER_S = 1.0
+"""A thousand births are several commands within seconds, with nothing to do but to write the state down."""
 RETRY_MS_MIN = 200
 RETRY_MS_MAX = 10_000
 CONFIRM_TIMEOUT_MS = 5_000
@@ -123,6 +126,7 @@ class CatalogService:
         self._heard: dict[str, CatalogVersion] = {}
         self._asking: dict[str, _Asking] = {}
         self._work = asyncio.Event()
+        self._saving: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._outcomes: dict[int, Applied] = {}
@@ -199,9 +203,12 @@ class CatalogService:
 
         A voter follows by pulling, too: it is quicker where its own log lags, and a state is a state.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._carry_out_for_ever())
-            tasks.create_task(self._follow_for_ever())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._carry_out_for_ever())
+                tasks.create_task(self._follow_for_ever())
+        finally:
+            self._save_no_later()
 
     # ---- applying -----------------------------------------------------------------------------------------
 
@@ -213,6 +220,7 @@ class CatalogService:
         if self.halted is not None or epoch < recoveries(self.catalog.epoch):
             return  # of a lineage that was left
         values = to_record_batch(frame.data, DEFAULT_SCHEMA).column("value").to_pylist()
+        is_work = False
         for offset, value in enumerate(values, start=frame.stamp.base_offset):
             if offset < self.catalog.offset and epoch == recoveries(self.catalog.epoch):
                 continue  # it came in a newer state already
@@ -224,7 +232,8 @@ class CatalogService:
                 logger.error("%s", self.halted)
                 return
             self._apply_command(offset, command)
-        self._after_change()
+            is_work |= not isinstance(command, Born)
+        self._after_change(is_work=is_work)
 
     def _apply_command(self, offset: int, command: Command) -> None:
         if offset > self.catalog.offset and not isinstance(command, BeginEpoch):
@@ -268,7 +277,8 @@ class CatalogService:
         is_of_this_log = saved.epoch == self.catalog.epoch and not self._is_between_epochs()
         return saved.offset if is_of_this_log else 0
 
-    def _after_change(self) -> None:
+    def _after_change(self, *, is_work: bool = True) -> None:
+        """is_work: something may have to be opened or deleted; else the state is merely saved, in a while."""
         between = self._is_between_epochs()
         if not between:
             self.published = self.catalog.version
@@ -280,7 +290,10 @@ class CatalogService:
         if self.catalog.sealed_for is not None:
             self.sealed.set()
         self._replicas.pass_births_on()
-        self._work.set()
+        if is_work:
+            self._work.set()
+        elif self._saving is None:
+            self._saving = asyncio.get_running_loop().call_later(SAVE_LATER_S, self._work.set)
         self._watch.changed()
         if self._groups.has(CATALOG_GROUP):
             hint = self.published.to_bytes()
@@ -512,12 +525,18 @@ class CatalogService:
         while True:
             await self._work.wait()
             self._work.clear()
+            self._save_no_later()
             if await self._carry_out():
                 delay_ms = RETRY_MS_MIN
                 continue
             await wait_or(self._work, delay_ms)
             self._work.set()
             delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
+
+    def _save_no_later(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
 
     async def _carry_out(self) -> bool:
         """Save the state, open what should be here, delete what is dead. False: something must be tried

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.agent import catalog_follow
 from shoal.agent.births import GATHER_MS, BirthTelling, decode_births
 from shoal.agent.catalog import (
     BearAgain,
@@ -162,7 +163,7 @@ async def test_a_birth_waits_a_moment_for_others_that_are_about_to_be_led() -> N
     """They then are one command; and not longer than a moment for one that has no majority."""
     telling = Telling()
     late = FakeReplica(1, is_leader=False)
-    asyncio.get_running_loop().call_later(GATHER_MS / 5_000, setattr, late, "is_leader", True)
+    asyncio.get_running_loop().call_later(GATHER_MS / 2_000, setattr, late, "is_leader", True)
     await telling.told(FakeReplica(0), late)
     assert telling.service.proposed == [Born(births(0, 1))]
     never = FakeReplica(3, is_leader=False)
@@ -405,6 +406,27 @@ async def test_what_contradicts_the_catalog_is_kept_and_told_once(caplog: pytest
 def _other(number: int) -> TopicEntry:
     births = (PartitionBirth(next(iter(hash_ranges(1))), (OTHER,)),)
     return TopicEntry(f"other-{number}", bytes([9, number]) * 8, TopicSettings(), births, 0)
+
+
+async def test_a_state_in_which_only_births_are_new_is_saved_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is nothing to carry out; with whatever else is new it is saved at once."""
+    monkeypatch.setattr(catalog_follow, "SAVE_LATER_S", 0.1)
+    fixture = Fixture((SELF,))
+    async with fixture.running():
+        fixture.service.apply(frame(0, CreateTopic(unborn(2, (SELF, OTHER)))))
+        await fixture.until(lambda: bool(fixture.saved) and SECOND in fixture.groups.opened)
+        fixture.service.apply(frame(1, Born((Births(TOPIC, 0, 1),))))
+        fixture.service.apply(frame(2, Born((Births(TOPIC, 0, 2),))))
+        await asyncio.sleep(0)
+        assert fixture.saved[-1].offset == 1
+        await fixture.until(lambda: fixture.saved[-1].offset == 3)
+        assert len(fixture.saved) == 2
+        monkeypatch.setattr(catalog_follow, "SAVE_LATER_S", 1_000)
+        fixture.service.apply(frame(3, Born((Births(TOPIC, 0, 2),))))
+        fixture.service.apply(frame(4, CreateTopic(_other(4))))
+        await fixture.until(lambda: fixture.saved[-1].offset == 5)
 
 
 async def test_replicas_hear_from_the_catalog_that_they_are_born() -> None:
