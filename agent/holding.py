@@ -97,7 +97,8 @@ class Holding:
     # ---- opening ---------------------------------------------------------------------------------
 
     def _has(self, group: GroupId, mine: Replica) -> bool:
-        """Whether that very replica is here. Raises ShoalError when it must never be again."""
+        """Whether that very replica is here. Raises ShoalError when it must never be again, or when another
+        one is, which the configuration does not rule out: they have gone on apart from each other."""
         record = self._host.replica_record(group)
         if record is not None and record.state is not ReplicaState.REMOVED:
             generations = {generation_of(record.replica_id), generation_of(mine.id)}
@@ -106,6 +107,10 @@ class Holding:
                     "not-ready", "the replica here is of a birth that was given up: it goes first"
                 )
         if record is None or record.replica_id < mine.id:
+            if self._host.has(group):
+                raise ShoalError(
+                    "bad-request", "another replica of the group is here, and nothing says that it is out"
+                )
             return False
         if record.replica_id != mine.id or record.state is ReplicaState.REMOVED:
             raise ShoalError("bad-request", f"replica {mine.id} was removed from its group, as known here")

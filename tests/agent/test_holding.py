@@ -157,6 +157,15 @@ async def test_a_replica_added_again_takes_the_place_of_the_one_removed(node: No
     assert fixture.record() == ReplicaRecord(GROUP, ReplicaId(2, 9), ReplicaState.ACTIVE)
 
 
+async def test_a_replica_of_another_history_stays_until_it_is_proved_gone(node: Node) -> None:
+    """Two replicas were forced to go on alone: what one of them says of the group is older than what the
+    replica here was added by, so that it rules nothing out. An answer, and no failed assertion."""
+    fixture = Fixture(node, BORN_ELSEWHERE)
+    await fixture.hold(configuration(7, learner(1, 7)))
+    await fixture.refuses(configuration(5, learner(1 << 40, 5)), "bad-request")
+    assert node.host.replica(GROUP).replica_id == ReplicaId(1, 7)
+
+
 async def test_a_removed_replica_deletes_itself_and_never_comes_back(node: Node) -> None:
     """Somebody claims a newer configuration without this agent; only the committed one that it is shown then
     decides (safety 4). Its id stays known, so that its birth does not bring it back, whatever restarts."""
