@@ -113,11 +113,11 @@ class Births:
     def _chosen(self, *, without_leader: bool) -> list[Node]:
         """Who is away; the catalog keeps its majority, and perhaps its leader."""
         nodes = self._simulation.nodes
-        holders = [node for node in nodes if node.host is not None and node.host.has(CATALOG_GROUP)]
-        others = [node for node in nodes if node not in holders]
-        spared = len(holders) // 2 + 1
-        mortal = [node for node in holders if not without_leader or not _is_led([node], CATALOG_GROUP)]
-        return [*others, *self._simulation.rng.sample(mortal, len(holders) - spared)][:AWAY]
+        voters = [node for node in nodes if _votes_in_catalog(node)]
+        others = [node for node in nodes if node not in voters]
+        spared = len(voters) // 2 + 1
+        mortal = [node for node in voters if not without_leader or not _is_led([node], CATALOG_GROUP)]
+        return [*others, *self._simulation.rng.sample(mortal, len(voters) - spared)][:AWAY]
 
     async def _until_led(self, living: list[Node], topic_id: bytes) -> None:
         loop = self._simulation.loop
@@ -180,6 +180,13 @@ class Births:
                 if generation_of(record.replica_id) != birth.generation:
                     found.append(f"{node.name} {record}")
         return found
+
+
+def _votes_in_catalog(node: Node) -> bool:
+    if node.host is None or not node.host.has(CATALOG_GROUP):
+        return False
+    replica = node.host.replica(CATALOG_GROUP)
+    return replica.replica_id in replica.core.configuration.voters
 
 
 def _is_led(nodes: list[Node], group: GroupId) -> bool:

@@ -29,6 +29,7 @@ STEP_LIMIT_S = 40.0
 RETRY_S = 0.5
 LIMIT_S = 90.0
 CATALOG = "_catalog"
+OK = 200
 AWAY_S = 8.0
 """Until gossip has seen that somebody is gone."""
 
@@ -61,7 +62,7 @@ class Disaster:
                 simulation.nodes.remove(node)
                 self._lost.append(node)
         simulation.start(survivor)
-        await simulation._as_client(self._forced(survivor, CATALOG, 0))
+        await simulation._as_client(self._force_catalog(survivor))
         await self.until(lambda: survivor.is_ready, f"{survivor.name} is not ready again")
         await simulation._as_client(self._make_others(survivor))
         simulation.start(other)
@@ -72,8 +73,11 @@ class Disaster:
             await self._still_there(other, held, topic_id)
 
     def _chosen(self) -> tuple[Node, Node]:
-        """Who goes on alone with the catalog, and another one, if possible without a vote in it."""
-        nodes = [node for node in self._simulation.nodes if node.host is not None]
+        """Who goes on alone with the catalog, and another one, if possible without a vote in it. Not where
+        bits have flipped: from here on what these two hold may be all that is left of it."""
+        nodes = [
+            node for node in self._simulation.nodes if node.host is not None and not node.disk.is_damaged
+        ]
         holders = [node for node in nodes if node.host is not None and node.host.has(CATALOG_GROUP)]
         followers = [node for node in holders if not self._leads_catalog(node)]
         survivor = self._simulation.rng.choice(followers)
@@ -98,19 +102,12 @@ class Disaster:
             await self.ask(agents, "POST", f"/v1/topics/{MADE_MEANWHILE}/records", records)
         return str(made["id"])
 
-    async def _forced(self, node: Node, topic: str, partition: int) -> None:
+    async def _force_catalog(self, node: Node) -> None:
         """POST /v1/agent/recover, until it was done."""
-        body = {"topic": topic, "partition": partition, "accept_data_loss": True}
-        group = self._group(node, topic, partition)
-        self._simulation.invariants.forced(group)
+        self._simulation.invariants.forced(CATALOG_GROUP)
+        body = {"topic": CATALOG, "partition": 0, "accept_data_loss": True}
         document = await self.ask([node], "POST", "/v1/agent/recover", body)
-        self._simulation.trace(node.name, f"FORCED {topic}/{partition} {document['log_end_offset']}")
-
-    def _group(self, node: Node, topic: str, partition: int) -> GroupId:
-        if topic == CATALOG:
-            return CATALOG_GROUP
-        assert node.agent is not None
-        return GroupId(node.agent.broker._catalog.topics[topic].topic_id, partition)
+        self._simulation.trace(node.name, f"FORCED {CATALOG}/0 {document['log_end_offset']}")
 
     async def _make_others(self, survivor: Node) -> None:
         """The catalog goes on: what was made since has the numbers of what was lost."""
@@ -118,26 +115,49 @@ class Disaster:
             await self.ask([survivor], "PUT", f"/v1/topics/{name}", {})
 
     async def _force_partitions(self) -> None:
-        """Each that has no leader, at the agent that holds most of it; those that nobody holds are gone."""
-        nodes = self._simulation.nodes
+        """Each that has no leader, at the agent that holds most of it, and nowhere else: two that go on alone
+        are two groups. Those that nobody holds are gone."""
+        forced: set[GroupId] = set()
         for _ in range(int(STEP_LIMIT_S / RETRY_S)):
             waiting = [(group, name) for group, name in self._held().items() if not self._is_led(group)]
             if not waiting:
                 return
             for group, name in waiting:
-                for node in nodes:
-                    await self._try_to_force(node, group, name)
+                if group not in forced and await self._try_to_force(group, name):
+                    forced.add(group)
             await asyncio.sleep(RETRY_S)
 
-    async def _try_to_force(self, node: Node, group: GroupId, name: str) -> None:
-        """First the preview, as the command does it; then, where nothing speaks against it, the deed."""
+    async def _try_to_force(self, group: GroupId, name: str) -> bool:
+        """First the previews, as the command does it; then, where nothing speaks against it, the deed."""
+        previews = [(node, await self._preview(node, group, name)) for node in self._simulation.nodes]
+        found = [(node, end) for node, end in previews if end is not None]
+        if not found or self._is_led(group):
+            return False
+        node, _ = max(found, key=lambda item: item[1])
+        self._simulation.invariants.forced(group)
+        body = {"topic": name, "partition": group.partition, "accept_data_loss": True}
+        try:
+            answer = await self._connections.request(node.http, "POST", "/v1/agent/recover", body)
+        except NoAnswer as error:
+            raise InvariantViolation("Disaster", f"{node.name} {name}/{group.partition}: {error}") from None
+        said = f"{name}/{group.partition} {answer.status} {answer.body}"
+        if answer.status != OK:
+            self._simulation.invariants.not_forced(group)
+            self._simulation.trace(node.name, f"NOT FORCED {said}")
+            return False
+        self._simulation.trace(node.name, f"FORCED {said}")
+        return True
+
+    async def _preview(self, node: Node, group: GroupId, name: str) -> tuple[int, int] | None:
+        """Where the log there ends, in offsets and in entries; None where nothing can be forced."""
         path = f"/v1/agent/recover?topic={name}&partition={group.partition}"
         try:
             preview = await self._connections.request(node.http, "GET", path)
         except NoAnswer:
-            return
-        if preview.status == 200 and preview.body["refusal"] is None and not self._is_led(group):
-            await self._forced(node, name, group.partition)
+            return None
+        if preview.status != OK or preview.body["refusal"] is not None:
+            return None
+        return preview.body["log_end_offset"], preview.body["entries"]
 
     def _held(self) -> dict[GroupId, str]:
         """Groups of which some living agent has a working replica, and its catalog the name."""
@@ -181,7 +201,7 @@ class Disaster:
             except NoAnswer as error:
                 said = str(error)
             else:
-                if answer.status in (200, 201):
+                if answer.status in (OK, 201):
                     document: dict[str, Any] = answer.body
                     return document
                 said = f"{answer.status} {answer.body}"

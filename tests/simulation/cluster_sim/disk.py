@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from shoal.segment_store.memory_disk import MemoryDisk
+from shoal.segment_store.memory_disk import SECTOR_BYTES, MemoryDisk
 
 STUCK_LOOK_S = 0.02
 SLOW_OPERATIONS = ("sync", "sync_directory")
+_ZEROS = bytes(SECTOR_BYTES)
 
 
 class _NoTrace(list):  # type: ignore[type-arg]
@@ -30,6 +31,8 @@ class SimDisk(MemoryDisk):
         self.sync_ms_max = sync_ms_max
         self.stuck_until_s = 0.0
         self.syncs = 0
+        self.is_damaged = False
+        """Bytes or names were lost or changed behind the agent's back."""
         self._times = rng
 
     async def begin(self, operation: str, path: str) -> None:
@@ -42,6 +45,24 @@ class SimDisk(MemoryDisk):
             self.check_power(epoch)
         await super().begin(operation, path)
 
+    def durable_content(self, path: str, position: int, length: int) -> bytes | None:
+        """What a power failure would leave there at the least; None of a file whose name it might take."""
+        inode = self._durable_names.get(path)
+        if inode is None:
+            return None
+        first, end = position // SECTOR_BYTES, -(-(position + length) // SECTOR_BYTES)
+        sectors = (inode.durable.get(sector, _ZEROS) for sector in range(first, end))
+        start = position - first * SECTOR_BYTES
+        return b"".join(sectors)[start : start + length]
+
+    def damage(self, path: str, position: int, mask: int = 1) -> None:
+        super().damage(path, position, mask)
+        self.is_damaged = True
+
+    def lose(self, path: str) -> None:
+        super().lose(path)
+        self.is_damaged = True
+
     def add_directory(self, path: str) -> None:
         """What the agent makes by itself before it has a disk."""
         while path not in self._directories:
@@ -51,6 +72,7 @@ class SimDisk(MemoryDisk):
     def wipe(self) -> None:
         """Everything is gone, as if the disk had been exchanged."""
         self.epoch += 1
+        self.is_damaged = False
         self.faults.clear()
         for names in (self._names, self._durable_names):
             names.clear()

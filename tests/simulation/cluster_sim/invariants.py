@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.node import Node
+from cluster_sim.on_disk import Witness
 from shoal.agent import installing
 from shoal.agent.host import Host
 from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
@@ -129,6 +130,7 @@ class Invariants:
         self._born: set[tuple[str, GroupId, ReplicaId]] = set()
         self._moved: dict[RaftCore, None] = {}
         """Cores that were called since the last look: no other one can have changed."""
+        self._witness = Witness()
         self.checks = 0
         self.violation: InvariantViolation | None = None
 
@@ -280,8 +282,9 @@ class Invariants:
             )
 
     def _acknowledges(self, host: Host, group: GroupId, message: Any) -> None:
-        """AcknowledgedIsSynced: what others hear of is on this disk. FloorIsKnown: and the first entry of its
-        segment is noted outside the log, or that segment would not be missed."""
+        """AcknowledgedIsSynced: what others hear of is on this disk, as the log says and as the disk itself
+        has it. FloorIsKnown: and the first entry of its segment is noted outside the log, or that segment
+        would not be missed."""
         entry = host._groups.get(group)
         if entry is None or not message.accepted or not message.match_index:
             return
@@ -293,6 +296,10 @@ class Invariants:
             )
         if not log.first_index <= message.match_index <= log.last_index:
             return
+        disk = next(node.disk for node in self._nodes() if node.host is host)
+        missing = None if disk.is_damaged else self._witness.missing(disk, log, message.match_index)
+        if missing is not None:
+            self.fail("AcknowledgedIsSynced", f"{where} acknowledges {message.match_index}, {missing}")
         first, floor = log.first_index_of_segment(message.match_index), host._stores.hard_states.floor(group)
         if floor < first:
             self.fail(
@@ -345,6 +352,10 @@ class Invariants:
         truth = self._truth(group, None)
         truth.epoch += 1
         truth.terms, truth.committed_in = [0], 0
+
+    def not_forced(self, group: GroupId) -> None:
+        """It was refused: the next try begins no epoch but that one."""
+        self._groups[group].epoch -= 1
 
     def disk_was_wiped(self, address: str) -> None:
         """Who lives there now is somebody else."""
