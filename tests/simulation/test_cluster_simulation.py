@@ -14,7 +14,7 @@ import sys
 import time
 
 import pytest
-from cluster_sim import runner
+from cluster_sim import limits_met, runner
 from cluster_sim.knobs import Knobs
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "simulate"
@@ -46,6 +46,45 @@ def test_whole_cluster_seeds_hold() -> None:
     assert len(re.findall(r"^seed \d+ ok: ", done.stdout, re.MULTILINE)) >= SEEDS_MIN
 
 
+FULL_AGENTS = """
+import gc
+from dataclasses import replace
+from cluster_sim.knobs import Knobs
+from cluster_sim.mutants import SHORT
+from cluster_sim.simulation import ClusterSimulation
+
+gc.disable()
+few = SHORT | {"little_memory": True, "crowd": True, "few_producers": True, "impatient": True, "arrow": True}
+few |= {"only": ("hoard", "crowd", "kill_leader", "mute_leader"), "partitions": 3, "nodes": 3}
+simulation = ClusterSimulation(5, knobs=replace(Knobs.of_seed(5), **few))
+simulation.keep()
+simulation.run()
+print(simulation.summary(), flush=True)
+"""
+
+
+def test_full_agents_refuse_and_lose_nothing() -> None:
+    """Strangers fill connections and memory of agents that have little of either, and clients ask for more
+    than they take: each bound is met, leaders stay, and what was acknowledged is there."""
+    paths = [SCRIPT.parent.parent, SCRIPT.parent.parent / "tests" / "simulation"]
+    paths += [SCRIPT.parent.parent / "tests" / "cluster"]
+    variables = {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_AGENTS],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    said = runner.LIMITS_MET.search(done.stdout)
+    assert said is not None
+    met = limits_met.from_text(said[1])
+    assert {"connections", "requests", "bytes arriving", "bytes promised"} <= met.keys()
+    assert limits_met.from_text(limits_met.to_text(met)) == met
+
+
 def test_a_cluster_seed_is_replayed_exactly() -> None:
     """Two processes, two orders of hashing, one trace: every line and every step of the loop is the same."""
     traces = [simulate("--seed", str(QUICK_SEED), hash_seed=number) for number in ("1", "2")]
@@ -66,7 +105,7 @@ def test_seeds_at_once_are_told_in_their_order(
         time.sleep(0.2 if seed == 0 else 0)
         if seed == 3:
             os._exit(9)
-        return f"seed {seed} ok: 2 faults, 10 records acknowledged"
+        return f"seed {seed} ok: 2 faults, 10 records acknowledged, limits met: requests {seed}; trace 0"
 
     monkeypatch.setattr(runner, "run_seed", run_seed)
     outcome = runner.run_seeds(range(6), jobs=3)
@@ -74,6 +113,7 @@ def test_seeds_at_once_are_told_in_their_order(
     assert ended == list("012345")
     assert outcome.failures == [(3, "seed 3 FAILED: its process died")]
     assert (outcome.seeds, outcome.next_seed, outcome.faults, outcome.records) == (6, 6, 10, 50)
+    assert outcome.limits_met == {"requests": 0 + 1 + 2 + 4 + 5}
 
 
 def test_cluster_knobs_cover_the_faults() -> None:
@@ -84,5 +124,7 @@ def test_cluster_knobs_cover_the_faults() -> None:
     for name in ("leaving", "joining", "draining", "topics", "rot", "lost_disk", "loopback"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert {knobs.nodes for knobs in drawn} == {3, 4, 5}
+    for name in ("crowd", "little_memory", "few_producers", "impatient", "years", "births", "disaster"):
+        assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert any(knobs.retention_bytes for knobs in drawn)
     assert not any(knobs.rot and knobs.lost_disk for knobs in drawn)

@@ -1,5 +1,5 @@
 """Strangers who take an agent's places for clients, and what they do there: nothing, half a head, a promise
-of a body that does not come.
+of a body that does not come; or who take its memory, by bodies of which the second half does not come.
 
 Law of this file: they know the port and nothing of agents; they are there before the next client and come
 back when they are sent away.
@@ -23,6 +23,15 @@ PROMISE = HEAD + b"Content-Type: application/vnd.apache.arrow.stream\r\nContent-
     1 << 20
 )
 BEGINNINGS = (b"", b"GET ", HEAD, PROMISE)
+HOARDERS = 10
+HOARD_BYTES = 256 * 1_024
+"""What one of them has sent of a body that is not complete: together more than an agent with little memory
+takes."""
+_BODIES = (b"application/json", b"application/vnd.apache.arrow.stream")
+HOARDS = tuple(
+    HEAD + b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, 2 * HOARD_BYTES) + bytes(HOARD_BYTES)
+    for kind in _BODIES
+)
 
 
 class Crowd:
@@ -35,8 +44,14 @@ class Crowd:
 
     def gather(self, agent: tuple[str, int], rng: random.Random) -> None:
         """All of them come at once."""
-        for _ in range(STRANGERS):
-            beginning = rng.choice(BEGINNINGS)
+        self._come(agent, [rng.choice(BEGINNINGS) for _ in range(STRANGERS)])
+
+    def hoard(self, agent: tuple[str, int], rng: random.Random) -> None:
+        """A few, who send much of what they never end."""
+        self._come(agent, [rng.choice(HOARDS) for _ in range(HOARDERS)])
+
+    def _come(self, agent: tuple[str, int], beginnings: list[bytes]) -> None:
+        for beginning in beginnings:
             self._tasks.append(self._loop.spawn(self._life, self._stand(agent, beginning)))
 
     async def _stand(self, agent: tuple[str, int], beginning: bytes) -> None:

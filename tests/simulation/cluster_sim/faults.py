@@ -28,6 +28,10 @@ DOWN_S = (0.05, 0.5, 3.0, 8.0)
 QUICK_S = (0.01, 0.05, 0.3)
 CUT_S = (0.2, 1.0, 4.0)
 FLAP_S = 0.1
+LAGS_S = (0.8, 1.4, 2.0)
+"""More than an election timeout, up to three of them: others lead meanwhile."""
+LAG_STEP_S, LAG_EVERY_S = 0.08, 0.1
+"""As queues in routers grow: nothing is missing for as long as an election timeout."""
 NODES_MAX = 6
 ROOM_BYTES = 96 * 1_024
 JUMPS_S = (-3_600, -70, -1, 0, 1, 70, 3_600)
@@ -57,6 +61,9 @@ class Nemesis:
         self.exchanged: str | None = None
         self.drained: set[str] = set()
         self.crowded: Node | None = None
+        self.hoarded: Node | None = None
+        self.fresh_until_s = 0.0
+        """Until then what was done last is not over, and clients shall meet it."""
         self._active = True
         knobs = simulation.knobs
         faults: list[Callable[[], str]] = [self.reset_streams]
@@ -64,12 +71,15 @@ class Nemesis:
             (knobs.kills, [self.kill_one, self.kill_leader, self.kill_majority, self.kill_all]),
             (knobs.power, [self.power_one, self.power_leader, self.power_majority, self.power_all]),
             (knobs.cuts, [self.cut_some, self.cut_some, self.cut_leader, self.flap, self.mute_leader]),
+            (knobs.cuts, [self.late_leader]),
+            (knobs.cuts and knobs.slow_disks, [self.overload_leader]),
             (knobs.weather, [self.worsen_weather]),
             (knobs.pauses, [self.pause_one, self.pause_leader]),
             (knobs.slow_disks, [self.slow_disk, self.stick_disk]),
             (knobs.disk_errors, [self.fail_sync, self.fail_write, self.fill_disk, self.stop_replica]),
             (knobs.clocks or knobs.years, [self.jump_clock]),
             (knobs.crowd, [self.crowd]),
+            (knobs.little_memory, [self.hoard]),
             (knobs.leaving, [self.leave]),
             (knobs.joining, [self.join]),
             (knobs.draining, [self.drain]),
@@ -295,6 +305,43 @@ class Nemesis:
         self._cut(links, self._rng.choice(CUT_S))
         return name
 
+    def late_leader(self) -> str:
+        """Queues grow on the way to a leader, so that it hears everybody later and later; then nobody hears
+        it any more. What others said before they had another leader is still on its way."""
+        name, links = self._leader_links(both_ways=False)
+        lag_s = self._rng.choice(LAGS_S)
+        steps = round(lag_s / LAG_STEP_S)
+        late = {(target, source) for source, target in links}
+        for step in range(1, steps + 1):
+            self._after(step * LAG_EVERY_S, partial(self._lag, late, step * LAG_STEP_S))
+        mute_s = self._rng.uniform(1, 2) * lag_s
+        self.fresh_until_s = self._simulation.loop.time() + steps * LAG_EVERY_S + mute_s
+        self._after(steps * LAG_EVERY_S, partial(self._cut, links, mute_s))
+        self._after(steps * LAG_EVERY_S + mute_s, partial(self._lag, late, 0.0))
+        return f"{name} by {lag_s} s"
+
+    def _lag(self, ways: set[tuple[str, str]], lag_s: float) -> None:
+        lags = self._simulation.network.lags
+        for way in ways:
+            lags[way] = lag_s
+            if not lag_s:
+                del lags[way]
+
+    def overload_leader(self) -> str:
+        """A host that does too much: it is not heard for a moment, and its disk stands still for longer, so
+        that what it wrote as a leader ends when others have led."""
+        leaders = self._leaders()
+        if not leaders:
+            return "nobody"
+        leader = self._rng.choice(leaders)
+        away_s = self._rng.uniform(0.7, 2)
+        self.fresh_until_s = self._simulation.loop.time() + away_s
+        others = [address for address in self._addresses() if address != leader.address]
+        links = {(leader.address, other) for other in others} | {(other, leader.address) for other in others}
+        self._cut(links, away_s)
+        leader.disk.stuck_until_s = self._simulation.loop.time() + away_s * self._rng.uniform(1, 2)
+        return f"{leader.name} for {away_s:.1f} s"
+
     def flap(self) -> str:
         links = set(cut(self._rng.choice(SHAPES), self._addresses(), self._rng))
         for number in range(8):
@@ -325,6 +372,15 @@ class Nemesis:
         self.crowded = self._rng.choice(self._simulation.nodes)
         self._simulation.crowd.gather(self.crowded.http, self._rng)
         return self.crowded.name
+
+    def hoard(self) -> str:
+        """Strangers fill what one agent, if possible a leader, has of memory for bodies; they stay until the
+        end."""
+        if self.hoarded is not None:
+            return "nobody: strangers are somewhere already"
+        self.hoarded = self._rng.choice(self._leaders() or self._simulation.nodes)
+        self._simulation.crowd.hoard(self.hoarded.http, self._rng)
+        return self.hoarded.name
 
     # ---- disks -----------------------------------------------------------------------------------
 

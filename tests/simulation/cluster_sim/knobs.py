@@ -57,6 +57,8 @@ class Knobs:
     visitor: bool  # somebody tries whatever else there is
     few_producers: bool  # each partition has room for a handful of them
     disaster: bool  # when all is over, a majority is lost for good, and an operator forces what is left
+    impatient: bool  # at each agent there is somebody who asks nobody else, and does not wait for long
+    little_memory: bool  # agents take few requests and few bytes at once, and strangers fill one of them
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -107,6 +109,8 @@ class Knobs:
             few_producers=rng.random() < 0.3,
             visitor=rng.random() < 0.3,
             births=rng.random() < 0.15,
+            impatient=rng.random() < 0.4,
+            little_memory=rng.random() < 0.3,
         )
 
     @classmethod

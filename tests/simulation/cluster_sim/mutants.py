@@ -33,11 +33,14 @@ from shoal.agent.roster import Roster, is_drained
 from shoal.agent.stopped import Stopped
 from shoal.agent.topic_replicas import TopicReplicas
 from shoal.agent.waiting import Waiter, WaitQueue
+from shoal.batch import LogIndex
 from shoal.errors import ShoalError
 from shoal.replication import steps
 from shoal.replication.interfaces import HardState
+from shoal.replication.reads import ReadQueue
 from shoal.segment_store.disk import SyncFailed
 from shoal.segment_store.memory_disk import MemoryDisk, MemoryFile
+from shoal.segment_store.writer import Writer
 
 Patch = tuple[Any, str, Any]
 SEEDS_MAX = 16
@@ -275,6 +278,23 @@ def trust_the_wall_clock() -> list[Patch]:
     ]
 
 
+def confirm_reads_by_older_rounds() -> list[Patch]:
+    """A heartbeat that left before a read was asked confirms it."""
+
+    def ask(self: ReadQueue, token: int, index: LogIndex | None) -> None:
+        if index is None:
+            self._early.append(token)
+        else:
+            self._waiting.append((self.round, token, index))
+
+    return [(ReadQueue, "ask", ask)]
+
+
+def count_what_is_to_be_cut() -> list[Patch]:
+    """A write that succeeds counts whole, though a truncation of what it wrote waits behind it."""
+    return [(Writer, "_kept_of", lambda _, index: index)]
+
+
 @dataclass(frozen=True)
 class Mutant:
     """`expected`: the invariants that may notice it."""
@@ -315,6 +335,8 @@ SHORT |= {
     "few_producers": False,
     "visitor": False,
     "births": False,
+    "impatient": False,
+    "little_memory": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
@@ -323,6 +345,7 @@ BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
 ROLLING = {"segment_bytes": 16_384, "padding": 100, "batch_max": 20, "sync_ms_max": 30}
+FEW_LONG_FAULTS = {"fault_interval_ms": 2_500, "safety_ms": 20_000}
 SLOW_PRODUCERS = {"producer_pause_ms": 1_000, "partitions": 6, "fault_interval_ms": 300}
 
 
@@ -340,7 +363,7 @@ MUTANTS = (
     Mutant(
         vote_before_sync,
         ("OneVotePerTerm", "ElectionSafety"),
-        first_seed=8,
+        first_seed=11,
         knobs=ELECTIONS
         | BUSY
         | {"fault_interval_ms": 200, "power": True, "sync_ms_max": 600, "safety_ms": 20_000, "loss": 0}
@@ -349,13 +372,13 @@ MUTANTS = (
     Mutant(
         forget_the_vote,
         ("OneVotePerTerm", "ElectionSafety"),
-        first_seed=8,
+        first_seed=12,
         knobs=_only("kill_one", "kill_leader", **ELECTIONS),
     ),
     Mutant(
         no_dedupe_after_a_checkpoint,
         ("History",),
-        first_seed=17,
+        first_seed=20,
         knobs=BUSY | {"kills": True, "segment_bytes": 16_384, "padding": 100},
     ),
     Mutant(no_dedupe, ("History",), first_seed=1, knobs=_only("kill_leader", "cut_leader", "mute_leader")),
@@ -365,27 +388,30 @@ MUTANTS = (
         first_seed=1,
         knobs=_only("cut_leader", "mute_leader", "power_leader"),
     ),
-    Mutant(read_without_asking, ("History",), first_seed=15, knobs=BUSY | {"pauses": True, "cuts": True}),
+    Mutant(
+        read_without_asking,
+        ("History",),
+        knobs=_only("cut_leader", "mute_leader", "pause_leader", nodes=3, partitions=3, impatient=True),
+    ),
     Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
     Mutant(call_everything_definite, ("History",), first_seed=13, knobs=BUSY | {"cuts": True, "kills": True}),
-    Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=10, knobs=REPLACED),
+    Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=12, knobs=REPLACED),
     Mutant(remove_before_adding, ("NeverFewerVoters",), first_seed=5, knobs=REPLACED),
     Mutant(
         believe_failed_syncs,
-        LOSS,
-        first_seed=5,
-        knobs=BUSY | {"only": ("fail_sync", "fail_sync", "fail_sync", "power_all")},
+        ("AcknowledgedIsSynced", *LOSS),
+        knobs=_only("fail_sync", "fail_sync", "fail_sync", "power_all"),
     ),
     Mutant(
         never_sync_names,
-        ("BornOnce", "OneVotePerTerm", *LOSS),
+        ("AcknowledgedIsSynced", "BornOnce", "OneVotePerTerm", *LOSS),
         knobs=BUSY | {"power": True, "sync_ms_max": 30},
     ),
     Mutant(forget_young_producers, ("History", "Liveness"), knobs=_only("kill_leader", "cut_leader")),
     Mutant(
         forget_what_was_before_a_cut,
         ("SameTables", "History", "Liveness"),
-        first_seed=4,
+        first_seed=5,
         knobs=_only("cut_leader", "mute_leader", "pause_leader", "kill_leader", **SLOW_PRODUCERS),
     ),
     Mutant(tell_of_a_segment_before_it_is_noted, ("FloorIsKnown",), knobs=_only("kill_leader", **ROLLING)),
@@ -394,7 +420,11 @@ MUTANTS = (
         ("HintIsSynced",),
         knobs=_only("power_one", "slow_disk", **ROLLING),
     ),
-    Mutant(stop_without_a_word, ("Liveness",), first_seed=3, knobs=_only("stop_replica", topics=True)),
+    Mutant(
+        stop_without_a_word,
+        ("Liveness",),
+        knobs=_only("stop_replica", nodes=3, fault_interval_ms=2_500),
+    ),
     Mutant(take_absence_for_deletion, ("AbsenceIsNoDeletion",), knobs=SHORT | {"disaster": True}),
     Mutant(
         give_birth_on_the_dead, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}
@@ -406,7 +436,17 @@ MUTANTS = (
         ("Liveness", "History"),
         knobs=_only("jump_clock", "jump_clock", "kill_leader", years=True),
     ),
-    Mutant(never_dial_again, ("Liveness",), knobs=CALM | {"kills": True}),
+    Mutant(
+        confirm_reads_by_older_rounds,
+        ("History",),
+        knobs=_only("late_leader", nodes=3, partitions=3, impatient=True, **FEW_LONG_FAULTS),
+    ),
+    Mutant(
+        count_what_is_to_be_cut,
+        ("AcknowledgedIsSynced", "CutIsCut"),
+        knobs=_only("overload_leader"),
+    ),
+    Mutant(never_dial_again, ("Liveness",), first_seed=3, knobs=CALM | {"kills": True}),
 )
 
 

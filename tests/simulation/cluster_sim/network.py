@@ -159,6 +159,9 @@ class SimTransport(asyncio.Transport):
         self._segment_at = 0.0
         self._in_flight: deque[bytearray | str] = deque()
         self._in_flight_bytes = 0
+        self._lagging: deque[bytearray | str] = deque()
+        """On a path that is late: behind it they arrive as they were sent, with the times between them."""
+        self._lags_until = 0.0
         self._arrives_at = 0.0
         self._pump: asyncio.Handle | None = None
         self._inbox: deque[bytes | str] = deque()
@@ -213,7 +216,9 @@ class SimTransport(asyncio.Transport):
         if self.life.is_dead or self._lost or self._closing or not data:
             return
         now = self._network.loop._now
-        if self._segment is not None and self._segment_at == now:
+        if self._network.lags or self._lagging:
+            self._send(bytearray(data))
+        elif self._segment is not None and self._segment_at == now:
             self._segment += data
         else:
             self._segment, self._segment_at = bytearray(data), now
@@ -253,8 +258,21 @@ class SimTransport(asyncio.Transport):
     # ---- the network's side ----------------------------------------------------------------------
 
     def _send(self, what: bytearray | str) -> None:
-        self._in_flight.append(what)
-        self._pump_later()
+        network = self._network
+        lag_s = network.lag_s(self.life.address, self.peer.life.address) if self.peer is not None else 0.0
+        if not lag_s and not self._lagging:
+            self._in_flight.append(what)
+            self._pump_later()
+            return
+        self._segment = None  # nothing more joins what left before
+        self._lagging.append(what)
+        self._lags_until = max(self._lags_until, network.loop._now + lag_s)
+        network.loop.call_at(self._lags_until, self._has_lagged, context=network.context)
+
+    def _has_lagged(self) -> None:
+        if self._lagging:
+            self._in_flight.append(self._lagging.popleft())
+            self._pump_later()
 
     def _pump_later(self) -> None:
         """Bytes of one direction arrive one after the other."""
@@ -345,6 +363,7 @@ class SimTransport(asyncio.Transport):
     def break_off(self) -> None:
         """A reset has come from the other side's kernel."""
         self._in_flight.clear()
+        self._lagging.clear()
         self._in_flight_bytes = 0
         if not self.life.is_dead and not self._lost:
             self.receive("reset")
@@ -391,6 +410,8 @@ class Network:
         self.powerless: set[str] = set()
         self.cuts: set[tuple[str, str]] = set()
         """(from, to): nothing goes that way."""
+        self.lags: dict[tuple[str, str], float] = {}
+        """(from, to): how late everything is that goes that way, in seconds."""
         self._held: list[SimTransport] = []
         self._ports = 40_000
         self.sent = self.lost = 0
@@ -399,6 +420,9 @@ class Network:
 
     def is_open(self, source: str, target: str) -> bool:
         return (source, target) not in self.cuts
+
+    def lag_s(self, source: str, target: str) -> float:
+        return self.lags.get((source, target), 0.0)
 
     def delay_s(self) -> float:
         conditions, chance = self.conditions, self.rng.random
@@ -459,9 +483,8 @@ class Network:
             return
         copies = 2 if self.rng.random() < self.conditions.duplication else 1
         for _ in range(copies):
-            self.loop.call_later(
-                self.delay_s(), self._deliver, data, sender.address, target, context=self.context
-            )
+            delay_s = self.delay_s() + self.lag_s(source, target[0])
+            self.loop.call_later(delay_s, self._deliver, data, sender.address, target, context=self.context)
 
     def _deliver(self, data: bytes, source: Address, target: Address) -> None:
         receiver = self.datagrams.get(target)

@@ -13,10 +13,11 @@ import select
 import sys
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from cluster_sim import limits_met
 from cluster_sim.coverage import Ran, Recorder, from_text, to_text
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
@@ -24,6 +25,7 @@ from cluster_sim.simulation import ClusterSimulation
 LINE_BYTES_MAX = 60_000
 COVERAGE_MARK = "\0"
 """Behind a seed's line: what it ran."""
+LIMITS_MET = re.compile(r"limits met: ([^;]*);")
 SUMMARY = re.compile(r"(\d+) faults, (\d+) records acknowledged")
 
 
@@ -37,6 +39,8 @@ class Outcome:
     records: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
     ran: Ran = field(default_factory=dict)
+    limits_met: Counter[str] = field(default_factory=Counter)
+    """Over all seeds."""
 
 
 def run_seed(seed: int, *, trace: bool) -> str:
@@ -161,6 +165,9 @@ def run_seeds(
         if found is not None:
             outcome.faults += int(found[1])
             outcome.records += int(found[2])
+        met = LIMITS_MET.search(line)
+        if met is not None:
+            outcome.limits_met.update(limits_met.from_text(met[1]))
         if f"seed {seed} ok" not in line:
             outcome.failures.append((seed, line))
             if not trace:

@@ -13,7 +13,9 @@ import logging
 import random
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload
@@ -26,6 +28,7 @@ from cluster_sim.crowd import Crowd
 from cluster_sim.disaster import Disaster
 from cluster_sim.disk import SimDisk
 from cluster_sim.faults import Nemesis
+from cluster_sim.impatient import Impatient
 from cluster_sim.invariants import (
     InternalErrors,
     Invariants,
@@ -34,6 +37,7 @@ from cluster_sim.invariants import (
     listeners,
 )
 from cluster_sim.knobs import Knobs
+from cluster_sim.limits_met import counted, to_text
 from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
@@ -66,6 +70,8 @@ STEPS_MAX = 10_000_000
 EXPECTED_ERRORS = (OSError, StoreError, DoubledError, ShoalError)
 """What disks and peers that fail lead to, told with where it happened: no bug by itself."""
 LOGGERS = ("shoal", "asyncio", "aiohttp")
+IMPATIENT_PAUSE_S = 0.08
+AnyTopicClient = KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor | Impatient
 
 
 _KEPT: list[object] = []
@@ -103,6 +109,7 @@ class ClusterSimulation:
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
+        self.limits_met: Counter[str] = Counter()
         self.disk_faults: set[str] = set()
         """Addresses of hosts whose disks failed. What that stopped, an operator starts again in the end, when
         it was judged how the others do without."""
@@ -144,7 +151,8 @@ class ClusterSimulation:
             f"{self.loop.elapsed_ms} ms, {self.loop.handles_run} steps, {len(self.nodes)} agents, "
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
             f"{len(self.history.polls)} reads, "
-            f"{self.invariants.checks} checks, trace {self.trace_hash}"
+            f"{self.invariants.checks} checks, limits met: {to_text(self.limits_met)}; "
+            f"trace {self.trace_hash}"
         )
 
     # ---- life ------------------------------------------------------------------------------------
@@ -164,7 +172,9 @@ class ClusterSimulation:
             small_segments=self.knobs.segment_bytes < 1 << 20 or self.knobs.retention_bytes is not None,
             few_places=self.knobs.crowd,
             few_producers=self.knobs.few_producers,
+            little_memory=self.knobs.little_memory,
         )
+        places += counted(self.limits_met)
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
         log = _Log(self)
@@ -233,13 +243,15 @@ class ClusterSimulation:
 
     async def _between_faults(self, pause_s: float) -> None:
         """Clients are busy when a fault strikes and while it is fresh; otherwise they only keep watch."""
-        calm_s = pause_s - BUSY_BEFORE_S - BUSY_AFTER_S
+        end_s = self.loop.time() + pause_s
+        fresh_s = max(BUSY_AFTER_S, self.nemesis.fresh_until_s - self.loop.time())
+        calm_s = pause_s - BUSY_BEFORE_S - fresh_s
         if calm_s > 0:
-            await asyncio.sleep(BUSY_AFTER_S)
+            await asyncio.sleep(fresh_s)
             self.work.is_calm = True
             await asyncio.sleep(calm_s)
             self.work.is_calm = False
-        await asyncio.sleep(BUSY_BEFORE_S if calm_s > 0 else pause_s)
+        await asyncio.sleep(end_s - self.loop.time())
 
     async def _until(self, condition: Callable[[], bool], limit_s: float, name: str, what: str) -> None:
         end_s = self.loop.time() + limit_s
@@ -267,20 +279,24 @@ class ClusterSimulation:
         clients = [*self._partition_clients(), *self._topic_clients()]
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
-    def _topic_clients(self) -> list[KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor]:
+    def _topic_clients(self) -> list[AnyTopicClient]:
         """Those whose records go to any partition."""
         knobs, pause_s = self.knobs, 2 * self.knobs.producer_pause_ms / 1_000
-        found: list[KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor] = []
+        found: list[AnyTopicClient] = []
         if knobs.keys:
             found.append(KeyedProducer(self.work, "keys", TOPIC, knobs.partitions, pause_s))
         if knobs.library:
             found.append(LibraryClient(self.work, "library", TOPIC, pause_s))
         if knobs.sink:
             found.append(SinkTask(self.work, "sink", TOPIC, knobs.partitions, self.pool, pause_s))
-        if knobs.visitor:
+        if knobs.visitor or knobs.little_memory:  # its answers are long
             found.append(Visitor(self.work, TOPIC))
         if knobs.topics:
             found.append(self.topics)
+        for node in self.nodes if knobs.impatient else ():
+            at = partial(getattr, node, "http")
+            name, count = f"impatient.{node.name}", knobs.partitions
+            found.append(Impatient(self.work, name, at, TOPIC, count, pause_s=IMPATIENT_PAUSE_S))
         return found
 
     def _partition_clients(self) -> list[Producer | Reader]:
@@ -375,6 +391,7 @@ class ClusterSimulation:
         self.trace("HEAL", "")
         self.nemesis.stop()
         self.network.cuts.clear()
+        self.network.lags.clear()
         self.network.conditions = Conditions(min(HEALTHY_DELAY_MS, self.knobs.delay_ms_max))
         for node in self.nodes:
             node.disk.stuck_until_s = 0.0

@@ -29,7 +29,7 @@ import shoal.membership.gossip as gossip_module
 import shoal.spark_fetch
 import shoal.spark_send
 from cluster_sim.blocking import BlockingPool
-from cluster_sim.crowd import PLACES
+from cluster_sim.crowd import HOARD_BYTES, PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
@@ -58,6 +58,14 @@ CATALOG_BYTES = 8 * 1_024
 RETENTION_INTERVAL_MS = 500
 PRODUCERS = 8
 """More than begin at once; who comes later finds no room for the whole run."""
+FEW_PLACES = {"connections": PLACES, "agent_connections": PLACES, "unread_connections": PLACES // 4}
+LITTLE_MEMORY = {
+    "requests": 6,
+    "bytes_in_flight": 8 * HOARD_BYTES,
+    "answer_bytes": 4 * HOARD_BYTES,
+    "promised_bytes": 2 * HOARD_BYTES,
+}
+"""Less than a dozen clients ask for at once while a leader is away."""
 GOSSIP_PORT = 7946
 HTTP_PORT = 7070
 
@@ -121,6 +129,7 @@ def replacements(
     small_segments: bool,
     few_places: bool,
     few_producers: bool,
+    little_memory: bool,
 ) -> list[tuple[Any, str, Any]]:
     """(where, name, what) of everything that is replaced. `disk_of(address)`: the disk of a host."""
 
@@ -167,8 +176,8 @@ def replacements(
     if few_producers:
         room = {**(ProducerTable.__init__.__kwdefaults__ or {}), "max_bytes": PRODUCERS * PRODUCER_BYTES}
         places.append((ProducerTable.__init__, "__kwdefaults__", room))
-    if few_places:
-        few = {"connections": PLACES, "agent_connections": PLACES, "unread_connections": PLACES // 4}
+    few = (FEW_PLACES if few_places else {}) | (LITTLE_MEMORY if little_memory else {})
+    if few:
         limits_for = agent_module.limits_for
         places.append((agent_module, "limits_for", lambda files: replace(limits_for(files), **few)))
     if small_segments:
