@@ -427,9 +427,17 @@ MUTANTS = (
     ),
     Mutant(take_absence_for_deletion, ("AbsenceIsNoDeletion",), knobs=SHORT | {"disaster": True}),
     Mutant(
-        give_birth_on_the_dead, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}
+        give_birth_on_the_dead,
+        ("BornAmongTheLiving",),
+        first_seed=1,
+        knobs=SHORT | {"births": True, "loopback": False},
     ),
-    Mutant(never_bear_again, ("BornAmongTheLiving",), knobs=SHORT | {"births": True, "loopback": False}),
+    Mutant(
+        never_bear_again,
+        ("BornAmongTheLiving",),
+        first_seed=3,
+        knobs=SHORT | {"births": True, "loopback": False},
+    ),
     Mutant(serve_before_the_birth_is_known, ("OneBirthServes",), knobs=SHORT | {"births": True}),
     Mutant(
         trust_the_wall_clock,
