@@ -210,7 +210,7 @@ def documented_commands() -> list[str]:
     for page in (ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {written})):
         for line in page.read_text().splitlines():
             if line.startswith(("    shoal ", "shoal ")):
-                found.append(re.split(r"  +| &$| #", line.strip())[0])
+                found.append(re.split(r"  +| &$| #| > ", line.strip())[0])
     return found
 
 
