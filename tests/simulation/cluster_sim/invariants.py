@@ -355,7 +355,7 @@ class Invariants:
 
     def not_forced(self, group: GroupId) -> None:
         """It was refused: the next try begins no epoch but that one."""
-        self._groups[group].epoch -= 1
+        self._truth(group, None).epoch -= 1
 
     def disk_was_wiped(self, address: str) -> None:
         """Who lives there now is somebody else."""
