@@ -11,6 +11,9 @@ from shoal.agent.replica import Replica
 from shoal.replication.errors import InvalidChange, NotLeader
 
 POLL_S = 0.01
+NOBODY_MS = 500
+"""How long nobody may be there to take a leadership before it is offered no more: who stood still, or makes
+its links again, hears of the others meanwhile, and the last agent to stop waits no longer than that."""
 
 logger = logging.getLogger(__name__)
 
@@ -18,30 +21,35 @@ logger = logging.getLogger(__name__)
 async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
     """Hand over every leadership that another voter can take; how many moved within the time.
 
-    What the chosen voter did not take in time is offered again; what nobody can take is not waited for.
+    What the chosen voter did not take in time is offered again; what nobody can take is not waited for long.
     """
     leading = [replica for replica in led if len(replica.core.configuration.voters) > 1]
     if not leading:
         return 0
     clock = leading[0].host.clock
     deadline_ms = clock.now_ms() + timeout_ms
-    moving = leading
-    while clock.now_ms() < deadline_ms:
-        moving = [replica for replica in moving if replica.is_leader and offer(replica)]
-        if not moving:
-            break
-        await asyncio.sleep(POLL_S)
+    offered_ms = {replica: clock.now_ms() for replica in leading}
+    while offered_ms and (now_ms := clock.now_ms()) < deadline_ms:
+        for replica, last_ms in list(offered_ms.items()):
+            if not replica.is_leader:
+                del offered_ms[replica]
+            elif _offer(replica):
+                offered_ms[replica] = now_ms
+            elif now_ms - last_ms >= NOBODY_MS:
+                logger.info("the leadership of %s is not handed over: nobody takes it", replica.group)
+                del offered_ms[replica]
+        if offered_ms:
+            await asyncio.sleep(POLL_S)
     return sum(not replica.is_leader for replica in leading)
 
 
-def offer(replica: Replica) -> bool:
+def _offer(replica: Replica) -> bool:
     """Ask the best other voter to lead; False when there is none."""
     if replica.core.is_transferring:
         return True
     try:
         replica.core.transfer_leadership(None, replica.host.clock.now_ms())
-    except (NotLeader, InvalidChange) as error:
-        logger.info("the leadership of %s is not handed over: %s", replica.group, error)
+    except (NotLeader, InvalidChange):
         return False
     replica.host.schedule(replica)
     return True
