@@ -102,3 +102,6 @@ def test_only_what_has_a_body_is_counted_and_only_files_that_are_there_are_left_
     assert missing == []
     rows = {row.package: row for row in coverage.table({"agent/host.py": set()})}
     assert all(not row.ran and row.missed for row in rows.values())
+    assert coverage.too_small({}, coverage.SHARES_FROM_SEEDS) == list(coverage.SHARES)
+    assert coverage.too_small({}, coverage.SHARES_FROM_SEEDS - 1) == []
+    assert coverage.SHARES.keys() <= set(coverage.PACKAGES)
