@@ -36,7 +36,8 @@ from shoal.client_routing import RetryPolicy
 from shoal.delivery import Place
 from shoal.loop_thread import LoopThread
 
-QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
+QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000)
+IMPATIENT = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 
 
 @pytest.fixture
@@ -291,7 +292,7 @@ def test_bad_input_is_refused_at_once_and_harms_nothing(
 def test_nobody_home_wrong_urls_and_unknown_topics_are_clear(cluster: FakeCluster) -> None:
     """Each says what is wrong, and where."""
     with (
-        Client("http://127.0.0.1:1", QUICK) as client,
+        Client("http://127.0.0.1:1", IMPATIENT) as client,
         pytest.raises(Unreachable, match=r"127.0.0.1:1 cannot"),
     ):
         client.topics()
