@@ -228,12 +228,12 @@ class ChunkSender:
         )
 
     def _stored(self, place: Place, base_offset: int, count: int) -> pa.Table | None:
-        """What lies there; None when it was trimmed meanwhile."""
+        """What lies there; None when some or all of it was trimmed meanwhile."""
         offsets = OffsetRange(place.topic, place.partition, base_offset, base_offset + count, ())
         columns = (KEY_COLUMN, VALUE_COLUMN, HEADERS_COLUMN)
         scan = Scan(offsets, self._sink.agents, columns, fail_on_data_loss=False)
-        table = pa.Table.from_batches(RangeReader(scan, self._pause).batches())
-        return table if table.num_rows == count else None
+        batches = list(RangeReader(scan, self._pause).batches())
+        return pa.Table.from_batches(batches) if sum(map(len, batches)) == count else None
 
 
 def encoded(batch: pa.RecordBatch) -> Body:

@@ -275,6 +275,16 @@ def test_other_rows_of_the_same_number_are_an_error_too(cluster: Cluster) -> Non
     assert len(values(stored(cluster))) == 50
 
 
+@pytest.mark.parametrize("kept", [20, 0])
+def test_what_was_trimmed_meanwhile_is_not_compared(cluster: Cluster, kept: int) -> None:
+    """Some of the first attempt's rows, or all of them: the repeated task is told that they were stored."""
+    cluster.fill("out", ())
+    rows = rows_of(*((None, b"%d" % number) for number in range(50)))
+    write(sink(cluster), rows)
+    cluster.topics["out"][0].log_start_offset = 50 - kept
+    assert write(sink(cluster), rows).repeated == 1
+
+
 def test_many_tasks_are_one_producer(cluster: Cluster) -> None:
     """However many: each stores its rows once, run twice, in another order; the next micro-batch forgets
     them."""
