@@ -411,8 +411,8 @@ MUTANTS = (
     Mutant(
         forget_what_was_before_a_cut,
         ("SameTables", "History", "Liveness"),
-        first_seed=5,
-        knobs=_only("cut_leader", "mute_leader", "pause_leader", "kill_leader", **SLOW_PRODUCERS),
+        first_seed=100,
+        knobs=_only("cut_leader", "overload_leader", **SLOW_PRODUCERS),
     ),
     Mutant(tell_of_a_segment_before_it_is_noted, ("FloorIsKnown",), knobs=_only("kill_leader", **ROLLING)),
     Mutant(
