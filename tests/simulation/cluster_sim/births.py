@@ -48,13 +48,7 @@ class Births:
     async def run(self) -> None:
         """Raises InvariantViolation."""
         simulation = self._simulation
-        while len(simulation.nodes) < NODES:
-            node = simulation.add_node()
-            node.never_founds()
-            simulation.start(node)
-        await self._operator.until(
-            lambda: all(node.is_ready for node in simulation.nodes), "not all are ready"
-        )
+        await self._operator.start_agents(NODES)
         await asyncio.sleep(MET_S)
         way = simulation.rng.choice(WAYS)
         away = self._chosen(without_leader=way != "known")

@@ -45,11 +45,7 @@ class Disaster:
     async def run(self) -> None:
         """All of it. Raises InvariantViolation."""
         simulation = self._simulation
-        while len(simulation.nodes) < NODES:
-            node = simulation.add_node()
-            node.never_founds()
-            simulation.start(node)
-        await self.until(lambda: all(node.is_ready for node in simulation.nodes), "agents are not ready")
+        await self.start_agents(NODES)
         survivor, other = self._chosen()
         topic_id = await simulation._as_client(self._made_without(survivor))
         directory = f"/topics/{topic_id}/"
@@ -101,6 +97,15 @@ class Disaster:
             records = {"records": [{"value": f"{MADE_MEANWHILE}-{number}"}]}
             await self.ask(agents, "POST", f"/v1/topics/{MADE_MEANWHILE}/records", records)
         return str(made["id"])
+
+    async def start_agents(self, count: int) -> None:
+        """Until there are so many, and all are ready; none of the new ones founds a cluster."""
+        simulation = self._simulation
+        while len(simulation.nodes) < count:
+            node = simulation.add_node()
+            node.never_founds()
+            simulation.start(node)
+        await self.until(lambda: all(node.is_ready for node in simulation.nodes), "agents are not ready")
 
     async def _force_catalog(self, node: Node) -> None:
         """POST /v1/agent/recover, until it was done."""
