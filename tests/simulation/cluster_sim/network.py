@@ -158,6 +158,8 @@ class SimTransport(asyncio.Transport):
         self._segment: bytearray | None = None
         self._segment_at = 0.0
         self._in_flight: deque[bytearray | str] = deque()
+        self._sent_at: deque[float] = deque()
+        """When each of them left: many are under way at once, and none waits for the one before to arrive."""
         self._in_flight_bytes = 0
         self._lagging: deque[bytearray | str] = deque()
         """On a path that is late: behind it they arrive as they were sent, with the times between them."""
@@ -223,6 +225,7 @@ class SimTransport(asyncio.Transport):
         else:
             self._segment, self._segment_at = bytearray(data), now
             self._in_flight.append(self._segment)
+            self._sent_at.append(now)
             if self._pump is None:
                 self._pump_later()
         self._in_flight_bytes += len(data)
@@ -262,6 +265,7 @@ class SimTransport(asyncio.Transport):
         lag_s = network.lag_s(self.life.address, self.peer.life.address) if self.peer is not None else 0.0
         if not lag_s and not self._lagging:
             self._in_flight.append(what)
+            self._sent_at.append(network.loop._now)
             self._pump_later()
             return
         self._segment = None  # nothing more joins what left before
@@ -272,14 +276,15 @@ class SimTransport(asyncio.Transport):
     def _has_lagged(self) -> None:
         if self._lagging:
             self._in_flight.append(self._lagging.popleft())
+            self._sent_at.append(self._network.loop._now)
             self._pump_later()
 
     def _pump_later(self) -> None:
-        """Bytes of one direction arrive one after the other."""
+        """Bytes of one direction arrive in the order in which they left."""
         if self._pump is not None or not self._in_flight:
             return
         network = self._network
-        arrives_at = network.loop._now + network.delay_s()
+        arrives_at = self._sent_at[0] + network.delay_s()
         if arrives_at > self._arrives_at:
             self._arrives_at = arrives_at
         self._pump = network.loop.call_at(self._arrives_at, self._arrive, context=network.context)
@@ -298,6 +303,7 @@ class SimTransport(asyncio.Transport):
             self._meet_the_dead(peer)
             return
         what = self._in_flight.popleft()
+        self._sent_at.popleft()
         if isinstance(what, bytearray):
             if network.conditions.split:
                 what = self._part_of(what)
@@ -313,7 +319,7 @@ class SimTransport(asyncio.Transport):
             peer.receive(what)
 
     def _part_of(self, what: bytearray) -> bytearray:
-        """All of it, or by chance what comes first; the rest follows."""
+        """All of it, or by chance what comes first; the rest leaves again now."""
         chance = self._network.rng.random
         if len(what) < 2 or chance() >= self._network.conditions.split:
             return what
@@ -322,6 +328,7 @@ class SimTransport(asyncio.Transport):
         if what is self._segment:
             self._segment = rest
         self._in_flight.appendleft(rest)
+        self._sent_at.appendleft(self._network.loop._now)
         return what[:size]
 
     def take(self, data: bytes) -> None:
@@ -363,6 +370,7 @@ class SimTransport(asyncio.Transport):
     def break_off(self) -> None:
         """A reset has come from the other side's kernel."""
         self._in_flight.clear()
+        self._sent_at.clear()
         self._lagging.clear()
         self._in_flight_bytes = 0
         if not self.life.is_dead and not self._lost:
