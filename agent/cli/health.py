@@ -18,6 +18,7 @@ OPEN_GOSSIP = (
     " agents one (`shoal keygen`, --gossip-key), or let only agents reach the port"
 )
 GONE = ("failed", "left")
+SILENT = (*GONE, "suspect")  # a suspicion may last for many seconds, and nothing is accepted meanwhile
 CATALOG = "_catalog"
 
 
@@ -50,7 +51,7 @@ def problems(
 
 def lost_majorities(members: Sequence[Mapping[str, Any]], routes: Mapping[str, Any]) -> list[str]:
     """The partitions with too few voters left to elect a leader; the catalog's first, if it is one."""
-    gone = {member["id"] for member in members if member["status"] in GONE}
+    gone = {member["id"] for member in members if member["status"] in SILENT}
     catalog = [m["id"] for m in members if any(p.get("topic") == CATALOG for p in m.get("partitions") or [])]
     voters = [(f"{CATALOG}/0", catalog)]
     for where, partition in _partitions(routes):

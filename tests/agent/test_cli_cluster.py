@@ -110,6 +110,8 @@ def test_a_lost_majority_is_told_with_what_helps() -> None:
     assert "recover _catalog 0 first, then `shoal partition recover --unsafe TOPIC PARTITION" in recover
     assert "Start more" not in heal + recover
     assert "`shoal force-leave" not in heal + recover
+    suspected = [members[0], members[1] | {"status": "suspect"}, members[2]]
+    assert lost_majorities(suspected, routes) == ["_catalog/0", "t/0"]  # it is said to have failed, too
     one = [member("a"), member("b"), member("c", "failed")]
     assert lost_majorities(one, {"t": route(None, "aaaa", "bbbb", "cccc")}) == []
     learner = {"id": "cccc", "role": "learner"}
