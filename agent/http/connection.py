@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import LineTooLong
 from shoal.agent.http.deliver import MOVING_CODES
 from shoal.agent.http.interface import Appended
 from shoal.agent.http.places import Place, wanted_place
-from shoal.agent.http.problems import problem_body, problem_bytes, problem_response
+from shoal.agent.http.problems import not_a_request, problem_body, problem_bytes, problem_response
 from shoal.agent.http.produce import DECODED_AT_ONCE_BYTES, append_body
 from shoal.agent.http.quick import QuickAppends, QuickRequest
 from shoal.agent.http.quick_head import HEAD_BYTES_MAX, HEAD_END, request_bytes
@@ -485,8 +485,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
                 "too-large", "the request line or a header is too long, or there are too many headers"
             )
         else:
-            reason = " ".join((message or str(exc) or "").split())
-            error = ShoalError("bad-request", f"this is not an HTTP request: {reason[:200]}")
+            error = not_a_request(message or str(exc))
         return problem_response(error, close=True)
 
 

@@ -33,6 +33,14 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     return response
 
 
+def not_a_request(reason: str) -> ShoalError:
+    """What is told of bytes that are no HTTP request, in the parser's words."""
+    advice = ""
+    if "in url" in reason:
+        advice = "; percent-encode what is not ASCII, as in ?key=schl%C3%BCssel"
+    return ShoalError("bad-request", f"this is not an HTTP request: {' '.join(reason.split())[:200]}{advice}")
+
+
 def problem_body(problem: dict[str, Any]) -> bytes:
     """The document's bytes."""
     return json_bytes(problem) + b"\n"

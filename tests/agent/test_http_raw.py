@@ -104,6 +104,15 @@ async def test_what_is_no_clean_request(agent: Agent, data: bytes) -> None:
     assert (await agent.get("/livez")).status == 200
 
 
+async def test_a_bare_umlaut_is_told_how_to_be_sent(agent: Agent) -> None:
+    """A key in the query as a shell hands it over: refused with what helps; other bytes are not told so."""
+    head = "GET /v1/topics/t/records?key=schlüssel HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = await agent.raw(head.encode())
+    assert "percent-encode what is not ASCII" in str(problem_in(answer)["detail"])
+    answer = await agent.raw(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+    assert "percent-encode" not in str(problem_in(answer)["detail"])
+
+
 async def test_own_absolute_target_and_http_1_0(agent: Agent) -> None:
     """The forms that proxies and old clients use are answered."""
     answer = await agent.raw(b"GET http://localhost/livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
