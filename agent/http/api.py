@@ -103,7 +103,8 @@ _RECORDS_BODY = Body(
         ARROW: BYTES,
         ANY: _VALUE,
         PLAIN: {**TEXT, "minLength": 1},
-    }
+    },
+    example='{"records": [{"key": "ann", "value": "hello"}]}',
 )
 _PRODUCED = {
     200: Answer("Stored.", {JSON: reference("Appended")}, ("Shoal-Created",)),
@@ -138,7 +139,11 @@ CREATE_TOPIC = Operation(
         201: Answer("Created.", {JSON: reference("Topic")}),
     },
     _CHANGES,
-    body=Body({JSON: reference("TopicSettings")}, required=False),
+    body=Body(
+        {JSON: reference("TopicSettings")},
+        required=False,
+        example='{"partitions": 6, "replication_factor": 3, "retention": {"age": "7d"}}',
+    ),
 )
 DESCRIBE_TOPIC = Operation(
     "describeTopic",
@@ -154,7 +159,7 @@ CHANGE_TOPIC = Operation(
     "Change retention and segments; the rest stays.",
     _ok("Topic", "The topic as it is now."),
     _CHANGES,
-    body=Body({JSON: reference("TopicChanges")}),
+    body=Body({JSON: reference("TopicChanges")}, example='{"retention": {"age": "7d", "bytes": 1073741824}}'),
 )
 DELETE_TOPIC = Operation(
     "deleteTopic",
@@ -178,7 +183,7 @@ ADOPT_TOPIC = Operation(
     "Take a kept topic, by name or id, back into the catalog.",
     {201: Answer("It is known again.", {JSON: reference("Topic")})},
     _CHANGES,
-    body=Body({JSON: reference("Adopt")}, required=False),
+    body=Body({JSON: reference("Adopt")}, required=False, example='{"name": "orders"}'),
 )
 OFFSETS = Operation(
     "readOffsets",
@@ -200,7 +205,7 @@ TRIM = Operation(
     "Remove the log's head before an offset, in whole segments.",
     _ok("Trimmed", "Where the log begins now."),
     _CHANGES,
-    body=Body({JSON: reference("Trim")}),
+    body=Body({JSON: reference("Trim")}, example='{"before": 5000}'),
 )
 
 # ---- records
@@ -335,7 +340,7 @@ JOIN = Operation(
     "/v1/agent/join",
     "Contact other agents by gossip address.",
     _ok("Joined"),
-    body=Body({JSON: reference("Join")}),
+    body=Body({JSON: reference("Join")}, example='{"addresses": ["10.0.0.5:7946"]}'),
 )
 LEAVE = Operation(
     "leave", "POST", "/v1/agent/leave", "Leave the cluster as SIGTERM does.", _ok("Leaving", "It has begun.")
@@ -364,7 +369,10 @@ RECOVER = Operation(
     "/v1/agent/recover",
     "This agent's replica goes on alone; what only others had is lost.",
     _ok("Recovery"),
-    body=Body({JSON: reference("Recover")}),
+    body=Body(
+        {JSON: reference("Recover")},
+        example='{"topic": "orders", "partition": 0, "accept_data_loss": true}',
+    ),
 )
 PEER = Operation(
     "peer",

@@ -7,10 +7,11 @@ script, no other file and no network.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
-from shoal.agent.http.operation import Answer, Operation, Parameter, Schema, is_variable
+from shoal.agent.http.operation import Answer, Body, Operation, Parameter, Schema, is_variable
+from shoal.agent.http.schemas import SCHEMAS
 from shoal.errors import ERRORS
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -21,6 +22,8 @@ code { font: 0.9em ui-monospace, monospace } h3 code { font-size: 1em }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 th, td { padding: 0.2rem 1rem 0.2rem 0; vertical-align: top; border-bottom: 1px solid #8883 }
 nav a { display: inline-block; margin-right: 1rem } :root { color-scheme: light dark }
+pre { overflow-x: auto }
+@media (max-width: 45rem) { body { overflow-wrap: anywhere } th, td { padding-right: 0.5rem } }
 """
 _GROUPS = (
     ("Topics", "/v1/topics"),
@@ -30,6 +33,7 @@ _GROUPS = (
 )
 """Titles, and what the paths below each begin with; the first that fits counts."""
 _RECORDS = "Records"
+_EXAMPLES = {"{topic}": "orders", "{partition}": "0", "{kept}": "orders"}
 
 
 def docs_page(operations: Iterable[Operation], introduction: str) -> str:
@@ -41,7 +45,7 @@ def docs_page(operations: Iterable[Operation], introduction: str) -> str:
     links = "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>' for title in [*titles, "Errors"])
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Shoal's HTTP API</title><style>{_STYLE}</style></head><body>",
         f"<h1>Shoal's HTTP API</h1><p>{_text(introduction)}</p>",
         '<p>For tools: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1).</p>',
@@ -84,10 +88,47 @@ def _operation(operation: Operation) -> str:
             _table(("Parameter", "", "What it does"), (_parameter(place, item) for place, item in inputs))
         )
     if operation.body is not None:
-        needed = "" if operation.body.required else " (may be left out)"
-        parts.append(f"<p>Body{needed}: {_content(operation.body.content)}</p>")
+        parts.append(_body(operation.body))
+        if operation.body.example is not None:
+            path = "/".join(_EXAMPLES.get(part, part) for part in operation.path.split("/"))
+            line = f"curl -X {operation.method} http://127.0.0.1:7070{path} --json '{operation.body.example}'"
+            parts.append(f"<pre><code>{escape(line, quote=False)}</code></pre>")
     parts.append(_table(("Status", "Answer", "As"), map(_answer, sorted(operation.answers.items()))))
     return "\n".join(parts)
+
+
+def _body(body: Body) -> str:
+    """The media types, and the members of the JSON among them."""
+    needed = "" if body.required else " (may be left out)"
+    told = f"<p>Body{needed}: {_content(body.content)}</p>"
+    members = [row for schema in body.content.values() if "$ref" in schema for row in _members(schema, "")]
+    return told + (_table(("Member", "", "What it is"), members) if members else "")
+
+
+def _members(schema: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """What an object may have, its objects' and its lists' members behind their own."""
+    schema = _resolved(schema)
+    for name, member in schema.get("properties", {}).items():
+        at, member = f"{prefix}{name}", _resolved(member)
+        kind = "required" if name in schema.get("required", ()) else ""
+        told = _text(member.get("description", "")) or escape(_kind(member))
+        yield f"<code>{escape(at)}</code>", kind, told + _values(member)
+        yield from _members(member.get("items", member), f"{at}[]." if "items" in member else f"{at}.")
+
+
+def _resolved(schema: Schema) -> Schema:
+    """What a name stands for; of what may be null as well what it is otherwise."""
+    if "$ref" in schema:
+        return _resolved(SCHEMAS[schema["$ref"].rpartition("/")[2]])
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(choices) != 1:
+        return schema
+    return _resolved({**choices[0], **{word: told for word, told in schema.items() if word != "anyOf"}})
+
+
+def _kind(schema: Schema) -> str:
+    kinds = [schema, *schema.get("anyOf", ())]
+    return " or ".join(dict.fromkeys(str(kind["type"]) for kind in kinds if "type" in kind))
 
 
 def _can_be_followed(operation: Operation) -> bool:
@@ -100,16 +141,24 @@ def _can_be_followed(operation: Operation) -> bool:
 
 def _parameter(place: str, parameter: Parameter) -> tuple[str, str, str]:
     kind = place + (", required" if parameter.required else "")
-    return f"<code>{escape(parameter.name)}</code>", kind, _text(parameter.description) + _values(parameter)
+    return (
+        f"<code>{escape(parameter.name)}</code>",
+        kind,
+        _text(parameter.description) + _values(parameter.schema),
+    )
 
 
-def _values(parameter: Parameter) -> str:
-    values = parameter.schema.get("enum", ())
-    examples = parameter.schema.get("examples", ())
-    shown = ", ".join(f"<code>{escape(str(value))}</code>" for value in values or examples)
+def _values(schema: Schema) -> str:
+    values = schema.get("enum", ())
+    examples = schema.get("examples", ())
+    shown = ", ".join(f"<code>{escape(_word(value))}</code>" for value in values or examples)
     if not shown:
         return ""
     return f" One of {shown}." if values else f" For example {shown}."
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _answer(item: tuple[int, Answer]) -> tuple[str, str, str]:

@@ -27,10 +27,14 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """What a request may carry: a schema by media type. Not `required`: it may have none."""
+    """What a request may carry: a schema by media type. Not `required`: it may have none.
+
+    `example` is JSON.
+    """
 
     content: Mapping[str, Schema]
     required: bool = True
+    example: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ SEGMENT: Schema = {"$ref": "#/components/schemas/Segment"}
 SETTINGS: dict[str, Schema] = {
     "kind": one_of("log"),
     "partitions": {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS},
-    "replication_factor": FACTOR,
+    "replication_factor": described(FACTOR, "How many, or `all`: on every agent."),
     "retention": RETENTION,
     "segment": SEGMENT,
     "fsync": BOOLEAN,

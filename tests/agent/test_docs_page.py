@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 
 from http_fixtures import one_agent
+from json_schema import faults
 
+from shoal.agent.http import api
 from shoal.agent.http.docs_page import docs_page
 from shoal.agent.http.operation import Answer, Operation, Parameter
 from shoal.errors import ERRORS
@@ -69,6 +72,27 @@ async def test_the_page_shows_every_route_and_every_error() -> None:
                 assert link[1:] in page.ids
             elif link not in ("/v1/events", "/docs"):
                 assert (await agent.get(link)).status in (200, 503), link
+
+
+async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> None:
+    """The members of each JSON body, those within included; an example is one that the schema takes."""
+    async with one_agent() as agent:
+        page = Page((await agent.get("/docs")).body.decode())
+        document = (await agent.get("/openapi.json")).json
+    for name in ("records[].key_base64", "retention.age", "segment.bytes", "accept_data_loss", "addresses"):
+        assert name in page.text
+    bodies = {
+        operation.name: operation.body
+        for operation in vars(api).values()
+        if isinstance(operation, Operation) and operation.body is not None
+    }
+    assert len(bodies) >= 8
+    for name, body in bodies.items():
+        assert body.example is not None, name
+        assert faults(body.content[api.JSON], json.loads(body.example), document) == [], name
+        assert f"--json '{body.example}'" in page.text, name
+    assert "7070/v1/topics/orders/partitions/0/records --json" in page.text
+    assert "replication_factorHow many, or all" in page.text
 
 
 def test_what_is_described_is_never_markup() -> None:
