@@ -66,7 +66,7 @@ def _version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: bool = typer.Option(
-        False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."
+        False, "--version", "-V", "-v", callback=_version, is_eager=True, help="Show the version."
     ),
     agent: str | None = typer.Option(
         None, "--agent", metavar="URL[,URL]", help="As the commands' own --agent, for any of them."

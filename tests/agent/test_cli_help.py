@@ -149,7 +149,7 @@ async def test_a_group_without_a_command_shows_its_commands() -> None:
     assert "describe" in ran.stderr
 
 
-@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+@pytest.mark.parametrize("word", ["--version", "-V", "-v", "version"])
 def test_the_version_is_told(word: str, capfd: pytest.CaptureFixture[str]) -> None:
     """For bug reports."""
     ran = run_here(capfd, word)
