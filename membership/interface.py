@@ -16,7 +16,8 @@ from shoal.membership.snapshot import Clocks
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member as the list shows it. `since_ms`: Unix time of the last change of status."""
+    """One member as the list shows it. `since_ms`: Unix time of the last change of status; what
+    failed and was then declared left has been gone since it failed."""
 
     name: str
     address: str

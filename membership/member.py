@@ -22,8 +22,9 @@ class Status(IntEnum):
 @dataclass(slots=True)
 class SerfMember:
     """One member. `suspected` is SWIM's, and shown only while alive; `since_ms` is the
-    core's time of the last change of what is shown; `answered`: it did, to us, at some
-    time; `status_ltime` is the Lamport time of the newest intent about it, 0 if there was none."""
+    core's time of the last change of what is shown, or of its failure if it was declared
+    left after it; `answered`: it did, to us, at some time; `status_ltime` is the Lamport
+    time of the newest intent about it, 0 if there was none."""
 
     name: str
     endpoint: Endpoint

@@ -65,6 +65,8 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", MemberEvent, PoolEvent)
 
+_AS_GONE = {"failed": ("failed", "left")}  # who is declared left after it failed went when it failed
+
 REFRESH_INTERVAL_MS = 1_000
 """The list is fetched so often even when nothing is told; a reply of some 200 bytes a member."""
 
@@ -493,7 +495,7 @@ def _look_at_end(task: asyncio.Task[None]) -> None:
 
 
 def _node(found: RpcMember, known: Member | None, now_ms: int) -> Member:
-    same = known is not None and known.status == found.status
+    same = known is not None and found.status in _AS_GONE.get(known.status, (known.status,))
     since_ms = known.since_ms if same and known is not None else now_ms
     return Member(found.name, found.address, found.port, dict(found.tags), found.status, 0, since_ms)
 

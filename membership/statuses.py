@@ -159,7 +159,7 @@ class MemberList:
             self._set_status(member, Status.LEAVING, now_ms)
             self._tell(EventKind.UPDATED, member)
         elif member.status == Status.FAILED:
-            self._set_status(member, Status.LEFT, now_ms)
+            member.status = Status.LEFT  # it has been gone since it failed, as in Serf
             self._tell(EventKind.LEFT, member)
         if intent.prune and member.status == Status.LEFT:
             self._erase(member)

@@ -11,6 +11,8 @@ from shoal.membership.asking import QueryRequest
 from shoal.membership.hosted import as_agents, living_agents, node_names
 from shoal.membership.hosted_watch import ATTEMPTS, MISSES, HostedWatch
 from shoal.membership.interface import Member, QueryError, QueryResult
+from shoal.membership.serf_membership import _node
+from shoal.membership.wire.rpc import RpcMember
 
 
 def node(name: str, status: str = "alive", **tags: str) -> Member:
@@ -122,3 +124,13 @@ async def test_who_cannot_ask_condemns_nobody() -> None:
     await asyncio.wait({running})
     assert pool.asked == before
     assert hosted_watch.ASK_INTERVAL_MS >= 1_000
+
+
+def test_a_node_has_been_gone_since_it_failed() -> None:
+    """Whoever declares it left later changes nothing about that; every other change of status is a moment."""
+    moments = []
+    known: Member | None = None
+    for now_ms, status in enumerate(("alive", "alive", "failed", "left", "alive", "left"), start=1):
+        known = _node(RpcMember("n", "10.0.0.1", 7946, {}, status, (0, 0, 0, 0, 0, 0)), known, now_ms)
+        moments.append(known.since_ms)
+    assert moments == [1, 1, 3, 3, 5, 6]

@@ -207,12 +207,16 @@ def test_force_leave_seen_only_in_a_push_pull_is_undone() -> None:
 
 
 def test_force_leave_of_a_failed_member() -> None:
-    """Ours: failed becomes left, and the intent is told."""
+    """Ours: failed becomes left, and the intent is told; it has been gone since it failed."""
     script = Script()
     script.hear(Dead(1, "n2", "n3"))
+    (failed,) = (member for member in script.core.members() if member.name == "n2")
+    failed_ms = failed.since_ms
+    script.run(60_000)
     script.core.force_leave("n2", script.now_ms)
     script.run(1_000)
-    assert script.status("n2") == "left"
+    (left,) = (member for member in script.core.members() if member.name == "n2")
+    assert (left.shown_status, left.since_ms) == ("left", failed_ms)
     assert [message for message in script.told() if isinstance(message, LeaveIntent)]
     with pytest.raises(KeyError):
         script.core.force_leave("nobody", script.now_ms)
