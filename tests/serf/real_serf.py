@@ -6,6 +6,7 @@ The binary is the one named by SHOAL_SERF, else `serf` on PATH, else the one tha
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import subprocess
 from pathlib import Path
@@ -16,6 +17,11 @@ SERF = serf_binary.find()
 
 ANSWER_TIMEOUT_S = 60.0
 """A command of Serf's, and the wait for what its list should show: generous, as both cores may be busy."""
+
+
+PORTS = range(20_000, 32_768)
+"""Below those that Linux gives to whoever asks for any, or connects."""
+PORT_TRIES_MAX = 100
 
 
 class SerfAgent:
@@ -94,7 +100,16 @@ class SerfAgent:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, for UDP and TCP."""
-    with socket.socket() as tcp:
-        tcp.bind(("127.0.0.1", 0))
-        return int(tcp.getsockname()[1])
+    """A port that was free a moment ago, for UDP and TCP, of those that the kernel gives nobody by itself: it
+    gives none of them to others before Serf has it."""
+    chance = random.SystemRandom()
+    for _ in range(PORT_TRIES_MAX):
+        port = chance.choice(PORTS)
+        with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+            try:
+                tcp.bind(("127.0.0.1", port))
+                udp.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError(f"{PORT_TRIES_MAX} ports of {PORTS} are taken")

@@ -40,6 +40,7 @@ from shoal.hash_ranges import hash_ranges
 # never comes, and took a quarter of its time.
 JAVA_OPTIONS = "JAVA_TOOL_OPTIONS"
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_CONF_DIR", str(pathlib.Path(__file__).with_name("conf")))
 # Runs first: what it keeps, the other tests that start Spark go without otherwise.
 KEEPS_CLASSES = "keeps_classes"
 
