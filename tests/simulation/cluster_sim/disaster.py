@@ -48,8 +48,7 @@ class Disaster:
         await self.start_agents(NODES)
         survivor, other = self._chosen()
         topic_id = await simulation._as_client(self._made_without(survivor))
-        directory = f"/topics/{topic_id}/"
-        held = [path for path in other.disk.segments() if directory in path]
+        held = self._synced_segments(other, topic_id)
         simulation.trace("DISASTER", f"{survivor.name} is left, {other.name} is away")
         for node in list(simulation.nodes):
             if node.is_running:
@@ -84,6 +83,21 @@ class Disaster:
     def _leads_catalog(node: Node) -> bool:
         assert node.host is not None
         return node.host.replica(CATALOG_GROUP).is_leader
+
+    @staticmethod
+    def _synced_segments(node: Node, topic_id: str) -> list[str]:
+        """Its files of this topic that hold entries which its disk has. One that was only just made is empty
+        again after kill -9, and then goes."""
+        assert node.host is not None
+        found = []
+        for path in node.disk.segments():
+            *_, topic, partition, name = path.split("/")
+            group = GroupId(bytes.fromhex(topic_id), int(partition)) if topic == topic_id else None
+            if group is not None and node.host.has(group):
+                log = node.host.replica(group).core._state.log
+                if int(name.partition("-")[0]) <= log.stable_index:
+                    found.append(path)
+        return found
 
     async def _made_without(self, survivor: Node) -> str:
         """While one agent is away a topic is made, and records are acknowledged; its id."""
