@@ -46,7 +46,8 @@ class Verdict:
 
     async def until_served_as_is(self, limit_s: float) -> None:
         """Every partition takes an append of which a majority of voters work, whatever is broken elsewhere.
-        Before that every agent is ready whose disk works, unless the catalog is what is broken."""
+        Before that every agent is ready whose disk works, unless the catalog is what is broken, or a majority
+        of a group without which a replica that is lost there cannot be replaced."""
         loop = self._simulation.loop
         end_s = loop.time() + limit_s
         while self._waiting() and loop.time() < end_s:
@@ -56,7 +57,11 @@ class Verdict:
     def _waiting(self) -> list[str]:
         broken = self._simulation.disk_faults
         nodes = [node for node in self._simulation.nodes if node.address not in broken]
-        return [node.name for node in nodes if not node.is_ready]
+        waiting = [node for node in nodes if not node.is_ready]
+        able = self._able() if waiting else set()
+        return [
+            node.name for node in waiting if node.host is None or able.issuperset(node.host.lost_replicas())
+        ]
 
     def _unready(self) -> str | None:
         waiting = self._waiting()
