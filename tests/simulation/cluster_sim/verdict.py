@@ -130,7 +130,11 @@ class Verdict:
             able = [item for item in voters if (item.agent_id, item.id) in working]
             if 2 * len(able) > len(voters):
                 found.add(group)
-        return found
+        if CATALOG_GROUP in found:
+            return found
+        # A birth serves once the catalog has taken that it is led, which needs a majority there.
+        replicas = self._replicas()
+        return {group for group in found if not all(item.is_unborn for _, item in replicas[group])}
 
     async def until_caught_up(self, limit_s: float) -> None:
         """Every group is led, every voter has everything, and every agent knows the same."""
