@@ -20,72 +20,66 @@ from typing import Any
 from aiohttp import web
 
 from shoal import __version__
-from shoal.agent.broker import Broker, Joined
-from shoal.agent.catalog_birth import birth_from_log
-from shoal.agent.catalog_follow import CatalogService
-from shoal.agent.catalog_version import CatalogVersion
-from shoal.agent.claims import claim_of
-from shoal.agent.clock import SystemClock
-from shoal.agent.cluster_file import (
+from shoal.agent.bootstrap.cluster_finder import Starter
+from shoal.agent.bootstrap.empty_cluster_guard import Guard
+from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig, ConfigError
+from shoal.agent.durable.catalog_version import CatalogVersion
+from shoal.agent.durable.data_directory import (
+    claim_directory,
+    host_name,
+    machine_boot_id,
+    settle_identity,
+    wipe,
+)
+from shoal.agent.durable.gossip_snapshot import load_snapshot, save_snapshot
+from shoal.agent.durable.identity import AgentIdentity, HardStateFile, IdentityStore, ReplicaRegistry
+from shoal.agent.durable.ids import GroupId, IdentityError
+from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
+from shoal.agent.duties import duties
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.events.feed import EventFeed
+from shoal.agent.host.host import Host
+from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.http.admission.limits import limits_for
+from shoal.agent.http.app import make_runner
+from shoal.agent.members.contact import Meeting
+from shoal.agent.members.duplicate_identity import Life, TwinWatch
+from shoal.agent.members.gossip_keys import KeyService
+from shoal.agent.members.gossip_start import Entry, enter, start_discovery
+from shoal.agent.members.roster import Roster, first_tags
+from shoal.agent.peers.frames import NONCE_BYTES
+from shoal.agent.peers.links import LinkConfig, Links
+from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.placement.assignments import Holding
+from shoal.agent.placement.drain import Draining
+from shoal.agent.placement.lost_replicas import Losses
+from shoal.agent.placement.rebalancer import Mover
+from shoal.agent.process.clock import SystemClock
+from shoal.agent.process.errors import StartError
+from shoal.agent.process.event_loop import expects_answers
+from shoal.agent.process.ports import PortChoice, PortError, http_socket, is_own_address, listen
+from shoal.agent.process.signals import allow_open_files, asked_by_signals, open_files, report
+from shoal.agent.process.supervisor import run_cores
+from shoal.agent.routing.claims import claim_of
+from shoal.agent.routing.exchange import RouteExchange
+from shoal.agent.routing.table import Claim
+from shoal.agent.service.broker import Broker, Joined
+from shoal.agent.service.event_sources import EventSources
+from shoal.agent.topics.catalog_founders import birth_from_log
+from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.cluster_file import (
     ClusterFileError,
     ClusterRecord,
     load_cluster,
     save_cluster,
-)
-from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig, ConfigError
-from shoal.agent.cores import run_cores
-from shoal.agent.data_directory import (
-    StartError,
-    claim_directory,
-    host_name,
-    machine_boot_id,
     settle_cluster,
-    settle_identity,
-    wipe,
 )
-from shoal.agent.direct_loop import expects_answers
-from shoal.agent.draining import Draining
-from shoal.agent.duties import duties
-from shoal.agent.event_feed import EventFeed
-from shoal.agent.event_sources import EventSources
-from shoal.agent.guard import Guard
-from shoal.agent.holding import Holding
-from shoal.agent.host import Host
-from shoal.agent.http.app import make_runner
-from shoal.agent.http.limits import limits_for
-from shoal.agent.identity import (
-    AgentIdentity,
-    GroupId,
-    HardStateFile,
-    IdentityError,
-    IdentityStore,
-    ReplicaRegistry,
-)
-from shoal.agent.key_service import KeyService
-from shoal.agent.keyring_file import KeyringFile, settle_keyring
-from shoal.agent.links import LinkConfig, Links
-from shoal.agent.losses import Losses
-from shoal.agent.meeting import Meeting
-from shoal.agent.mover import Mover
-from shoal.agent.peer_messages import PeerMessage
-from shoal.agent.peer_wire import NONCE_BYTES
-from shoal.agent.pool import Entry, enter, start_discovery
-from shoal.agent.ports import PortChoice, PortError, http_socket, is_own_address, listen
-from shoal.agent.process import allow_open_files, asked_by_signals, open_files, report
-from shoal.agent.roster import Roster, first_tags
-from shoal.agent.route_exchange import RouteExchange
-from shoal.agent.routes import Claim, GroupKey
-from shoal.agent.scrubbing import Scrubber
-from shoal.agent.snapshot_file import load_snapshot, save_snapshot
-from shoal.agent.starting import Starter
-from shoal.agent.twin import Life, TwinWatch
-from shoal.agent.watch import Watch
 from shoal.membership.interface import KeyedGossip, MemberEvent
-from shoal.membership.snapshot import Snapshot
+from shoal.membership.serf.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk import Disk, open_disk
+from shoal.segment_store.disk.disk import Disk, open_disk
 from shoal.segment_store.errors import StoreError
 
 EXIT_OK = 0
@@ -498,7 +492,7 @@ class Agent:
             roster=self.roster,
             routes=routes.table,
         )
-        host.mender.holders = lambda group: routes.table.claims_about(GroupKey(*group)).keys()
+        host.mender.holders = lambda group: routes.table.claims_about(group).keys()
         self._register_messages(catalog, routes, holding)
         self.roster.listen(routes.look)
         self.roster.listen_to_announcements(routes.on_announcement)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from shoal.agent.births import BirthTelling
-from shoal.agent.broker import Joined
-from shoal.agent.burying import Burying
-from shoal.agent.clock import Clock
-from shoal.agent.links import Links
-from shoal.agent.peer_messages import PeerMessage
-from shoal.agent.rebirths import Rebirths
-from shoal.agent.roster import Roster
+from shoal.agent.members.roster import Roster
+from shoal.agent.peers.links import Links
+from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.process.clock import Clock
+from shoal.agent.service.broker import Joined
+from shoal.agent.topics.births import BirthTelling
+from shoal.agent.topics.rebirths import Rebirths
+from shoal.agent.topics.tombstones import Burying
 
 
 def duties(

@@ -1,4 +1,4 @@
-"""See the code map in ARCHITECTURE.md."""
+"""Gossip on the wire format of Serf: a pool of members, their tags, events and queries."""
 
 if __name__ != "shoal.membership":
     raise ImportError(

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from shoal.membership.asking import QueryRequest
-from shoal.membership.keys import KeyReport
-from shoal.membership.snapshot import Clocks
+from shoal.membership.serf.keys import KeyReport
+from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf.snapshot import Clocks
 
 
 @dataclass(frozen=True, slots=True)

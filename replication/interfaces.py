@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.errors import WireError
 
 MAX_REPLICAS: Final = 255  # one byte counts them; "replication_factor: all" means a learner on every agent

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias, assert_never
 
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import MAX_INTEGER, NO_INDEX, NO_TERM, Configuration, ReplicaId, Run
 

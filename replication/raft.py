@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from shoal.batch import LogIndex, Term
-from shoal.replication.candidate import Candidate, answer_pre_vote, answer_vote
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.errors import NotLeader
-from shoal.replication.follower import Follower
 from shoal.replication.interfaces import (
     Configuration,
     HardState,
@@ -25,8 +23,6 @@ from shoal.replication.interfaces import (
     ReplicaId,
     birth_term,
 )
-from shoal.replication.leader import Leader
-from shoal.replication.log_view import LogView
 from shoal.replication.messages import (
     AppendReply,
     AppendRequest,
@@ -37,9 +33,13 @@ from shoal.replication.messages import (
     Vote,
     VoteReply,
 )
-from shoal.replication.progress import ProgressState
-from shoal.replication.ready import Ready
-from shoal.replication.transitions import NEWBORN_PATIENCE, RaftState, Role
+from shoal.replication.roles.candidate import Candidate, answer_pre_vote, answer_vote
+from shoal.replication.roles.follower import Follower
+from shoal.replication.roles.leader import Leader
+from shoal.replication.roles.progress import ProgressState
+from shoal.replication.roles.transitions import NEWBORN_PATIENCE, RaftState, Role
+from shoal.replication.state.log_view import LogView
+from shoal.replication.state.ready import Ready
 
 
 @dataclass(frozen=True, slots=True)

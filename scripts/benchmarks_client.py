@@ -23,8 +23,8 @@ from bench_topics import ARROW, RECORD_BYTES, post
 from row import Row
 
 from shoal import DEFAULT_SCHEMA, AsyncClient, BatchingConfig, Client
-from shoal.aio_producer import batch_of, encode_stream
-from shoal.tabular import FrameKind
+from shoal.client.produce.producer import batch_of, encode_stream
+from shoal.format.tabular import FrameKind
 
 SINGLE_RECORDS = 1_000_000
 SINGLE_GOAL_PER_SECOND = 400_000
@@ -35,7 +35,7 @@ ALONE_RECORDS = 1_500
 FRAME_BATCHES = 500
 CONSUME_BYTES = 512 * 2**20
 FETCH_BYTES = 16 * 2**20
-READ_BEFORE = 2  # readings after which an agent lends pages (segment_store/lending.py)
+READ_BEFORE = 2  # readings after which an agent lends pages (segment_store/log/page_lending.py)
 
 
 class Bench(Protocol):

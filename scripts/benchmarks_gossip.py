@@ -32,9 +32,9 @@ import terminal
 from row import Row
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
 from shoal.membership.interface import MemberEvent
-from shoal.membership.serf_rpc import RpcConnection, RpcError
+from shoal.membership.net.gossip import Membership
+from shoal.membership.serf_agent.rpc import RpcConnection, RpcError
 
 COST_S = 20.0
 SETTLE_S = 8.0  # joining is over, and the first exchanges of state are

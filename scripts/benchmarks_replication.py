@@ -137,7 +137,7 @@ class RoutingClient:
         return self
 
     async def _open(self) -> None:
-        from shoal.aio import AsyncClient
+        from shoal.client.async_client import AsyncClient
 
         client = await self._parts.enter_async_context(AsyncClient(self._urls))
         self._producer = await self._parts.enter_async_context(client.producer("bench", partition=0))

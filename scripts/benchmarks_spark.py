@@ -57,7 +57,7 @@ class Program:
     """The Spark session, in a process of its own."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        from shoal import java
+        from shoal.spark import java
 
         self._directory = directory
         self._log = open(directory / "spark.log", "wb")  # noqa: SIM115 -- for the life of the program

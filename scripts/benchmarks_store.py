@@ -25,7 +25,7 @@ import liburing as uring
 import pyarrow as pa
 from row import Row
 
-from shoal.batch import (
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Frame,
     LogIdentity,

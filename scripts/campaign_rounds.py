@@ -97,7 +97,7 @@ def states(seed: int, outcome: Outcome) -> int:
     """Histories of the whole log beside a list, chosen by Hypothesis."""
     hypothesis = importlib.import_module("hypothesis")
     stateful = importlib.import_module("hypothesis.stateful")
-    machine = importlib.import_module("test_log_states").LogMachine
+    machine = importlib.import_module("tests.segment_store.log.test_log_states").LogMachine
     chosen = hypothesis.settings(
         max_examples=HISTORIES,
         stateful_step_count=HISTORY_STEPS,

@@ -12,7 +12,7 @@ import json
 import random
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
+from shoal.membership.net.gossip import Membership
 
 POLL_S = 0.05
 

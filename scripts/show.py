@@ -162,7 +162,7 @@ class Show:
             return
         self.wait_for_spark()
         terminal.step('Spark reads the topic: spark.read.format("shoal")')
-        from shoal import java
+        from shoal.spark import java
 
         home = java.find(self.home / "java")
         self.run_check("spark_check.py", {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"})

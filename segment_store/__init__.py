@@ -1,4 +1,4 @@
-"""The segment store: a partition's log on a disk that may lose power. See the code map in ARCHITECTURE.md."""
+"""The segment store: a log of one partition on a disk that may lose power."""
 
 if __name__ != "shoal.segment_store":
     raise ImportError(
@@ -6,7 +6,8 @@ if __name__ != "shoal.segment_store":
     )
 
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk import Disk, File, SyncFailed, ThreadDisk, open_disk
+from shoal.segment_store.disk.disk import Disk, File, ThreadDisk, open_disk
+from shoal.segment_store.disk.lock import DirectoryLock
 from shoal.segment_store.errors import (
     ChainBroken,
     Damaged,
@@ -19,11 +20,11 @@ from shoal.segment_store.errors import (
     OffsetOutOfRange,
     Overloaded,
     StoreError,
+    SyncFailed,
     WrongLength,
     WrongSchema,
 )
-from shoal.segment_store.lock import DirectoryLock
-from shoal.segment_store.log import LogStatistics, PartitionLog, SegmentSpan
+from shoal.segment_store.log.log import LogStatistics, PartitionLog, SegmentSpan
 
 __all__ = [
     "ChainBroken",

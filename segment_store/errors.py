@@ -7,8 +7,6 @@ happen is an assert.
 
 import errno
 
-from shoal.segment_store.disk import SyncFailed
-
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -117,3 +115,8 @@ def disk_fault(error: OSError, directory: str) -> DiskFull | DiskFailed:
     """What an error of the operating system means for the log in `directory`."""
     kind = DiskFull if is_no_space(error) else DiskFailed
     return kind(f"{directory}: {error}")
+
+
+class SyncFailed(OSError):
+    """A sync did not succeed: which of the written bytes are on the disk is unknown, and asking again would
+    lie."""

@@ -6,19 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
-    from shoal.aio import AsyncClient
-    from shoal.aio_cluster import ClientConfig, Unreachable
-    from shoal.aio_consumer import Fetched, PartitionOffsets
-    from shoal.aio_producer import Delivered, ProduceFailed
-    from shoal.aio_producer import Producer as AsyncProducer
-    from shoal.aio_reading import AsyncConsumer
-    from shoal.batch import DEFAULT_SCHEMA, BatchError
-    from shoal.batching import BatchingConfig
-    from shoal.blocking import Client, Consumer, Producer
-    from shoal.client_routing import RetryPolicy
-    from shoal.consumed import Record
-    from shoal.delivery import Delivery, Place
+    from shoal.client.async_client import AsyncClient
+    from shoal.client.blocking import Client, Consumer, Producer
+    from shoal.client.consume.consumer import AsyncConsumer
+    from shoal.client.consume.fetch import Fetched, PartitionOffsets
+    from shoal.client.consume.record import Record
+    from shoal.client.http.requests import ClientConfig, Unreachable
+    from shoal.client.http.routing import RetryPolicy
+    from shoal.client.produce.batching import BatchingConfig
+    from shoal.client.produce.delivery import Delivery, Place
+    from shoal.client.produce.producer import Delivered, ProduceFailed
+    from shoal.client.produce.producer import Producer as AsyncProducer
     from shoal.errors import BufferFull, ClientClosed, ClientError, ClientForked, ShoalError
+    from shoal.format.batch import DEFAULT_SCHEMA, BatchError
 
 __all__ = [
     "DEFAULT_SCHEMA",
@@ -51,29 +51,29 @@ __all__ = [
 __version__: Final = "0.1.0"
 
 _HOMES: Final = {
-    "AsyncClient": "shoal.aio",
-    "AsyncConsumer": "shoal.aio_reading",
-    "AsyncProducer": "shoal.aio_producer:Producer",
-    "BatchingConfig": "shoal.batching",
+    "AsyncClient": "shoal.client.async_client",
+    "AsyncConsumer": "shoal.client.consume.consumer",
+    "AsyncProducer": "shoal.client.produce.producer:Producer",
+    "BatchingConfig": "shoal.client.produce.batching",
     "BufferFull": "shoal.errors",
-    "Client": "shoal.blocking",
+    "Client": "shoal.client.blocking",
     "ClientClosed": "shoal.errors",
-    "ClientConfig": "shoal.aio_cluster",
+    "ClientConfig": "shoal.client.http.requests",
     "ClientError": "shoal.errors",
     "ClientForked": "shoal.errors",
-    "Consumer": "shoal.blocking",
-    "Delivered": "shoal.aio_producer",
-    "Delivery": "shoal.delivery",
-    "Fetched": "shoal.aio_consumer",
-    "PartitionOffsets": "shoal.aio_consumer",
-    "Place": "shoal.delivery",
-    "ProduceFailed": "shoal.aio_producer",
-    "Producer": "shoal.blocking",
-    "Record": "shoal.consumed",
-    "RetryPolicy": "shoal.client_routing",
-    "Unreachable": "shoal.aio_cluster",
-    "DEFAULT_SCHEMA": "shoal.batch",
-    "BatchError": "shoal.batch",
+    "Consumer": "shoal.client.blocking",
+    "Delivered": "shoal.client.produce.producer",
+    "Delivery": "shoal.client.produce.delivery",
+    "Fetched": "shoal.client.consume.fetch",
+    "PartitionOffsets": "shoal.client.consume.fetch",
+    "Place": "shoal.client.produce.delivery",
+    "ProduceFailed": "shoal.client.produce.producer",
+    "Producer": "shoal.client.blocking",
+    "Record": "shoal.client.consume.record",
+    "RetryPolicy": "shoal.client.http.routing",
+    "Unreachable": "shoal.client.http.requests",
+    "DEFAULT_SCHEMA": "shoal.format.batch",
+    "BatchError": "shoal.format.batch",
     "ShoalError": "shoal.errors",
 }
 """Where each name is defined; after a colon, what it is called there."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from shoal.hash_ranges import numbered
+# Longer values than any time, name or offset; they come back in error messages.
+SHOWN_CHARACTERS = 80
 
 JSON: TypeAlias = "bool | int | float | str | list[Any] | dict[str, Any] | None"
 
@@ -156,3 +157,13 @@ class ClientForked(ClientClosed):
 
 class BufferFull(ClientError, TimeoutError):
     """As much waits for acknowledgement as the client may hold; the record or batch was not taken."""
+
+
+def numbered(count: int) -> str:
+    """A topic's partitions, for people who count from 1."""
+    return "1 partition, numbered 0" if count == 1 else f"{count} partitions, numbered 0 to {count - 1}"
+
+
+def shown(text: str) -> str:
+    """A client's text, quoted and short enough for an error message."""
+    return repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "...")

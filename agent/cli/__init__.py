@@ -1,1 +1,1 @@
-"""See the code map in ARCHITECTURE.md."""
+"""The command `shoal`: one file for each group of commands, and rooms for what they share."""

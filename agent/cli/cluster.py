@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.completion import complete_member
-from shoal.agent.cli.health import (
+from shoal.agent.cli.examine.health import (
     LISTED_PROBLEMS_MAX,
     OPEN_GOSSIP,
     advice,
@@ -23,7 +22,8 @@ from shoal.agent.cli.health import (
     problems,
     replacements,
 )
-from shoal.agent.cli.output import (
+from shoal.agent.cli.terminal.completion import complete_member
+from shoal.agent.cli.terminal.output import (
     DEFAULT_AGENT,
     AgentOption,
     CliError,
@@ -37,10 +37,10 @@ from shoal.agent.cli.output import (
     show_json,
     show_table,
 )
-from shoal.agent.cli.running import with_admin
+from shoal.agent.cli.terminal.run import with_admin
 
 if TYPE_CHECKING:
-    from shoal.aio_admin import AdminClient
+    from shoal.client.async_admin import AdminClient
 
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
 
@@ -107,7 +107,7 @@ def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
 
 async def _members_if_up(client: AdminClient, *, patient: bool) -> dict[str, Any]:
     """The member list; while `patient`, an agent that is still starting counts as one without members."""
-    from shoal.aio_cluster import Unreachable
+    from shoal.client.http.requests import Unreachable
     from shoal.errors import ShoalError
 
     try:
@@ -173,7 +173,7 @@ def status(
 
 
 async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
-    from shoal.aio_cluster import Unreachable
+    from shoal.client.http.requests import Unreachable
     from shoal.errors import ShoalError
 
     try:

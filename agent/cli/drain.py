@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.completion import complete_member
-from shoal.agent.cli.output import (
+from shoal.agent.cli.terminal.completion import complete_member
+from shoal.agent.cli.terminal.output import (
     DEFAULT_AGENT,
     AgentOption,
     CliError,
@@ -26,11 +26,11 @@ from shoal.agent.cli.output import (
     say,
     show_json,
 )
-from shoal.agent.cli.progress import Bar
-from shoal.agent.cli.running import with_admin
+from shoal.agent.cli.terminal.progress import Bar
+from shoal.agent.cli.terminal.run import with_admin
 
 if TYPE_CHECKING:
-    from shoal.aio_admin import AdminClient
+    from shoal.client.async_admin import AdminClient
 
 POLL_SECONDS = 0.25
 STUCK_SECONDS = 10.0

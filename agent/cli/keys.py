@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.output import (
+from shoal.agent.cli.terminal.output import (
     DEFAULT_AGENT,
     AgentOption,
     CliError,
@@ -26,7 +26,7 @@ from shoal.agent.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shoal.aio_admin import AdminClient
+    from shoal.client.async_admin import AdminClient
 
 ANSWER_TIMEOUT_MS = 60_000
 """Three queries to a pool of which some members do not answer take so long at most."""
@@ -109,8 +109,8 @@ def _change(change: str, key: str, agent: str, output: Output, *, force: bool) -
 
 
 def _with_agent(agent: str, work: Callable[[AdminClient], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    from shoal.agent.cli.running import with_admin
-    from shoal.aio_cluster import ClientConfig
+    from shoal.agent.cli.terminal.run import with_admin
+    from shoal.client.http.requests import ClientConfig
 
     return with_admin(agent, work, ClientConfig(attempt_timeout_ms=ANSWER_TIMEOUT_MS))
 

@@ -15,21 +15,12 @@ import typer
 from typer import TyperException
 
 from shoal import __version__
-from shoal.agent.cli import (
-    agent_commands,
-    cluster,
-    consume,
-    doctor,
-    drain,
-    keys,
-    log,
-    partition,
-    produce,
-    spark,
-    topic,
-)
-from shoal.agent.cli.output import CliError, drop_stdout, example, fail, reopen_closed, say
-from shoal.agent.lean_imports import import_no_frames
+from shoal.agent.cli import agent as agent_commands
+from shoal.agent.cli import cluster, drain, keys, partition, spark, topic
+from shoal.agent.cli.examine import doctor, log
+from shoal.agent.cli.records import consume, produce
+from shoal.agent.cli.terminal.output import CliError, drop_stdout, example, fail, reopen_closed, say
+from shoal.agent.process.lean_imports import import_no_frames
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.agent.cli.output import (
+from shoal.agent.cli.terminal.output import (
     DEFAULT_AGENT,
     AgentOption,
     CliError,
@@ -20,7 +20,7 @@ from shoal.agent.cli.output import (
     say,
     show_json,
 )
-from shoal.agent.cli.running import with_admin
+from shoal.agent.cli.terminal.run import with_admin
 
 UNSAFE_ADVICE = (
     "a partition heals by itself once a majority of its agents is back; if those are gone for good, add "

@@ -1,6 +1,6 @@
 """`shoal spark package`: Shoal's files for Spark's executors.
 
-Law of this file: it writes what shoal.spark_setup says; Spark itself is not imported.
+Law of this file: it writes what shoal.spark.setup says; Spark itself is not imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.agent.cli.output import CliError, example, say
+from shoal.agent.cli.terminal.output import CliError, example, say
 
 EXAMPLE = example(
     "shoal spark package -o shoal-spark.zip", "spark-submit --py-files shoal-spark.zip pipeline.py"
@@ -37,7 +37,7 @@ def _group() -> None:
 
 def package(output: Target = Path("shoal-spark.zip")) -> None:
     """Write a zip for --py-files, sc.addPyFile or spark.addArtifacts(pyfile=True)."""
-    from shoal.spark_setup import package as write
+    from shoal.spark.setup import package as write
 
     if output.suffix.lower() != ".zip":
         raise CliError(f"{output} must end with .zip: Spark puts nothing else on its workers' path")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.amounts import start_of
-from shoal.agent.cli.completion import complete_topic
-from shoal.agent.cli.output import (
+from shoal.agent.cli.terminal.amounts import start_of
+from shoal.agent.cli.terminal.completion import complete_topic
+from shoal.agent.cli.terminal.output import (
     DEFAULT_AGENT,
     AgentOption,
     CliError,
@@ -27,7 +27,7 @@ from shoal.agent.cli.output import (
     show_table,
     size_text,
 )
-from shoal.agent.cli.running import with_admin
+from shoal.agent.cli.terminal.run import with_admin
 from shoal.agent.cli.topic_settings import (
     RetentionBytesOption,
     RetentionOption,
@@ -42,7 +42,7 @@ from shoal.agent.cli.topic_settings import (
 )
 
 if TYPE_CHECKING:
-    from shoal.aio_admin import AdminClient
+    from shoal.client.async_admin import AdminClient
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The topic.", autocompletion=complete_topic)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.agent.cli.amounts import duration_text, size_bytes
-from shoal.agent.cli.output import CliError, plural, size_text
+from shoal.agent.cli.terminal.amounts import duration_text, size_bytes
+from shoal.agent.cli.terminal.output import CliError, plural, size_text
 
 RetentionOption = Annotated[
     str | None,

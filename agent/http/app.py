@@ -14,30 +14,30 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.agent.http.admin.events import EventHandlers
+from shoal.agent.http.admin.keys import KeyHandlers
+from shoal.agent.http.admin.members import MemberHandlers
+from shoal.agent.http.admin.operate import OperateHandlers
+from shoal.agent.http.admin.topics import TopicHandlers
+from shoal.agent.http.admin.trim import TrimHandlers
+from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.http.admission.origin import HostPolicy
+from shoal.agent.http.admission.places import Place
 from shoal.agent.http.connection import SCRATCH_BYTES, Connection
-from shoal.agent.http.context import Call, Context
-from shoal.agent.http.dispatch import RouteTable
-from shoal.agent.http.events import EventHandlers
-from shoal.agent.http.forward import Forwarder
-from shoal.agent.http.interface import Broker
-from shoal.agent.http.keys import KeyHandlers
-from shoal.agent.http.limits import HttpLimits
-from shoal.agent.http.members import MemberHandlers
-from shoal.agent.http.merged import MergedHandlers
-from shoal.agent.http.offsets import OffsetsHandlers
-from shoal.agent.http.openapi import DescriptionHandlers
-from shoal.agent.http.operate import OperateHandlers
-from shoal.agent.http.origin import HostPolicy
-from shoal.agent.http.parameters import NO_QUERY, parse_query, shown
-from shoal.agent.http.places import Place
-from shoal.agent.http.problems import SERVER, problem_response
-from shoal.agent.http.produce import ProduceHandlers
-from shoal.agent.http.quick import QuickAppends
-from shoal.agent.http.read import ReadHandlers
-from shoal.agent.http.respond import cut_off
-from shoal.agent.http.topics import TopicHandlers
-from shoal.agent.http.trim import TrimHandlers
-from shoal.errors import ShoalError
+from shoal.agent.http.core.context import Call, Context
+from shoal.agent.http.core.dispatch import RouteTable
+from shoal.agent.http.core.forward import Forwarder
+from shoal.agent.http.core.parameters import NO_QUERY, parse_query
+from shoal.agent.http.core.problems import SERVER, problem_response
+from shoal.agent.http.core.respond import cut_off
+from shoal.agent.http.docs.openapi import DescriptionHandlers
+from shoal.agent.http.fetch.merged import MergedHandlers
+from shoal.agent.http.fetch.offsets import OffsetsHandlers
+from shoal.agent.http.fetch.read import ReadHandlers
+from shoal.agent.http.produce.fast_append import QuickAppends
+from shoal.agent.http.produce.produce import ProduceHandlers
+from shoal.agent.interface import Broker
+from shoal.errors import ShoalError, shown
 
 logger = logging.getLogger("shoal.http")
 

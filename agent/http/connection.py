@@ -1,9 +1,9 @@
 """One connection: aiohttp's, with a short way for appends in front of it.
 
 Law of this file: bytes in, bytes out, in the order of the requests. A request is taken the short way
-(quick.py) only between two others: aiohttp has answered everything it was given and holds nothing unread.
-The body of such a request is received where it will stay. What comes while it is being answered waits,
-bounded, and everything else goes to aiohttp as if nobody had looked at it.
+(fast_append.py) only between two others: aiohttp has answered everything it was given and holds nothing
+unread. The body of such a request is received where it will stay. What comes while it is being answered
+waits, bounded, and everything else goes to aiohttp as if nobody had looked at it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
-from shoal.agent.http.deliver import MOVING_CODES
-from shoal.agent.http.interface import Appended
-from shoal.agent.http.places import Place, wanted_place
-from shoal.agent.http.problems import not_a_request, problem_body, problem_bytes, problem_response
-from shoal.agent.http.produce import DECODED_AT_ONCE_BYTES, append_body
-from shoal.agent.http.quick import QuickAppends, QuickRequest
-from shoal.agent.http.quick_head import HEAD_BYTES_MAX, HEAD_END, request_bytes
-from shoal.agent.http.receiving import too_slow
-from shoal.agent.http.short_answer import short_answer
+from shoal.agent.http.admission.body_rate import too_slow
+from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, HEAD_END
+from shoal.agent.http.admission.places import Place, wanted_place
+from shoal.agent.http.core.leader import MOVING_CODES
+from shoal.agent.http.core.problems import not_a_request, problem_body, problem_bytes, problem_response
+from shoal.agent.http.produce.fast_answer import short_answer
+from shoal.agent.http.produce.fast_append import QuickAppends, QuickRequest
+from shoal.agent.http.produce.fast_head import request_bytes
+from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES, append_body
+from shoal.agent.interface import Appended
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -142,10 +143,6 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.write(REFUSED)
         self.force_close()
-
-    def become_link(self) -> None:
-        """Another agent's: it keeps no client away, and no client it."""
-        self._places.become_link(self)
 
     def _take_unread(self, data: memoryview) -> None:
         """The first bytes of a connection that came when all the clients' places were taken."""

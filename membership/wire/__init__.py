@@ -1,1 +1,1 @@
-"""See the code map in ARCHITECTURE.md."""
+"""The bytes of gossip: packets, streams, messages, seals. Pure; a decoder accepts or raises its one error."""

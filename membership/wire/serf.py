@@ -1,6 +1,6 @@
 """Serf's messages, which travel inside memberlist's user messages and as the user state of a push/pull.
 
-Law of this file: values and their bytes; what they mean for a member list is serf.py's
+Law of this file: values and their bytes; what they mean for a member list is membership/serf/core.py's
 business, one floor up.
 """
 

@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from shoal.agent.catalog import Catalog, CatalogError, CreateTopic, Seal, decode_command, encode_command
-from shoal.agent.cluster_file import ClusterFileError, ClusterRecord
-from shoal.agent.doubled import decode_slot, encode_slot
-from shoal.agent.identity import AgentIdentity, GroupId, HardStateFile, IdentityError, _decode_record
-from shoal.agent.partition import Checkpoint, FoldError, decode_configuration
-from shoal.agent.producers import ProducerTable, ProducerTableError
-from shoal.agent.retention import RetentionError, decode_trim, encode_trim
-from shoal.agent.scrubbing import Cursor
-from shoal.batch import (
+from shoal.agent.durable.identity import AgentIdentity, HardStateFile, _decode_record
+from shoal.agent.durable.ids import GroupId, IdentityError
+from shoal.agent.durable.paired_file import decode_slot, encode_slot
+from shoal.agent.host.scrubber import Cursor
+from shoal.agent.partition.state.idempotence import ProducerTable, ProducerTableError
+from shoal.agent.partition.state.log_state import Checkpoint, FoldError, decode_configuration
+from shoal.agent.partition.state.retention import RetentionError, decode_trim, encode_trim
+from shoal.agent.topics.catalog import (
+    Catalog,
+    CatalogError,
+    CreateTopic,
+    Seal,
+    decode_command,
+    encode_command,
+)
+from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     END_OF_STREAM,
     BatchError,
@@ -48,14 +56,19 @@ from shoal.batch import (
     view_frame,
 )
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.errors import FormatError
-from shoal.segment_store.index import Entry, decode_block, decode_index_file, encode_blocks
-from shoal.segment_store.layout import SegmentName, parse_name
-from shoal.segment_store.memory_disk import MemoryDisk
-from shoal.segment_store.recovery import Chain, find_frame, find_tail_records, follow_chain
-from shoal.segment_store.tail import TailRecord, decode_tail_record, decode_trailer, encode_trailer
+from shoal.segment_store.format.index import Entry, decode_block, decode_index_file, encode_blocks
+from shoal.segment_store.format.layout import SegmentName, parse_name
+from shoal.segment_store.format.recovery import Chain, find_frame, find_tail_records, follow_chain
+from shoal.segment_store.format.tail_record import (
+    TailRecord,
+    decode_tail_record,
+    decode_trailer,
+    encode_trailer,
+)
 from tests.agent.harness import message
-from tests.agent.test_catalog import entry, folded
+from tests.agent.topics.test_catalog import entry, folded
 
 IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
 SLOWEST_SECONDS = (

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 from json_schema import faults, resolve
 
-from shoal.batch import DEFAULT_SCHEMA
-from shoal.records import RecordColumns, columns_to_batch
+from shoal.format.batch import DEFAULT_SCHEMA
+from shoal.format.records import RecordColumns, columns_to_batch
 
 TRIES = 200
 REPEATED_MAX = 6  # of what a pattern lets repeat

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from aiohttp import web
 from fake_gossip_keys import FakeKeyedGossip
 
-from shoal.agent.event_feed import EventFeed
-from shoal.agent.http.interface import Answer, Json
-from shoal.agent.key_service import KeyService
-from shoal.agent.topic_settings import check_topic_form, check_topic_name, settings_from_body
-from shoal.batch import (
+from shoal.agent.events.feed import EventFeed
+from shoal.agent.interface import Answer, Json
+from shoal.agent.members.gossip_keys import KeyService
+from shoal.agent.topics.settings import check_topic_form, check_topic_name, settings_from_body
+from shoal.errors import ShoalError
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Kind,
     LogIdentity,
@@ -36,9 +36,8 @@ from shoal.batch import (
     stamp_message,
     to_record_batch,
 )
-from shoal.errors import ShoalError
-from shoal.hash_ranges import HashRange, hash_ranges
-from shoal.records import RecordColumns, columns_to_batch
+from shoal.format.hash_ranges import HashRange, hash_ranges
+from shoal.format.records import RecordColumns, columns_to_batch
 
 CLUSTER_ID = b"fake cluster id."
 
@@ -338,9 +337,10 @@ class FakeBroker:
     def knows_address(self, address: str) -> bool:
         return address in self.addresses
 
-    async def accept_peer(self, request: web.BaseRequest) -> None:
+    async def accept_peer(
+        self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol
+    ) -> None:
         """Answer 101 and the test's bytes on the bare connection, then end it."""
-        transport = request.transport
         assert transport is not None
         transport.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: shoal-peer/1\r\n\r\n" + self.peer_answer

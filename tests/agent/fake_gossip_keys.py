@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.membership.interface import KeyChange, Member, QueryError
-from shoal.membership.keys import KeyReport
+from shoal.membership.serf.keys import KeyReport
 from shoal.membership.wire.keyring import Keyring, KeyringError
 
 KEY, OTHER = bytes(32), bytes(range(16))

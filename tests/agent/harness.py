@@ -11,12 +11,14 @@ from typing import Any, Self
 import pyarrow as pa
 from aiohttp import web
 
-from shoal.agent.clock import SystemClock
-from shoal.agent.host import Host
+from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.host import Host
 from shoal.agent.http.app import stop_listening
-from shoal.agent.identity import GroupId, HardStateFile, ReplicaRegistry
-from shoal.agent.links import LinkConfig, Links
-from shoal.batch import (
+from shoal.agent.peers.links import LinkConfig, Links
+from shoal.agent.process.clock import SystemClock
+from shoal.errors import ShoalError
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Message,
     ProducerStamp,
@@ -25,12 +27,11 @@ from shoal.batch import (
     producer_id_from_text,
     schema_message,
 )
-from shoal.errors import ShoalError
-from shoal.records import RecordColumns, columns_to_batch
+from shoal.format.records import RecordColumns, columns_to_batch
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk import Disk, ThreadDisk
+from shoal.segment_store.disk.disk import Disk, ThreadDisk
 
 CLUSTER = bytes(range(16))
 GROUP = GroupId(b"t" * 16, 0)
@@ -132,7 +133,7 @@ class Node:
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         try:
-            await self.links.accept(request)
+            await self.links.accept(request.transport, request.protocol)
         except ShoalError as error:
             return web.json_response(error.to_problem(), status=error.status)
         return web.Response()

@@ -10,12 +10,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 from aiohttp import web
 from fake_broker import FakeBroker, FakeCluster
 from yarl import URL
 
+from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.app import HttpRunner, make_runner
-from shoal.agent.http.limits import HttpLimits
+from shoal.format.batch import DEFAULT_SCHEMA
+
+EVENTS = "text/event-stream"
+PATH = "/v1/topics/t/partitions/0/records"
+Event = tuple[str | None, str, Any]
+PATIENCE_S = 60.0
+"""What never comes has not come by then, on any machine."""
+
+HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type
+
+ARROW = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
 
 PAUSE_S = 1.0
 """Nothing more comes of an answer when nothing has for so long."""
@@ -131,3 +144,68 @@ async def two_agents() -> AsyncIterator[tuple[Agent, Agent]]:
     cluster = FakeCluster()
     async with running(cluster.add("one")) as first, running(cluster.add("two")) as second:
         yield first, second
+
+
+def arrow_batch(values: list[bytes], keys: list[bytes | None] | None = None) -> pa.RecordBatch:
+    rows = len(values)
+    return pa.record_batch(
+        [
+            pa.array(range(rows), pa.timestamp("us", "UTC")),
+            pa.array(keys or [None] * rows, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.array([None] * rows, HEADERS_TYPE),
+        ],
+        schema=DEFAULT_SCHEMA,
+    )
+
+
+def arrow_stream(*batches: pa.RecordBatch, schema: pa.Schema = DEFAULT_SCHEMA) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+@asynccontextmanager
+async def stream(agent: Agent, query: str = "", path: str = PATH, **headers: str) -> AsyncIterator[Any]:
+    """An async iterator of (id, kind, data); comments are (None, "comment", text)."""
+    sent = {"Accept": EVENTS, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    url = f"http://127.0.0.1:{agent.port}{path}{query}"
+    async with agent.session.get(url, headers=sent, timeout=aiohttp.ClientTimeout(total=30)) as response:
+        assert response.status == 200, await response.read()
+        assert response.headers["Content-Type"] == EVENTS
+        yield events_of(response)
+
+
+async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    fields: dict[str, str] = {}
+    async for raw in response.content:
+        line = raw.decode().rstrip("\n")
+        if line.startswith(":"):
+            yield None, "comment", line
+        elif line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            yield fields.get("id"), fields.get("event", "message"), json.loads(fields["data"])
+            fields = {}
+
+
+async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
+    """The next events that are no comments."""
+    found: list[Event] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            event = await anext(events)
+            if event[1] != "comment":
+                found.append(event)
+    return found
+
+
+async def until_free(*agents: Agent) -> None:
+    """Nothing waits and nothing is held any more."""
+    async with asyncio.timeout(40):
+        while any(agent.runner.context.gate.waits for agent in agents):
+            await asyncio.sleep(0.005)
+    assert [agent.runner.context.gate.bytes_in_flight for agent in agents] == [0] * len(agents)

@@ -12,15 +12,15 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from shoal.agent.identity import GroupId
-from shoal.agent.links import PeerUnavailable
-from shoal.agent.peer_messages import PeerMessage
-from shoal.agent.roster import PLACEMENT_EVENT, natural
-from shoal.agent.route_exchange import RouteExchange
-from shoal.agent.routes import Claim, GroupKey
-from shoal.agent.watch import Watch
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.members.roster import PLACEMENT_EVENT, natural
+from shoal.agent.peers.links import PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.routing.exchange import RouteExchange
+from shoal.agent.routing.table import Claim
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import Ready
+from shoal.membership.serf.ready import Ready
 from tests.membership.pool import Pool, Process
 
 STEP_S = 0.01
@@ -48,7 +48,7 @@ class SimulatedAgent:
     def __init__(self, cluster: RouteCluster, name: str) -> None:
         self.cluster = cluster
         self.name = name
-        self.held: dict[GroupKey, Claim] = {}
+        self.held: dict[GroupId, Claim] = {}
         self.tag = "0.0"
         self._tag_due_s: float | None = None
         self.exchange = RouteExchange(
@@ -58,8 +58,8 @@ class SimulatedAgent:
             watch=Watch(name),
             rng=random.Random(cluster.rng.getrandbits(32)),
             claims=lambda: list(self.held.values()),
-            claim=lambda group: self.held.get(GroupKey(*group)),
-            touched=lambda: [GroupId(*group) for group in self.held],
+            claim=lambda group: self.held.get(group),
+            touched=lambda: list(self.held),
             publish=self._publish,
             announce=self._announce,
         )
@@ -143,9 +143,9 @@ class RouteCluster:
         )
         self.pool.cluster = self
         self.agents = {name: SimulatedAgent(self, name) for name in self.pool.processes}
-        self.groups = [GroupKey(number.to_bytes(16, "big"), 0) for number in range(1, groups + 1)]
-        self.voters: dict[GroupKey, tuple[str, ...]] = {}
-        self.leaders: dict[GroupKey, tuple[str, int]] = {}
+        self.groups = [GroupId(number.to_bytes(16, "big"), 0) for number in range(1, groups + 1)]
+        self.voters: dict[GroupId, tuple[str, ...]] = {}
+        self.leaders: dict[GroupId, tuple[str, int]] = {}
 
     def is_alive(self, name: str) -> bool:
         return self.pool.processes[name].alive
@@ -167,7 +167,7 @@ class RouteCluster:
             self.voters[group] = tuple(self.rng.sample(names, REPLICAS))
             self.lead(group, self.voters[group][0], 1)
 
-    def lead(self, group: GroupKey, leader: str, term: int) -> None:
+    def lead(self, group: GroupId, leader: str, term: int) -> None:
         """That agent has won an election; its living peers hear of it over Raft a moment later."""
         self.leaders[group] = (leader, term)
         for voter in self.voters[group]:
@@ -177,7 +177,7 @@ class RouteCluster:
                 delay_s = 0.0 if voter == leader else self.delay_s()
                 asyncio.get_running_loop().call_later(delay_s, self.agents[voter].hold, claim)
 
-    def serves(self, agent: SimulatedAgent, group: GroupKey) -> bool:
+    def serves(self, agent: SimulatedAgent, group: GroupId) -> bool:
         """Whether that agent would send a client to the leader there is."""
         known = agent.exchange.table.leadership(group, lambda _: True)
         leader, term = self.leaders[group]
@@ -206,7 +206,7 @@ class RouteCluster:
             while not all(self.serves(agent, group) for agent in self.living() for group in self.groups):
                 await asyncio.sleep(0.25)
 
-    async def latencies_s(self, groups: list[GroupKey]) -> list[float]:
+    async def latencies_s(self, groups: list[GroupId]) -> list[float]:
         """From now, for every living agent and each of these groups, until it serves the new leader."""
         began_s = asyncio.get_running_loop().time()
         waiting = {(agent.name, group) for agent in self.living() for group in groups}

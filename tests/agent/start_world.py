@@ -1,8 +1,9 @@
 """Many agents that start at once, under virtual time: who founds, who joins, which clusters dissolve.
 
-Law of this file: a world around the pure rules of bootstrap.py. Gossip is a delay per pair and a chance that
-two agents do not meet for a while; a catalog is its birth voters and a count of topics. Each agent does what
-starting.py and guard.py do with real ones.
+Law of this file: a world around the pure rules of agent/bootstrap/rules.py. Gossip is a delay per pair and a
+chance that two agents do not meet for a while; a catalog is its birth voters and a count of topics. Each
+agent does what agent/bootstrap/cluster_finder.py and agent/bootstrap/empty_cluster_guard.py do with real
+ones.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from shoal.agent.bootstrap import Found, Join, Peer, View, Wait, can_never_have_lived, decide, must_dissolve
+from shoal.agent.bootstrap.rules import Found, Join, View, Wait, can_never_have_lived, decide, must_dissolve
+from shoal.agent.members.peer import Peer
 
 STEP_MS = 250
-SETTLE_MS = 2_000  # guard.py's: a cluster seen for a shorter time may be just giving itself up
+SETTLE_MS = 2_000  # empty_cluster_guard.py's: a cluster seen for a shorter time may be just giving itself up
 
 
 @dataclass

@@ -20,9 +20,10 @@ import aiohttp
 import pytest
 
 from shoal.agent.agent import Agent, Outcome, StopRequest, run_agent
-from shoal.agent.data_directory import StartError, default_name
-from shoal.agent.identity import CATALOG_GROUP
-from shoal.agent.ports import PortError
+from shoal.agent.durable.data_directory import default_name
+from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.process.errors import StartError
+from shoal.agent.process.ports import PortError
 from tests.agent.agents import EVENTUALLY_S, Agents, Running, agents_in, config, eventually
 
 pytestmark = pytest.mark.slow
@@ -218,7 +219,8 @@ async def test_deletion_frees_the_disk_of_every_holder(agents: Agents, tmp_path:
 
 
 async def test_a_leadership_change_reaches_everybody(agents: Agents) -> None:
-    """Also those who were not told of it by hand; test_route_exchange.py says how soon, in virtual time."""
+    """Also those who were not told of it by hand; agent/routing/test_exchange.py says how soon, in virtual
+    time."""
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
 

@@ -49,8 +49,7 @@ assert produce_to_partition.sync(client=client, topic="made", partition=0, body=
 read = [read_partition.sync(client=client, topic="made", partition=number).records for number in range(2)]
 assert {record.value for page in read for record in page} >= {"text", '{"a":1}'}
 merged = read_merged.sync(client=client, topic="made").records
-assert merged[0].value == "text"
-assert merged[0].timestamp.year == 1970
+assert [record.timestamp.year for record in merged if record.value == "text"] == [1970]
 
 changes = TopicChanges(retention=Retention(age="1d"))
 assert change_topic.sync(client=client, topic="made", body=changes).settings.retention.age == "1d"

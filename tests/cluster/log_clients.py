@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from log_history import EARLIEST, LATEST, Append, Ends, FinalLog, History, Outcome, Partition, Poll
 
-from shoal.batch import DEFAULT_SCHEMA
+from shoal.format.batch import DEFAULT_SCHEMA
 
 CONNECT_TIMEOUT_S = 1.0
 REQUEST_TIMEOUT_MS = 3_000

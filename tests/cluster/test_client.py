@@ -99,7 +99,7 @@ def test_agents_are_found_by_seeds_and_by_mdns(
         with Client(**way) as client:
             assert {member["url"] for member in client.members()["members"]} == urls
             wait_until(partial(knows, client, urls), "the client shows every agent")
-    monkeypatch.setattr("shoal.discovery.LISTEN_SECONDS", 0.3)
+    monkeypatch.setattr("shoal.client.http.discovery.LISTEN_SECONDS", 0.3)
     for wrong, words in (
         ({"seeds": ["127.0.0.1:1"]}, "no seed led to an agent: 127.0.0.1:1"),
         ({"seeds": ["a:b"]}, "is no gossip address"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.segment_store import Disk
-from shoal.segment_store.disk import RESIDENT_TURN_BYTES, WRITE_AT_ONCE_BYTES, ReadInto
+from shoal.segment_store.disk.disk import RESIDENT_TURN_BYTES, WRITE_AT_ONCE_BYTES, ReadInto
 
 
 class DiskSuite:

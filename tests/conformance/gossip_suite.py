@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.membership.asking import QueryRequest
 from shoal.membership.interface import Gossip, JoinError, MemberEvent, PoolEvent, PoolQuery, QueryError
+from shoal.membership.serf.own_queries import QueryRequest
 
 LIMIT_S = 90.0  # a member that missed the news hears it by the next push/pull, after 15 s
 

@@ -10,7 +10,7 @@ in O(log n) rounds of gossip.
 import math
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.suspicion import suspicion_bounds
+from shoal.membership.swim.suspicion import suspicion_bounds
 
 ODDS_OF_LATER = 1e-6
 """The bound may be missed so often by chance alone: never, in all the seeds there are."""

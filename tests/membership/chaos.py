@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import EventKind
+from shoal.membership.serf.ready import EventKind
 from tests.membership.bounds import healed_bound_ms
 from tests.membership.pool import Pool, endpoint_of
 

@@ -14,31 +14,28 @@ import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
-from shoal.membership.envelope import Envelope
-from shoal.membership.member import SerfMember
-from shoal.membership.members import Node
-from shoal.membership.ready import (
+from shoal.membership.serf.core import SerfCore
+from shoal.membership.serf.member import SerfMember
+from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf.ready import EventKind, QueryKey, QueryReply, Ready
+from shoal.membership.swim.claims import Node
+from shoal.membership.swim.ready import (
     Datagram,
-    EventKind,
     Exchange,
     Exchanged,
     Input,
     KeyringKept,
     OutgoingPacket,
-    QueryKey,
-    QueryReply,
-    Ready,
     StreamProbe,
     StreamProbed,
 )
-from shoal.membership.serf import SerfCore
+from shoal.membership.wire.envelope import Envelope
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, PushPull
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, MAX_PARTS, decode_packet, encode_packet
+from shoal.membership.wire.sealed_streams import WrappedStreamDecoder
 from shoal.membership.wire.streams import encode_stream
-from shoal.membership.wrapped_streams import WrappedStreamDecoder
 
 
 def endpoint_of(number: int) -> Endpoint:

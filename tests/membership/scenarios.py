@@ -27,7 +27,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import Exchange, OutgoingPacket
+from shoal.membership.swim.ready import Exchange, OutgoingPacket
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import (
     Ack,

@@ -8,7 +8,7 @@ which leaves SWIM with a fixed suspicion timeout, the paper's baseline.
 from dataclasses import dataclass
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import EventKind
+from shoal.membership.serf.ready import EventKind
 from tests.membership.experiments import odds_of_a_lost_handshake
 from tests.membership.pool import Pool
 

@@ -8,7 +8,8 @@ cores' invariants are checked on the way.
 import pytest
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import EventKind, Exchange
+from shoal.membership.serf.ready import EventKind
+from shoal.membership.swim.ready import Exchange
 from shoal.membership.wire.messages import Endpoint, State
 from tests.membership.pool import Pool, endpoint_of
 

@@ -10,12 +10,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId
 from shoal.replication.messages import AppendRequest, Message
 from shoal.replication.raft import RaftCore, Role
-from shoal.replication.ready import Ready
+from shoal.replication.state.ready import Ready
 
 ROUNDS_MAX = 200  # of delivery until a group must have settled
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import MAX_INTEGER, Configuration, Replica, ReplicaId, Run
 from shoal.replication.messages import (

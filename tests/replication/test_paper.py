@@ -105,12 +105,12 @@ RULES: dict[str, tuple[str, ...]] = {
 """Not ours: joint consensus (section 6, thesis 4.3), since one change at a time does; leases for reads
 (thesis 6.4.1), since no clock decides safety; snapshots (section 7, thesis 5), instead of which whole
 segments are copied (test_catch_up.py); client sessions (thesis 6.3), instead of which producers have
-sequences (test_producers.py)."""
+sequences (agent/partition/state/test_idempotence.py)."""
 
 
 def documented() -> dict[str, str]:
     """Every test of this folder and every invariant of the simulation, with its docstring."""
-    paths = [*TESTS.glob("replication/test_*.py"), TESTS / "simulation" / "raft_sim" / "invariants.py"]
+    paths = [*TESTS.glob("replication/**/test_*.py"), TESTS / "simulation" / "raft_sim" / "invariants.py"]
     found = {}
     for path in paths:
         for node in ast.parse(path.read_text()).body:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raft_group import make_core
 
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
-from shoal.replication.follower import Follower
 from shoal.replication.interfaces import Configuration, ReplicaId, Run
 from shoal.replication.messages import AppendRequest
 from shoal.replication.raft import RaftCore
-from shoal.replication.ready import Ready
+from shoal.replication.roles.follower import Follower
+from shoal.replication.state.ready import Ready
 
 A, B, C = ReplicaId(0, 0), ReplicaId(0, 1), ReplicaId(0, 2)
 CONFIG = RaftConfig(quiet_after_ms=None, commit_notice_ms=0)

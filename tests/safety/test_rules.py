@@ -9,7 +9,7 @@ from tests.safety.rules import FAULTS, NOT_BUILT, Fault
 from tests.safety.run import ROOT, check, copy_tree
 
 RULES = range(1, 29)
-QUORUM = "tests/replication/test_quorum.py::test_majority_value_is_what_a_majority_has_reached"
+QUORUM = "tests/replication/state/test_quorum.py::test_majority_value_is_what_a_majority_has_reached"
 
 
 def test_every_rule_has_a_fault_that_a_test_notices() -> None:
@@ -33,7 +33,7 @@ def test_the_runner_tells_a_fault_from_none(tmp_path: pathlib.Path) -> None:
     """A majority of less than half is noticed; a comment is not, nor a fault whose place is gone; and the
     copy is whole again afterwards."""
     copy_tree(tmp_path)
-    path, good = "replication/quorum.py", "    return voter_count // 2 + 1\n"
+    path, good = "replication/state/quorum.py", "    return voter_count // 2 + 1\n"
     for new, expected in (("    return voter_count // 2\n", ""), (good + "    # more\n", "NOT NOTICED")):
         problem = check(Fault(0, "a majority", path, good, new, (QUORUM,)), tmp_path)
         assert (problem == "") == (expected == "")

@@ -24,9 +24,9 @@ from fuse_server import FuseDisk, enter_namespace
 from power_loss import Witness, held_frames, work
 from store_frames import SMALL, contents, next_frame, open_log
 
-from shoal.batch import LogIndex
+from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, DiskFailed, DiskFull, LogConfig, PartitionLog, open_disk
-from shoal.segment_store.scrub import look
+from shoal.segment_store.check.scrub import look
 
 KINDS = ("ring", "threads")
 _TMPFS_BYTES = 2**20

@@ -22,8 +22,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from shoal.segment_store.disk import RELEASE_MODE
-from shoal.segment_store.memory_disk import SECTOR_BYTES, _Inode
+from shoal.segment_store.disk.disk import RELEASE_MODE
+from shoal.segment_store.disk.memory import SECTOR_BYTES, _Inode
 
 DEVICE = "/dev/fuse"
 MAX_WRITE_BYTES = 128 * 1024  # larger writes come in pieces, between which the power may fail

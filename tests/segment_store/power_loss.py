@@ -14,9 +14,9 @@ import random
 
 from store_frames import SMALL, next_frame, open_log
 
-from shoal.batch import Frame
+from shoal.format.batch import Frame
 from shoal.segment_store import DiskFailed, LogConfig, PartitionLog, StoreError
-from shoal.segment_store.memory_disk import MemoryDisk
+from shoal.segment_store.disk.memory import MemoryDisk
 
 
 class _UnreliableDisk(MemoryDisk):

@@ -9,10 +9,10 @@ import os
 
 from store_frames import IDENTITY, message
 
-from shoal.batch import DEFAULT_SCHEMA, Flag, LogIndex, Offset, Term, schema_frame, stamp_message
-from shoal.segment_store.index import Entry, encode_blocks, entry_of
-from shoal.segment_store.layout import SegmentName
-from shoal.segment_store.tail import TailRecord, encode_trailer
+from shoal.format.batch import DEFAULT_SCHEMA, Flag, LogIndex, Offset, Term, schema_frame, stamp_message
+from shoal.segment_store.format.index import Entry, encode_blocks, entry_of
+from shoal.segment_store.format.layout import SegmentName
+from shoal.segment_store.format.tail_record import TailRecord, encode_trailer
 
 ENTRY_BYTES = 128 * 2**10
 RECORDS = 1000  # of each batch that is a hole

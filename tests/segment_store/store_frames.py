@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from shoal.batch import (
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Flag,
     Frame,
@@ -17,8 +17,17 @@ from shoal.batch import (
     message_from_batch,
     stamp_message,
 )
-from shoal.segment_store import Disk, LogConfig, PartitionLog
-from shoal.segment_store.shared import SharedFiles
+from shoal.segment_store import (
+    Disk,
+    LogConfig,
+    PartitionLog,
+)
+from shoal.segment_store.disk.memory import MemoryDisk
+from shoal.segment_store.log.shared import SharedFiles
+
+KIB = 1024
+LONG_READS = LogConfig(tail_cache_bytes=0, segment_bytes=1024 * KIB, max_write_bytes=256 * KIB)
+EVERYTHING = 2**30
 
 IDENTITY = LogIdentity(b"c" * 16, b"t" * 16, 3)
 SMALL = LogConfig(
@@ -85,3 +94,34 @@ async def open_log(
 async def contents(log: PartitionLog) -> list[bytes]:
     """Every frame's bytes, read from the log."""
     return [frame.data async for frame in log.scan(log.first_index)]
+
+
+async def filled(
+    disk: Disk, directory: str, sizes: list[int], config: LogConfig = LONG_READS
+) -> tuple[PartitionLog, list[Frame]]:
+    """A log with a frame for each size in values' bytes (0: a control frame), rolled as a leader would."""
+    log = await open_log(disk, directory, config)
+    frames = []
+    for number, size in enumerate(sizes):
+        rolls = log.should_roll(size + 1024)
+        rows = 0 if size == 0 else 1 + number % 3
+        value_bytes = size // max(rows, 1)
+        frames.append(
+            next_frame(log, rows, value_bytes=value_bytes, fill=number % 251, first_of_segment=rolls)
+        )
+        await log.append([frames[-1]])
+    return log, frames
+
+
+async def flip(disk: Disk, log: PartitionLog, index: int, at: int = 400) -> None:
+    """One bit of one entry."""
+    entry = log.entry(LogIndex(index))
+    path, position = log.segment_of(LogIndex(index)).path, entry.position + at
+    if isinstance(disk, MemoryDisk):
+        disk.damage(path, position)
+        return
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))

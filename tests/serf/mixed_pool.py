@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
 from shoal.membership.interface import JoinError, MemberEvent, PoolQuery, QueryError
-from shoal.membership.serf_rpc import RpcConnection, RpcError
+from shoal.membership.net.gossip import Membership
+from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf_agent.rpc import RpcConnection, RpcError
 from tests.serf.real_serf import SerfAgent
 
 SIZE = 3

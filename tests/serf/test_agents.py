@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.agent import Agent, StopRequest
-from shoal.agent.data_directory import StartError
+from shoal.agent.process.errors import StartError
 from tests.agent.agents import Agents, Running, agents_in, config, eventually
 from tests.serf.real_serf import SerfAgent
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.membership import hosted_watch
-from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
 from shoal.membership.interface import KeyChange
-from shoal.membership.serf_membership import SerfMembership, SerfSettings
+from shoal.membership.net.gossip import Membership
+from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf_agent import hosted_watch
+from shoal.membership.serf_agent.membership import SerfMembership, SerfSettings
 from shoal.membership.wire.keyring import key_text
 from tests.conformance.gossip_suite import GossipSuite, Node, Pool, eventually
 from tests.serf.real_serf import SerfAgent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
 from shoal.membership.interface import JoinError, KeyChange
+from shoal.membership.net.gossip import Membership
 from shoal.membership.wire.keyring import Keyring, key_text
 from tests.serf.real_serf import SerfAgent
 from tests.serf.test_interop import answers, shows

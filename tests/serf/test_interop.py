@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from shoal.membership.asking import QueryRequest
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
 from shoal.membership.interface import PoolEvent
+from shoal.membership.net.gossip import Membership
+from shoal.membership.serf.own_queries import QueryRequest
 from tests.serf.real_serf import SerfAgent
 
 NAME = "ab" * 16

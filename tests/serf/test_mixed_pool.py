@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.gossip import Membership
+from shoal.membership.net.gossip import Membership
 from shoal.membership.wire.dialect import pack
 from tests.serf.mixed_pool import OURS, SERFS, join_patiently, lose_and_find, mixed_pool
 from tests.serf.real_serf import SerfAgent

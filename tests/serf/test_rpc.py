@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.membership.asking import QueryRequest
-from shoal.membership.serf_rpc import Gap, RpcConnection, RpcError, RpcStream, SerfClient
-from shoal.membership.wire.rpc import AnswerRecord, LogRecord, MemberRecord, QueryRecord, Record, UserRecord
+from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf_agent.rpc import Gap, RpcConnection, RpcError, RpcStream, SerfClient
+from shoal.membership.serf_agent.rpc_wire import (
+    AnswerRecord,
+    LogRecord,
+    MemberRecord,
+    QueryRecord,
+    Record,
+    UserRecord,
+)
 from tests.serf.real_serf import SerfAgent
 
 LIMIT_S = 90.0

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shoal.batch import (
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Frame,
     LogIdentity,

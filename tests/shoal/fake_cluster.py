@@ -19,9 +19,9 @@ import pyarrow as pa
 from aiohttp import web
 
 from shoal.agent.http.app import stop_listening
-from shoal.batch import decode_stream
 from shoal.errors import ShoalError
-from shoal.hash_ranges import hash_ranges
+from shoal.format.batch import decode_stream
+from shoal.format.hash_ranges import hash_ranges
 
 ARROW = "application/vnd.apache.arrow.stream"
 REMEMBERED_SEQUENCES = 5
@@ -505,7 +505,7 @@ class FakeAgent:
                 size += batch.nbytes
             position += batch.num_rows
         sink = pa.BufferOutputStream()
-        from shoal.batch import DEFAULT_SCHEMA
+        from shoal.format.batch import DEFAULT_SCHEMA
 
         with pa.ipc.new_stream(sink, topic.schema or DEFAULT_SCHEMA) as writer:
             for batch in chosen:

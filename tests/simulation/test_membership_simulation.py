@@ -8,9 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.membership import awareness, broadcasts, members, probing, serf, statuses, suspicion, swim
 from shoal.membership.config import GossipConfig
-from shoal.membership.ready import EventKind
+from shoal.membership.serf import core as serf
+from shoal.membership.serf import member_list as statuses
+from shoal.membership.serf.ready import EventKind
+from shoal.membership.swim import awareness, broadcasts, suspicion
+from shoal.membership.swim import claims as members
+from shoal.membership.swim import core as swim
+from shoal.membership.swim import prober as probing
 from shoal.membership.wire.messages import State
 from tests.membership.bounds import expected_first_probe_ms
 from tests.membership.chaos import Chaos, Knobs

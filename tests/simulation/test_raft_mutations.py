@@ -16,19 +16,20 @@ from raft_sim.invariants import ALL, Invariant, InvariantViolation, PromisesAreD
 from raft_sim.knobs import Knobs
 from raft_sim.simulation import Agent, Simulation
 
-from shoal.batch import LogIndex, Term
-from shoal.replication import quorum, raft
-from shoal.replication.follower import Follower
+from shoal.format.batch import LogIndex, Term
+from shoal.replication import raft
 from shoal.replication.interfaces import HardState, ReplicaId, Run
-from shoal.replication.leader import Leader
-from shoal.replication.log_view import LogView
 from shoal.replication.messages import AppendReply, AppendRequest, Message, Vote, VoteReply
-from shoal.replication.progress import Progress
-from shoal.replication.quorum import majority_value
-from shoal.replication.reads import ReadQueue
-from shoal.replication.ready import Outbox, Ready
-from shoal.replication.requests import heartbeat_request
-from shoal.replication.transitions import RaftState
+from shoal.replication.roles.append_requests import heartbeat_request
+from shoal.replication.roles.follower import Follower
+from shoal.replication.roles.leader import Leader
+from shoal.replication.roles.progress import Progress
+from shoal.replication.roles.read_index import ReadQueue
+from shoal.replication.roles.transitions import RaftState
+from shoal.replication.state import quorum
+from shoal.replication.state.log_view import LogView
+from shoal.replication.state.quorum import majority_value
+from shoal.replication.state.ready import Outbox, Ready
 
 SEEDS_MAX = 60
 
@@ -240,7 +241,9 @@ def believe_syncs_of_truncated_entries(patch: pytest.MonkeyPatch) -> None:
 
 def never_notice_a_lost_append(patch: pytest.MonkeyPatch) -> None:
     """What was sent is never sent again: only the liveness phase can see it."""
-    patch.setattr("shoal.replication.progress.Progress.retry_if_stuck", lambda self, config, now_ms: None)
+    patch.setattr(
+        "shoal.replication.roles.progress.Progress.retry_if_stuck", lambda self, config, now_ms: None
+    )
 
 
 def never_ask_after_segments(patch: pytest.MonkeyPatch) -> None:
@@ -254,7 +257,7 @@ def never_ask_after_segments(patch: pytest.MonkeyPatch) -> None:
             return asked
         return replace(asked, previous_index=LogIndex(0), previous_term=Term(0))
 
-    patch.setattr("shoal.replication.leader.heartbeat_request", heartbeat)
+    patch.setattr("shoal.replication.roles.leader.heartbeat_request", heartbeat)
 
 
 def cut_at_damage(patch: pytest.MonkeyPatch) -> None:

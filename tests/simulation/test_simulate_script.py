@@ -86,8 +86,8 @@ def test_coverage_says_what_a_seed_ran_and_names_the_rest() -> None:
     shares = dict(re.findall(r"^(\S+) +\d+ +\d+ +([0-9.]+)%", done.stdout, re.MULTILINE))
     assert set(shares) == set(coverage.PACKAGES)
     assert 60 < float(shares["replication"]) < 100
-    assert re.search(r"^left out, asks the kernel.*segment_store/ring_disk\.py", done.stdout, re.MULTILINE)
-    assert "never run, agent/http/keys.py" not in done.stdout
+    assert re.search(r"^left out, asks the kernel.*segment_store/disk/ring\.py", done.stdout, re.MULTILINE)
+    assert "never run, agent/http/admin/keys.py" not in done.stdout
     refused = run_script("--core", "--coverage")
     assert refused.returncode == 2
 
@@ -100,7 +100,7 @@ def test_only_what_has_a_body_is_counted_and_only_files_that_are_there_are_left_
     assert [item[1:] for item in coverage._functions_of("a.py", text)] == [(4, "some")]
     missing = [path for path in coverage.EXCLUDED if not (coverage.ROOT / path).exists()]
     assert missing == []
-    rows = {row.package: row for row in coverage.table({"agent/host.py": set()})}
+    rows = {row.package: row for row in coverage.table({"agent/host/host.py": set()})}
     assert all(not row.ran and row.missed for row in rows.values())
     assert coverage.too_small({}, coverage.SHARES_FROM_SEEDS) == list(coverage.SHARES)
     assert coverage.too_small({}, coverage.SHARES_FROM_SEEDS - 1) == []

@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 import pytest
 
-from shoal.agent.producers import ProducerTable
-from shoal.batch import (
+from shoal.agent.partition.state.idempotence import ProducerTable
+from shoal.errors import ShoalError
+from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Kind,
     LogIdentity,
@@ -33,14 +34,17 @@ from shoal.batch import (
     schema_message,
     stamp_message,
 )
-from shoal.errors import ShoalError
-from shoal.hash_ranges import hash_ranges
+from shoal.format.hash_ranges import hash_ranges
 
 # Each test has a Spark of its own that lives for seconds: what its compiler and collector would gain later
 # never comes, and took a quarter of its time.
 JAVA_OPTIONS = "JAVA_TOOL_OPTIONS"
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-os.environ.setdefault("SPARK_CONF_DIR", str(pathlib.Path(__file__).with_name("conf")))
+# Spark's Python and its JVM wait 15 s for each other's first word: too short for a JVM that has to share two
+# cores with ten busy processes.
+os.environ.setdefault(
+    "PYSPARK_SUBMIT_ARGS", "--conf spark.python.authenticate.socketTimeout=300s pyspark-shell"
+)
 # Runs first: what it keeps, the other tests that start Spark go without otherwise.
 KEEPS_CLASSES = "keeps_classes"
 

@@ -1,6 +1,6 @@
 """A Spark Declarative Pipeline from topic to topic, run as spark-pipelines does; prints one JSON line.
 
-Arguments: agents, a directory. Run by test_spark_declarative.py in a process of its own.
+Arguments: agents, a directory. Run by test_declarative.py in a process of its own.
 """
 
 from __future__ import annotations

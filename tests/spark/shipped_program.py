@@ -1,7 +1,7 @@
 """A PySpark program whose Python has no Shoal: only the zip that it ships. Prints one JSON line of results.
 
 Arguments: how to ship it (cluster, submit, connect), agents, the zip, a directory. Run by
-test_spark_shipping.py in a process of its own, driver and workers with an interpreter that cannot import
+test_shipping.py in a process of its own, driver and workers with an interpreter that cannot import
 Shoal.
 """
 

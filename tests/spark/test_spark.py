@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shoal import java
+from shoal.spark import java
 
 Cluster: TypeAlias = Any  # conftest's
 # All of it takes 60 s on two idle cores, ten minutes beside other work; a step of it a twelfth of that, and

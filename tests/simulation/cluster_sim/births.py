@@ -16,7 +16,8 @@ from log_clients import Connections, NoAnswer
 from cluster_sim.disaster import Disaster
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
-from shoal.agent.identity import CATALOG_GROUP, GroupId, ReplicaState
+from shoal.agent.durable.identity import ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.replication.interfaces import generation_of
 
 if TYPE_CHECKING:

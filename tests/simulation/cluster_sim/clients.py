@@ -26,13 +26,20 @@ from log_clients import (
 from log_history import Append, Outcome, Poll
 
 from cluster_sim.blocking import Blocking, BlockingPool
-from shoal.aio import AsyncClient, ClientConfig, Delivery, ProduceFailed, RetryPolicy, Unreachable
-from shoal.aio_reading import AsyncConsumer
-from shoal.arrow_stream import SEQUENCES_PER_LANE
+from shoal.client.async_client import (
+    AsyncClient,
+    ClientConfig,
+    Delivery,
+    ProduceFailed,
+    RetryPolicy,
+    Unreachable,
+)
+from shoal.client.consume.consumer import AsyncConsumer
 from shoal.errors import ShoalError
-from shoal.hash_ranges import hash_ranges, key_hash, partition_for
-from shoal.spark_options import SourceError
-from shoal.spark_send import Chunk, ChunkSender, Place, Sink
+from shoal.format.arrow_stream import SEQUENCES_PER_LANE
+from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
+from shoal.spark.options import SourceError
+from shoal.spark.send import Chunk, ChunkSender, Place, Sink
 
 KEYS = 12
 SEND_MAX = 6
@@ -119,7 +126,7 @@ class _BeginAnew(Exception):
 
 
 class LibraryClient:
-    """Sends and consumes a whole topic through shoal.aio."""
+    """Sends and consumes a whole topic through shoal.client.async_client."""
 
     def __init__(self, work: Workload, name: str, topic: str, pause_s: float) -> None:
         self._work = work

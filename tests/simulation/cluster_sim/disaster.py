@@ -16,7 +16,7 @@ from log_clients import Connections, NoAnswer
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
-from shoal.agent.identity import CATALOG_GROUP, GroupId
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 
 if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation

@@ -16,10 +16,10 @@ from raft_sim.network import SHAPES, cut
 
 from cluster_sim.disk import SimDisk
 from cluster_sim.node import Node
-from shoal.agent.catalog import Catalog
-from shoal.agent.identity import CATALOG_GROUP, GroupId
-from shoal.segment_store.layout import INDEX_SUFFIX, SEGMENT_SUFFIX
-from shoal.segment_store.memory_disk import Fault
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.topics.catalog import Catalog
+from shoal.segment_store.disk.memory import Fault
+from shoal.segment_store.format.layout import INDEX_SUFFIX, SEGMENT_SUFFIX
 
 if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation

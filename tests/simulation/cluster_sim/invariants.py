@@ -15,16 +15,17 @@ from typing import Any
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.node import Node
 from cluster_sim.on_disk import Witness
-from shoal.agent import installing
-from shoal.agent.host import Host
-from shoal.agent.identity import GroupId, HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
-from shoal.agent.recovering import EPOCH_BITS
-from shoal.agent.replica import Replica
-from shoal.batch import LogIndex
+from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host import copy_target as installing
+from shoal.agent.host.host import Host
+from shoal.agent.host.unsafe_recovery import EPOCH_BITS
+from shoal.agent.partition.replica import Replica
+from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId, generation_of
 from shoal.replication.messages import AppendReply, Vote, VoteReply, decode, encode
 from shoal.replication.raft import RaftCore
-from shoal.replication.transitions import Role
+from shoal.replication.roles.transitions import Role
 
 CORE_ASKS = frozenset({"term_at", "deadline", "statistics", "check_invariants"})
 """What a core is asked without being changed."""

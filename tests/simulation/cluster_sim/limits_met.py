@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from shoal.agent.http.answer_room import AnswerRoom
-from shoal.agent.http.limits import Gate
-from shoal.agent.http.places import Places
-from shoal.agent.producers import ProducerTable
+from shoal.agent.http.admission.answer_room import AnswerRoom
+from shoal.agent.http.admission.limits import Gate
+from shoal.agent.http.admission.places import Places
+from shoal.agent.partition.state.idempotence import ProducerTable
 
 LIMITS = frozenset(("connections", "requests", "bytes arriving", "bytes promised", "bytes held", "producers"))
 """Those that a hundred seeds meet."""

@@ -16,31 +16,32 @@ from typing import Any
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
-from shoal.agent import partition, waiting
-from shoal.agent.disk_order import DiskOrder
-from shoal.agent.host import Host
-from shoal.agent.identity import HardStateFile
-from shoal.agent.links import Links
-from shoal.agent.log_time import LogTime
-from shoal.agent.partition import PartitionState
-from shoal.agent.peer_clocks import PeerClocks
-from shoal.agent.peer_wire import encode_stopped
-from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
-from shoal.agent.reading import Reader
-from shoal.agent.rebirths import Rebirths
-from shoal.agent.replica import Replica
-from shoal.agent.roster import Roster, is_drained
-from shoal.agent.stopped import Stopped
-from shoal.agent.topic_replicas import TopicReplicas
-from shoal.agent.waiting import Waiter, WaitQueue
-from shoal.batch import LogIndex
+from shoal.agent.durable.identity import HardStateFile
+from shoal.agent.host.host import Host
+from shoal.agent.host.stopped_groups import Stopped
+from shoal.agent.members.roster import Roster, is_drained
+from shoal.agent.partition import pending as waiting
+from shoal.agent.partition.clock_skew import PeerClocks
+from shoal.agent.partition.disk_queue import DiskOrder
+from shoal.agent.partition.pending import Waiter, WaitQueue
+from shoal.agent.partition.reader import Reader
+from shoal.agent.partition.replica import Replica
+from shoal.agent.partition.state import log_state as partition
+from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
+from shoal.agent.partition.state.log_state import PartitionState
+from shoal.agent.partition.state.log_time import LogTime
+from shoal.agent.peers.frames import encode_stopped
+from shoal.agent.peers.links import Links
+from shoal.agent.topics.catalog_reconciler import TopicReplicas
+from shoal.agent.topics.rebirths import Rebirths
 from shoal.errors import ShoalError
-from shoal.replication import steps
+from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import HardState
-from shoal.replication.reads import ReadQueue
-from shoal.segment_store.disk import SyncFailed
-from shoal.segment_store.memory_disk import MemoryDisk, MemoryFile
-from shoal.segment_store.writer import Writer
+from shoal.replication.placement import steps
+from shoal.replication.roles.read_index import ReadQueue
+from shoal.segment_store.disk.memory import MemoryDisk, MemoryFile
+from shoal.segment_store.errors import SyncFailed
+from shoal.segment_store.log.writer import Writer
 
 Patch = tuple[Any, str, Any]
 SEEDS_MAX = 16

@@ -15,7 +15,7 @@ from cluster_sim.network import Network
 from cluster_sim.world import GOSSIP_PORT, HTTP_PORT
 from shoal.agent.agent import Agent, Outcome, StopRequest
 from shoal.agent.config import AgentConfig
-from shoal.agent.host import Host
+from shoal.agent.host.host import Host
 
 DATA = "/data"
 EXPECT_ALWAYS_MORE = 99

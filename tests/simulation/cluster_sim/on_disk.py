@@ -6,8 +6,8 @@ Law of this file: it reads the sectors that a power failure would leave, and cha
 from __future__ import annotations
 
 from cluster_sim.disk import SimDisk
-from shoal.batch import BatchError, LogIndex, parse_frame
-from shoal.segment_store.log import PartitionLog
+from shoal.format.batch import BatchError, LogIndex, parse_frame
+from shoal.segment_store.log.log import PartitionLog
 
 LOOKED_AT_MAX = 8
 """Entries of one acknowledgement, the newest: what one write holds, as a rule."""

@@ -45,10 +45,10 @@ from cluster_sim.topics import TopicClient
 from cluster_sim.verdict import Verdict
 from cluster_sim.visitor import Visitor
 from cluster_sim.world import replaced, replacements
-from shoal.agent.doubled import DoubledError
+from shoal.agent.durable.paired_file import DoubledError
 from shoal.errors import ShoalError
+from shoal.segment_store.disk.memory import DEFAULT_CAPACITY_BYTES
 from shoal.segment_store.errors import StoreError
-from shoal.segment_store.memory_disk import DEFAULT_CAPACITY_BYTES
 
 START_LIMIT_S = 30.0
 SERVED_LIMIT_S = 15.0

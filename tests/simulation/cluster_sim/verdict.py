@@ -16,9 +16,9 @@ from log_history import Checker, FinalLog, Partition
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
-from shoal.agent.identity import CATALOG_GROUP, GroupId
-from shoal.agent.replica import Replica
-from shoal.batch import LogIndex
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.partition.replica import Replica
+from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import MAX_GENERATION, Configuration, generation_of
 from shoal.segment_store.errors import Damaged, LogClosed, OffsetOutOfRange
 

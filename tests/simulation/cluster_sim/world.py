@@ -16,41 +16,41 @@ from typing import Any
 import aiohttp.connector
 
 import shoal.agent.agent as agent_module
-import shoal.agent.clock
-import shoal.agent.http.context
-import shoal.agent.http.deliver
-import shoal.agent.http.short_answer
-import shoal.agent.topic_settings
-import shoal.aio_cluster
-import shoal.aio_post
-import shoal.aio_producer
-import shoal.gathering
-import shoal.membership.gossip as gossip_module
-import shoal.spark_fetch
-import shoal.spark_send
+import shoal.agent.http.core.context
+import shoal.agent.http.produce.deliver
+import shoal.agent.http.produce.fast_answer
+import shoal.agent.process.clock
+import shoal.agent.topics.settings
+import shoal.client.http.append
+import shoal.client.http.requests
+import shoal.client.produce.accumulator
+import shoal.client.produce.producer
+import shoal.membership.net.gossip as gossip_module
+import shoal.spark.fetch
+import shoal.spark.send
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.crowd import HOARD_BYTES, PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
-from shoal.agent import catalog_follow
-from shoal.agent.host import Host
-from shoal.agent.producers import PRODUCER_BYTES, ProducerTable
-from shoal.agent.retention import Retention
+from shoal.agent.host.host import Host
+from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
+from shoal.agent.partition.state.retention import Retention
+from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.fair_disk import FairDisk
+from shoal.segment_store.disk.fair import FairDisk
 
 EPOCH_S = 1_700_000_000
 TIME_READERS = (
-    shoal.agent.clock,
+    shoal.agent.process.clock,
     gossip_module,
-    shoal.agent.http.context,
-    shoal.agent.http.deliver,
-    shoal.agent.http.short_answer,
-    shoal.aio_cluster,
-    shoal.aio_producer,
-    shoal.gathering,
-    shoal.spark_send,
+    shoal.agent.http.core.context,
+    shoal.agent.http.produce.deliver,
+    shoal.agent.http.produce.fast_answer,
+    shoal.client.http.requests,
+    shoal.client.produce.producer,
+    shoal.client.produce.accumulator,
+    shoal.spark.send,
 )
 SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
@@ -159,13 +159,13 @@ def replacements(
     time = SimTime(loop)
     places: list[tuple[Any, str, Any]] = [(module, "time", time) for module in TIME_READERS]
     places += [
-        (shoal.agent.clock.SystemClock, "now_ms", now_ms),
+        (shoal.agent.process.clock.SystemClock, "now_ms", now_ms),
         (os, "urandom", rng.randbytes),
-        (shoal.aio_cluster, "random", _Chance(rng)),
-        (shoal.aio_post, "socket", Sockets(loop)),
-        (shoal.spark_send, "POOL", pool),
-        (shoal.spark_send, "_ROUTES", {}),
-        (shoal.spark_fetch, "POOL", pool),
+        (shoal.client.http.requests, "random", _Chance(rng)),
+        (shoal.client.http.append, "socket", Sockets(loop)),
+        (shoal.spark.send, "POOL", pool),
+        (shoal.spark.send, "_ROUTES", {}),
+        (shoal.spark.fetch, "POOL", pool),
         (agent_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
         (agent_module, "open_disk", open_disk),
@@ -181,7 +181,7 @@ def replacements(
         limits_for = agent_module.limits_for
         places.append((agent_module, "limits_for", lambda files: replace(limits_for(files), **few)))
     if small_segments:
-        places.append((shoal.agent.topic_settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
+        places.append((shoal.agent.topics.settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
         places.append((agent_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
         defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": RETENTION_INTERVAL_MS}
         places.append((Host.__init__, "__kwdefaults__", defaults))

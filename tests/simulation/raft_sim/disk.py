@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
-from shoal.replication.ready import Ready
+from shoal.replication.state.ready import Ready
 
 
 class Entry(NamedTuple):

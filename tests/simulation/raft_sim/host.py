@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from raft_sim.disk import Disk, Entry, Write
 from raft_sim.trace import describe, describe_ready
-from shoal.batch import LogIndex, Term
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.interfaces import Configuration, Replica
 from shoal.replication.messages import AppendRequest, Message, shorten
 from shoal.replication.raft import RaftCore, Role
-from shoal.replication.ready import Ready
+from shoal.replication.state.ready import Ready
 
 if TYPE_CHECKING:
     from raft_sim.simulation import Agent, Simulation

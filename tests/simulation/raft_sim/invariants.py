@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raft_sim.disk import Entry
 from raft_sim.host import Host
-from shoal.batch import LogIndex
+from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import Configuration, ReplicaId
 from shoal.replication.messages import AppendReply, Message, Vote, VoteReply
 from shoal.replication.raft import Role

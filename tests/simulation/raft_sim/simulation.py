@@ -20,12 +20,12 @@ from raft_sim.host import Host, Packet
 from raft_sim.invariants import ALL, Invariant, InvariantViolation, Ledger
 from raft_sim.knobs import Knobs
 from raft_sim.network import Network
-from shoal.batch import LogIndex, Term
-from shoal.replication.doubt import was_never_committed
+from shoal.format.batch import LogIndex, Term
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId
 from shoal.replication.messages import Message, decode, encode
 from shoal.replication.raft import Role
+from shoal.replication.state.commit_evidence import was_never_committed
 
 AGENT_COUNT = 6  # five voters at most, and one more to move to
 LIVENESS_MS_MAX = 20_000  # from the heal to agreement; a healthy group needs under 3 s

@@ -17,7 +17,7 @@ from shoal.replication.messages import (
     Vote,
     VoteReply,
 )
-from shoal.replication.ready import Ready
+from shoal.replication.state.ready import Ready
 
 
 def describe(message: Message) -> str:

@@ -1,0 +1,1 @@
+"""Commands that look for what is wrong: `shoal status`, `shoal doctor`, `shoal log`."""

@@ -1,0 +1,1 @@
+"""Commands that carry records: `shoal produce`, `shoal consume`, `shoal lag`, exports."""

@@ -1,0 +1,162 @@
+"""Lines into records: reading files without blocking the loop, and keys out of JSON by the chunk.
+
+Law of this file: whole chunks at a time; no step is taken for a single record but Python's own list
+operations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.json
+
+from shoal.errors import ShoalError
+from shoal.format.batch import MAX_RECORD_BYTES
+from shoal.format.records import parse_ndjson
+
+READ_BYTES = 1 << 18
+CHUNKS_AHEAD_MAX = 8  # chunks read and not yet taken: 2 MiB of reading ahead
+
+
+class Chunk(NamedTuple):
+    """Lines without their ends, blank ones left out; `first_line` is the number (from 1) of the first in
+    `source`.
+    """
+
+    source: str
+    first_line: int
+    lines: list[bytes]
+    read_bytes: int
+
+
+class LineTooLong(ValueError):
+    """A line over MAX_RECORD_BYTES: no such record would be accepted, and it is not collected in memory."""
+
+
+class LineReader:
+    """Reads files one after the other in a thread; `next` awaits chunks. "-" is standard input.
+
+    The thread is a daemon that only ever blocks in read(2) or on the bound of CHUNKS_AHEAD_MAX, so that a
+    command that is interrupted need not wait for a terminal's next line.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.total_bytes = _total_bytes(paths)
+        self._paths = paths
+        self._loop = asyncio.get_running_loop()
+        self._room = threading.Semaphore(CHUNKS_AHEAD_MAX)
+        self._chunks: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()  # bounded by _room
+        threading.Thread(target=self._read_all, name="line-reader", daemon=True).start()
+
+    async def next(self) -> Chunk | None:
+        """The next chunk, None at the end. Raises OSError and LineTooLong."""
+        chunk = await self._chunks.get()
+        self._room.release()
+        if isinstance(chunk, Exception):
+            raise chunk
+        return chunk
+
+    def _read_all(self) -> None:
+        try:
+            for path in self._paths:
+                self._read_one(path)
+            self._put(None)
+        except (OSError, LineTooLong) as error:
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = path  # reading, unlike opening, does not say what
+            self._put(error)
+
+    def _read_one(self, path: str) -> None:
+        descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+        name = "standard input" if path == "-" else path
+        first_line, rest = 1, b""
+        while data := os.read(descriptor, READ_BYTES):
+            head, newline, tail = data.rpartition(b"\n")
+            if not newline:
+                rest += data
+                if len(rest) > MAX_RECORD_BYTES:
+                    detail = f"line {first_line} of {name} is longer than {MAX_RECORD_BYTES >> 20} MiB"
+                    raise LineTooLong(detail)
+                continue
+            lines = (rest + head).split(b"\n")
+            rest = tail
+            self._put(Chunk(name, first_line, lines, len(data)))
+            first_line += len(lines)
+        if rest:
+            self._put(Chunk(name, first_line, [rest], 0))
+        if path != "-":
+            os.close(descriptor)
+
+    def _put(self, chunk: Chunk | Exception | None) -> None:
+        self._room.acquire()
+        try:
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+        except RuntimeError:  # the loop is closed: nobody reads on
+            raise SystemExit from None  # ends this thread only
+
+
+def _total_bytes(paths: Sequence[str]) -> int | None:
+    """The bytes that will be read, None if that is not known (a pipe, a terminal). Raises OSError."""
+    total = 0
+    for path in paths:
+        if path == "-" or not os.path.isfile(path):
+            if path != "-":
+                os.stat(path)
+            return None
+        total += os.stat(path).st_size
+    return total
+
+
+def keys_of(lines: list[bytes], key_field: str) -> pa.Array:
+    """The keys of JSON lines: the field's text, or its JSON if it is no text; null means no key.
+
+    Raises ShoalError bad-request whose `record` counts from 0 within `lines`.
+    """
+    keys = _text_keys(lines, key_field)
+    if keys is not None and keys.null_count == 0:
+        return keys.cast(pa.binary())
+    # Numbers, nulls, missing fields, malformed lines: the rule of the agents decides, line by line.
+    return pa.array(parse_ndjson(b"\n".join(lines), key_field).keys, pa.binary())
+
+
+def _text_keys(lines: list[bytes], key_field: str) -> pa.Array | None:
+    """The quick way, for lines that are all objects with text in that field; None if they are not."""
+    body = b"\n".join(lines)
+    try:
+        table = pyarrow.json.read_json(
+            pa.BufferReader(body),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(body) + 1),
+            pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema([(key_field, pa.string())]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except (pa.ArrowException, ValueError):
+        return None
+    return table.column(0).combine_chunks() if table.num_rows == len(lines) else None
+
+
+def without_blanks(chunk: Chunk, *, strip: bool) -> tuple[list[bytes], list[int] | None]:
+    """The lines that hold a record, and their numbers (None: all of them, counting on from the first).
+
+    `strip`: blanks around a line are no part of it (JSON); otherwise lines are taken as they are.
+    """
+    lines = [line.strip(b" \t\r") for line in chunk.lines] if strip else chunk.lines
+    if all(lines):
+        return lines, None
+    numbers = [chunk.first_line + place for place, line in enumerate(lines) if line]
+    return [line for line in lines if line], numbers
+
+
+def located(error: ShoalError, chunk: Chunk, numbers: list[int] | None) -> tuple[str, int]:
+    """Where in the input an error about a record lies, as `FILE:LINE`, and how many good records precede
+    it.
+    """
+    record = error.extra.get("record")
+    if not isinstance(record, int):
+        return f"{chunk.source}:{chunk.first_line}", 0
+    return f"{chunk.source}:{numbers[record] if numbers else chunk.first_line + record}", record

@@ -1,0 +1,163 @@
+"""What a run of `shoal produce` makes records of: lines, lines of JSON, whole files, or a tombstone.
+
+Law of this file: whole chunks at a time. Which options go together is decided here; sending is produce.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from shoal.agent.cli.terminal.output import CliError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from shoal.agent.cli.records.input_lines import Chunk
+
+CARRIED_ON = frozenset({"topic", "partition", "offset"})
+"""Fields of `shoal consume --output json` that say where a record was, and not what it is."""
+
+
+class InputFormat(StrEnum):
+    """What a line is."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How input becomes records. At most one of the three sources of a key is given; `null`: a line that
+    stands for no value."""
+
+    form: InputFormat = InputFormat.TEXT
+    key_field: str | None = None
+    key: str | None = None
+    key_separator: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    null: str | None = None
+    whole: bool = False
+    tombstone: bool = False
+
+    def check(self, files: tuple[str, ...]) -> None:
+        """Raises CliError for options that do not go together."""
+        keys = {"--key-field": self.key_field, "--key": self.key, "--key-separator": self.key_separator}
+        given = [name for name, value in keys.items() if value is not None]
+        if len(given) > 1:
+            raise CliError(f"{' and '.join(given)} both say what the key is", "give one", exit_code=2)
+        lines_only = [name for name in given if name != "--key"] + ["--null"] * (self.null is not None)
+        if (self.whole or self.tombstone) and (lines_only or self.form is InputFormat.JSON):
+            what = "--whole" if self.whole else "--tombstone"
+            other = lines_only[0] if lines_only else "--format json"
+            raise CliError(f"{other} is about lines, and {what} reads none", "leave one out", exit_code=2)
+        if self.form is InputFormat.JSON and (given or self.headers or self.null is not None):
+            raise CliError(
+                "--format json: each line says its own key and headers",
+                "leave those options out",
+                exit_code=2,
+            )
+        if self.tombstone and (self.key is None or files or self.whole):
+            raise CliError(
+                "--tombstone is one record without a value", "give --key KEY and no file", exit_code=2
+            )
+        if self.key_separator == "":
+            raise CliError("--key-separator is empty", "give one such as : or a tab", exit_code=2)
+
+    @property
+    def strips(self) -> bool:
+        """Whether blanks around a line are no part of it: JSON."""
+        return self.key_field is not None or self.form is InputFormat.JSON
+
+    def batch(self, lines: list[bytes]) -> pa.RecordBatch:
+        """Lines as records. Raises ShoalError whose `record` counts from 0 within `lines`."""
+        from shoal.agent.cli.records.input_lines import keys_of
+        from shoal.client.async_client import batch_of
+
+        if self.form is InputFormat.JSON:
+            from shoal.format.records import columns_to_batch, parse_json_lines
+
+            return columns_to_batch(parse_json_lines(lines, CARRIED_ON), time.time_ns() // 1_000)
+        keys: Any = None
+        values: list[bytes | None] = list(lines)
+        if self.key_field is not None:
+            keys = keys_of(lines, self.key_field)
+        elif self.key is not None:
+            keys = [self.key.encode()] * len(lines)
+        elif self.key_separator is not None:
+            keys, values = _split(lines, self.key_separator.encode())
+        if self.null is not None:
+            null = self.null.encode()
+            values = [None if value == null else value for value in values]
+        return self.with_headers(batch_of(values, keys))
+
+    def one(self, value: bytes | None) -> pa.RecordBatch:
+        """A single record: a file's content, or a tombstone."""
+        from shoal.client.async_client import batch_of
+
+        return self.with_headers(batch_of([value], None if self.key is None else [self.key.encode()]))
+
+    def with_headers(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Every record with the headers that were given."""
+        if not self.headers:
+            return batch
+        import pyarrow as pa
+
+        place = batch.schema.get_field_index("headers")
+        pairs = [{"key": name, "value": value.encode()} for name, value in self.headers]
+        column = pa.repeat(pa.scalar(pairs, batch.schema.field(place).type), batch.num_rows)
+        return pa.RecordBatch.from_arrays(
+            [column if i == place else old for i, old in enumerate(batch.columns)], schema=batch.schema
+        )
+
+
+def _split(lines: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes | None]]:
+    """Keys and values: what stands before and after the first separator."""
+    from shoal.errors import ShoalError
+
+    parts = [line.partition(separator) for line in lines]
+    for number, (_, found, _) in enumerate(parts):
+        if not found:
+            detail = f"record {number}: the line has no {separator.decode()!r} between key and value"
+            raise ShoalError("bad-request", detail, record=number)
+    return [key for key, _, _ in parts], [value for _, _, value in parts]
+
+
+def headers_of(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    """`name=value` or `name:value`, each. Raises CliError."""
+    pairs = []
+    for text in texts:
+        cut = min((text.find(sign) for sign in "=:" if sign in text), default=-1)
+        if cut < 1:
+            raise CliError(
+                f"--header {text!r} has no name and value", "give one like trace=af31", exit_code=2
+            )
+        pairs.append((text[:cut].strip(), text[cut + 1 :].strip()))
+    return tuple(pairs)
+
+
+def whole_file(path: str) -> bytes:
+    """All that it holds; "-" is standard input. Raises OSError, and CliError for more than a record can."""
+    import sys
+
+    from shoal.format.batch import MAX_RECORD_BYTES
+
+    if path == "-":
+        data = sys.stdin.buffer.read(MAX_RECORD_BYTES + 1)
+    else:
+        with open(path, "rb") as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
+    if len(data) > MAX_RECORD_BYTES:
+        name = "standard input" if path == "-" else path
+        limit = f"a record may have at most {MAX_RECORD_BYTES >> 20} MiB"
+        raise CliError(f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB", limit)
+    return data
+
+
+def good_lines(chunk: Chunk, shape: Shape) -> tuple[list[bytes], list[int] | None]:
+    """The lines of a chunk that hold a record, and their numbers."""
+    from shoal.agent.cli.records.input_lines import without_blanks
+
+    return without_blanks(chunk, strip=shape.strips)

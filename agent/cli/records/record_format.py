@@ -1,0 +1,65 @@
+"""`--format`: a template that says how each record is written.
+
+Law of this file: pure. A template is taken apart once; then it makes bytes of records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from shoal.agent.cli.terminal.output import CliError
+from shoal.client.consume.record import Record
+from shoal.format.timestamps import format_time
+
+FIELDS: Final[dict[str, tuple[str, Callable[[Record], bytes]]]] = {
+    "t": ("topic", lambda record: record.topic.encode()),
+    "p": ("partition", lambda record: b"%d" % record.partition),
+    "o": ("offset", lambda record: b"%d" % record.offset),
+    "k": ("key", lambda record: record.key or b""),
+    "v": ("value", lambda record: record.value or b""),
+    "h": ("headers, name=value with commas between", lambda record: _headers(record)),
+    "d": ("time, as 2026-01-01T05:00:00.000000Z", lambda record: format_time(record.timestamp_us).encode()),
+    "T": ("time, in milliseconds since 1970", lambda record: b"%d" % (record.timestamp_us // 1_000)),
+    "%": ("a percent sign", lambda _: b"%"),
+}
+_ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_PART: Final = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|([^%\\]+)", re.DOTALL)
+HELP: Final = (
+    "%t topic, %p partition, %o offset, %k key, %v value, %h headers, %d time, %T its ms; \\n \\t \\0 \\xHH."
+)
+
+
+class Template:
+    """`%k %v\\n` and the like. What is not there (a null key) is written as nothing."""
+
+    def __init__(self, text: str) -> None:
+        """Raises CliError."""
+        self._parts: list[bytes | Callable[[Record], bytes]] = []
+        for field, escape, plain in _PART.findall(text):
+            self._parts.append(_part(text, field, escape, plain))
+
+    def render(self, records: Iterable[Record]) -> bytes:
+        """The records, one after the other; what stands between them is the template's own."""
+        parts = self._parts
+        return b"".join(
+            part if isinstance(part, bytes) else part(record) for record in records for part in parts
+        )
+
+
+def _part(text: str, field: str, escape: str, plain: str) -> bytes | Callable[[Record], bytes]:
+    if plain:
+        return plain.encode()
+    if field in FIELDS:
+        return FIELDS[field][1]
+    if escape in _ESCAPES:
+        return _ESCAPES[escape]
+    if len(escape) == 3:
+        return bytes([int(escape[1:], 16)])
+    wrong = f"\\{escape}" if escape else f"%{field}"
+    raise CliError(f"--format {text!r}: {wrong} stands for nothing", HELP, exit_code=2)
+
+
+def _headers(record: Record) -> bytes:
+    return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)

@@ -1,0 +1,79 @@
+"""Sizes, durations and moments as people type them.
+
+Law of this file: pure, and it raises CliError only. Time is an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal.agent.cli.terminal.output import CliError
+
+UNLIMITED: Final = "none"
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?i?b?)", re.IGNORECASE)
+_SIZE_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h|d|w)")
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_SECONDS_MAX: Final = 10**11
+"""A number below it counts seconds (until the year 5138), above it milliseconds (from 1973 on)."""
+MOMENT_FORMS: Final = "@2026-01-01T05:00:00Z, @2026-01-01, @1h (an hour ago), or milliseconds since 1970"
+
+
+def size_bytes(text: str, option: str) -> int | None:
+    """64MiB (powers of 1024), 64MB (of 1000), 64M (as MiB) or bytes; None for `none`. Raises CliError."""
+    if text == UNLIMITED:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise CliError(f"{option} {text!r} is no size", "give one like 64MiB or 1GB, or `none`", exit_code=2)
+    unit = match[2].lower()
+    base = 1_000 if unit.endswith("b") and "i" not in unit else 1_024
+    factor: int = base ** _SIZE_POWERS[unit.rstrip("b").rstrip("i")]
+    return round(float(match[1]) * factor)
+
+
+def duration_text(text: str, option: str) -> str | None:
+    """A duration as agents take it, `7d`; weeks become days, None for `none`. Raises CliError."""
+    if text == UNLIMITED:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise CliError(
+            f"{option} {text!r} is no duration", "give one like 30m, 12h, 7d or 2w, or `none`", exit_code=2
+        )
+    return f"{7 * int(match[1])}d" if match[2] == "w" else f"{match[1]}{match[2]}"
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Milliseconds since the epoch of what stands after an `@`: a time, a date (UTC where no zone is named),
+    a number, or how long ago. Raises CliError."""
+    stripped = text.strip().removeprefix("-")
+    ago = _DURATION.fullmatch(stripped)
+    if ago is not None:
+        return now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
+    if text.isdecimal() and len(text) <= 16:
+        return int(text) * 1_000 if int(text) < _SECONDS_MAX else int(text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise CliError(f"@{text} is no time", f"give {MOMENT_FORMS}", exit_code=2) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000)
+
+
+def start_of(text: str, now_ms: int) -> str:
+    """What --from means, as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
+    CliError."""
+    word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
+    if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]+", word):
+        return word
+    if word.startswith("@"):
+        return f"@{moment_ms(word[1:], now_ms)}"
+    if word.startswith("-") and _DURATION.fullmatch(word[1:]):
+        return f"@{moment_ms(word, now_ms)}"
+    raise CliError(
+        f"--from {text!r} is no place", f"give earliest, latest, -10, an offset, or a time: {MOMENT_FORMS}", 2
+    )

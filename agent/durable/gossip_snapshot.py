@@ -1,0 +1,48 @@
+"""The pool's snapshot in the data directory: a hint that helps a restart, never a reason for it to fail.
+
+Law of this file: two disk operations. It is replaced whole and not synced: after a power failure the old one,
+or none, is as good. What cannot be read is said once and ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from shoal.membership.serf.snapshot import MAX_SNAPSHOT_BYTES, Snapshot, SnapshotError
+from shoal.segment_store.disk.disk import Disk
+
+FILE_NAME = "pool.snapshot"
+
+logger = logging.getLogger("shoal.agent")
+
+
+async def load_snapshot(disk: Disk, directory: str) -> Snapshot:
+    """An empty one when there is none, or none that can be read."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        if not await disk.exists(path):
+            return Snapshot()
+        file = await disk.open(path)
+        try:
+            data = await file.read(0, min(await file.size(), MAX_SNAPSHOT_BYTES + 1))
+        finally:
+            await file.close()
+        return Snapshot.from_bytes(data)
+    except (OSError, SnapshotError) as error:
+        logger.warning("ignored %s (%s): peers are found by mDNS or --join alone", path, error)
+        return Snapshot()
+
+
+async def save_snapshot(disk: Disk, directory: str, snapshot: Snapshot) -> None:
+    """A crash leaves the old one or the new one. Raises OSError."""
+    path = os.path.join(directory, FILE_NAME)
+    temporary = f"{path}.new"
+    if await disk.exists(temporary):
+        await disk.unlink(temporary)
+    file = await disk.open(temporary, create=True)
+    try:
+        await file.write(0, snapshot.to_bytes())
+    finally:
+        await file.close()
+    await disk.rename(temporary, path)

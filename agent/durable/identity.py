@@ -1,0 +1,302 @@
+"""Who this agent is, which replicas it holds, and what each has promised: the durable facts outside the logs.
+
+Law of this file: records and their meaning; how they survive a crash is paired_file.py's business. The order
+at the birth of a replica matters and is the host's: registry `creating`, log directory, hard state, registry
+`active`, first message. Registered and active but without its data or its hard state means `lost` (safety 2,
+3).
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from shoal.agent.durable.ids import GroupId, IdentityError, group_id_from_bytes
+from shoal.agent.durable.paired_file import DoubledFile
+from shoal.format.batch import LogIndex, Term
+from shoal.replication.interfaces import HardState, ReplicaId
+from shoal.segment_store.disk.disk import Disk
+
+MAX_NAME_BYTES = 128
+_IDENTITY_KEY = b"agent"
+_REGISTRY_KEY = b"registry"
+_MADE_KEY = b"made"
+_BOOT_KEY = b"machine-boot"
+_REGISTRY = struct.Struct("<qqB")
+_HARD_STATE = struct.Struct("<qqqBqqqq")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """What an agent keeps for life. `cluster_id` is None until it has bootstrapped or joined; ports 0 until
+    known."""
+
+    agent_id: str
+    cluster_id: bytes | None
+    name: str
+    http_port: int = 0
+    gossip_port: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.agent_id) != 32 or self.agent_id != _hex_or_empty(self.agent_id):
+            raise IdentityError(f"agent id {self.agent_id!r} is not 32 lower-case hexadecimal digits")
+        if self.cluster_id is not None and len(self.cluster_id) != 16:
+            raise IdentityError("a cluster id has 16 bytes")
+        if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES:
+            raise IdentityError(f"an agent's name has 1 to {MAX_NAME_BYTES} bytes")
+        if not (0 <= self.http_port <= 65_535 and 0 <= self.gossip_port <= 65_535):
+            raise IdentityError("a port is between 0 and 65535")
+
+    def to_bytes(self) -> bytes:
+        """JSON: small, and readable in a hex dump when everything else is broken."""
+        document = asdict(self)
+        document["cluster_id"] = None if self.cluster_id is None else self.cluster_id.hex()
+        return json.dumps(document, sort_keys=True, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "AgentIdentity":
+        """Raises IdentityError."""
+        try:
+            document = json.loads(data)
+            cluster_id = document.pop("cluster_id")
+            return cls(cluster_id=None if cluster_id is None else bytes.fromhex(cluster_id), **document)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise IdentityError(f"the agent's identity cannot be read: {error}") from error
+
+
+def _hex_or_empty(text: str) -> str:
+    try:
+        return bytes.fromhex(text).hex()
+    except ValueError:
+        return ""
+
+
+def new_agent_id() -> str:
+    """128 random bits; made once, with the data directory (safety 2)."""
+    return os.urandom(16).hex()
+
+
+class IdentityStore:
+    """The one record about the agent itself."""
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> "IdentityStore":
+        """Raises IdentityError when the record was written once and neither copy can be read now."""
+        records = await DoubledFile.open(disk, directory, "identity")
+        if records.damaged_slots:
+            await records.close()
+            raise IdentityError(
+                f"both copies of {directory}/identity are damaged: restore one from a backup, or move the "
+                "directory away and let this agent start anew under another id"
+            )
+        return cls(records)
+
+    def load(self) -> AgentIdentity | None:
+        """None before the first save. Raises IdentityError."""
+        data = self._records.get(_IDENTITY_KEY)
+        return None if data is None else AgentIdentity.from_bytes(data)
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether a registry of replicas was made for this agent: from then on its absence is a loss."""
+        return self._records.get(_REGISTRY_KEY) is not None
+
+    async def note_registry(self) -> None:
+        """The registry is durable."""
+        if not self.has_registry:
+            await self._records.save(_REGISTRY_KEY, b"made")
+
+    @property
+    def machine_boot(self) -> str:
+        """The boot of the machine in which this agent last ran; empty when none is known."""
+        return (self._records.get(_BOOT_KEY) or b"").decode("ascii", "replace")
+
+    async def note_machine_boot(self, boot_id: str) -> None:
+        """Durable on return; nothing is written while it is the same."""
+        if boot_id and boot_id != self.machine_boot:
+            await self._records.save(_BOOT_KEY, boot_id.encode("ascii", "replace"))
+
+    async def save(self, identity: AgentIdentity) -> None:
+        """Durable in both copies on return."""
+        await self._records.save(_IDENTITY_KEY, identity.to_bytes())
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._records.close()
+
+
+class ReplicaState(IntEnum):
+    """creating: nothing was ever said by this replica id. lost: it may have promised what it no longer
+    knows. removed: a committed configuration is without it, and its data are gone or going; the record stays
+    while the topic lives, lest the birth configuration brings a voter back that forgot its vote. installing:
+    active, and the copy in its side directory takes the place of its log (safety 27). recovering:
+    active under this new id, once its hard state is kept under it too."""
+
+    CREATING = 0
+    ACTIVE = 1
+    LOST = 2
+    REMOVED = 3
+    INSTALLING = 4
+    RECOVERING = 5
+
+
+class ReplicaRecord(NamedTuple):
+    """One replica this agent holds or held."""
+
+    group: GroupId
+    replica_id: ReplicaId
+    state: ReplicaState
+
+
+class ReplicaRegistry:
+    """Every replica id this agent has taken, outside the partitions' directories (safety 2)."""
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+        self._by_group: dict[GroupId, ReplicaRecord] = {}
+        for key, payload in records.items():
+            if key == _MADE_KEY:
+                continue
+            record = _decode_record(key, payload)
+            self._by_group[record.group] = record
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str, *, was_made: bool = False) -> "ReplicaRegistry":
+        """was_made: the agent's identity says that there is one. Raises IdentityError when it is gone, or a
+        record cannot be read: which replica it named is then unknown, and an agent that began anew with none
+        could vote twice."""
+        records = await DoubledFile.open(disk, directory, "replicas")
+        if was_made and records.get(_MADE_KEY) is None:
+            await records.close()
+            raise IdentityError(
+                f"{directory}/replicas.a and .b, which say what this agent promised, are gone: restore one "
+                "of them, or start anew with an empty --data"
+            )
+        if records.damaged_slots:
+            await records.close()
+            raise IdentityError(
+                f"both copies of {records.damaged_slots} records of {directory}/replicas are damaged: this "
+                "agent can no longer tell what it promised; move the directory away and let it start anew"
+            )
+        if records.get(_MADE_KEY) is None:
+            await records.save(_MADE_KEY, b"")
+        return cls(records)
+
+    def get(self, group: GroupId) -> ReplicaRecord | None:
+        """None: this agent never held a replica of the group, or deleted it."""
+        return self._by_group.get(group)
+
+    def __iter__(self) -> Iterator[ReplicaRecord]:
+        return iter(list(self._by_group.values()))
+
+    async def put(self, record: ReplicaRecord) -> None:
+        """Durable on return, before the replica's first message; and not known here any earlier, so that who
+        asks again does not find what could not be saved. Raises DoubledError."""
+        payload = _REGISTRY.pack(*record.replica_id, record.state)
+        await self._records.save(record.group.to_bytes(), payload)
+        self._by_group[record.group] = record
+
+    async def remove(self, group: GroupId) -> None:
+        """Only on a committed configuration without the replica, or a committed topic deletion (safety 4)."""
+        self._by_group.pop(group, None)
+        await self._records.remove(group.to_bytes())
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self._records.close()
+
+
+def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
+    try:
+        term, index, state = _REGISTRY.unpack(payload)
+        return ReplicaRecord(group_id_from_bytes(key), ReplicaId(term, index), ReplicaState(state))
+    except (struct.error, ValueError) as error:
+        raise IdentityError(f"a replica record that cannot be read: {error}") from error
+
+
+class HardStateFile:
+    """Term and vote of every replica here, in one group-committed file (safety 3).
+
+    Beside them stands how far each log must reach at least (`floor`): a log's newest segment alone says what
+    it holds before its index is written, and a log found without it would be taken for one that never had
+    it. It is kept with whatever else is saved, and goes with the record.
+    """
+
+    def __init__(self, records: DoubledFile) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
+        """Damaged slots are no error here: a registered replica without a hard state is lost, the others
+        serve."""
+        return cls(await DoubledFile.open(disk, directory, "hard-state"))
+
+    def check(self) -> None:
+        """Raises DoubledError when what is said here may not be what the disk would say after a restart."""
+        self._records.check()
+
+    @property
+    def damaged_slots(self) -> int:
+        """Hard states of which neither copy can be read."""
+        return self._records.damaged_slots
+
+    def get(self, group: GroupId) -> tuple[ReplicaId, HardState] | None:
+        """The replica id it was saved under, and the state; None when there is none. Raises IdentityError."""
+        fields = self._fields(group)
+        if fields is None:
+            return None
+        own_term, own_index, term, voted, vote_term, vote_index, commit, _ = fields
+        vote = ReplicaId(vote_term, vote_index) if voted else None
+        return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
+
+    def floor(self, group: GroupId) -> LogIndex:
+        """The last entry that the log is known to have held, synced; 0: none, or no record. Raises
+        IdentityError."""
+        fields = self._fields(group)
+        return LogIndex(0 if fields is None else fields[-1])
+
+    def _fields(self, group: GroupId) -> tuple[int, ...] | None:
+        payload = self._records.get(group.to_bytes())
+        if payload is None:
+            return None
+        try:
+            return _HARD_STATE.unpack(payload)
+        except struct.error as error:
+            raise IdentityError(f"the hard state of {group} cannot be read: {error}") from error
+
+    async def save(self, group: GroupId, replica_id: ReplicaId, state: HardState) -> None:
+        """Both copies synced on return: only then may anything of that term leave."""
+        vote = state.vote if state.vote is not None else ReplicaId(0, 0)
+        await self._save(
+            group,
+            (*replica_id, state.term, state.vote is not None, *vote, state.commit_index, self.floor(group)),
+        )
+
+    async def save_floor(self, group: GroupId, floor: LogIndex) -> None:
+        """After the entry is synced and before anybody is told; before a truncation goes below it."""
+        fields = self._fields(group)
+        assert fields is not None, "the floor of a log whose replica was never born"
+        await self._save(group, (*fields[:-1], floor))
+
+    async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
+        """The log is about to end with that entry, or before: nothing is saved where it need not reach
+        further."""
+        if last_index < self.floor(group):
+            await self.save_floor(group, last_index)
+
+    async def _save(self, group: GroupId, fields: tuple[int, ...]) -> None:
+        await self._records.save(group.to_bytes(), _HARD_STATE.pack(*fields))
+
+    async def remove(self, group: GroupId) -> None:
+        """With its replica."""
+        await self._records.remove(group.to_bytes())
+
+    async def close(self) -> None:
+        """Wait for saves under way and close the files."""
+        await self._records.close()

@@ -1,0 +1,131 @@
+"""The gossip keyring on disk: DATA/gossip-keyring.json, for its owner's eyes only.
+
+Law of this file: bytes and permissions, and which of the two sources of keys counts at the start. What a
+keyring means is membership's business. The file has Serf's form: a JSON list of keys in base64, the
+primary one first.
+
+Once there is a file, it decides: a rotation is written into it, and a start with a flag of former days must
+neither bring back a key that was removed nor lose the one that is in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+from shoal.agent.config import AgentConfig
+from shoal.agent.durable.data_directory import KEYRING_FILE
+from shoal.agent.process.errors import StartError
+from shoal.membership.config import GossipConfig
+from shoal.membership.wire.keyring import MAX_KEYRING_BYTES, Keyring, KeyringError, parse_key
+
+FOR_THE_OWNER = 0o600
+FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+ADVICE = "`shoal keygen` prints a key"
+
+logger = logging.getLogger("shoal.agent")
+
+
+class KeyringFile:
+    """One agent's keyring file. Blocking: call it in a thread once the agent runs."""
+
+    def __init__(self, data: str) -> None:
+        self.path = os.path.join(data, KEYRING_FILE)
+
+    def load(self) -> Keyring | None:
+        """None when there is none. Raises StartError for one that cannot be used: a node that then began
+        without keys would tell everything to everybody."""
+        try:
+            with open(self.path, "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                text = file.read(MAX_KEYRING_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StartError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if mode & FOR_OTHERS:
+            logger.warning("%s could be read by others (mode %o): it is closed now", self.path, mode)
+            os.chmod(self.path, FOR_THE_OWNER)
+        try:
+            if len(text) > MAX_KEYRING_BYTES:
+                raise KeyringError(f"more than {MAX_KEYRING_BYTES} bytes")
+            return Keyring.from_json(text.decode())
+        except (KeyringError, UnicodeDecodeError):
+            raise StartError(
+                f"{self.path} is no keyring: put back a good one, or remove it and give --gossip-key"
+            ) from None
+
+    def save(self, keyring: Keyring) -> None:
+        """Whole or not at all, and on the disk when this returns. Raises OSError."""
+        temporary = f"{self.path}.new"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FOR_THE_OWNER)
+        with open(handle, "wb") as file:
+            os.fchmod(handle, FOR_THE_OWNER)  # O_CREAT's mode is for new files only
+            file.write(keyring.to_json().encode())
+            file.flush()
+            os.fsync(handle)
+        os.replace(temporary, self.path)
+        directory = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def settle_keyring(config: AgentConfig, file: KeyringFile) -> Keyring | None:
+    """The keyring to start with: the file's, else the given key's, which is kept from now on. None: gossip is
+    not sealed. Raises StartError.
+    """
+    given = _given_key(config)
+    kept = file.load()
+    if kept is None and given is not None:
+        kept = Keyring((given,))
+        try:
+            file.save(kept)
+        except OSError as error:
+            raise StartError(f"cannot write {file.path}: {error.strerror or error}") from None
+    elif kept is not None and given is not None and given not in kept.keys:
+        logger.warning(
+            "--gossip-key is not in %s, which decides: to come back after a rotation that this agent has "
+            "missed, remove that file and give the new key",
+            file.path,
+        )
+    return kept
+
+
+def _given_key(config: AgentConfig) -> bytes | None:
+    text = config.gossip_key
+    if text is None:
+        return None
+    try:
+        if text.startswith("@"):
+            with open(text[1:], encoding="ascii") as file:
+                text = file.read(MAX_KEYRING_BYTES)
+        return parse_key(text)
+    except (KeyringError, UnicodeDecodeError):
+        raise StartError(
+            f"--gossip-key is not 16, 24 or 32 bytes in base64: {ADVICE}, and @FILE names a file of one"
+        ) from None
+    except OSError as error:
+        raise StartError(
+            f"--gossip-key {config.gossip_key}: {error.strerror}: {ADVICE} to put there"
+        ) from None
+
+
+def gossip_config(
+    config: AgentConfig, *, agent_id: str, port: int, tags: dict[str, str], keyring: Keyring | None
+) -> GossipConfig:
+    """What the agent's own gossip is told."""
+    profile = GossipConfig.local if config.is_loopback else GossipConfig.lan
+    return profile(
+        name=agent_id,
+        bind_address=config.bind,
+        bind_port=port,
+        advertise_address=config.advertised_address,
+        tags=tags,
+        label=config.gossip_label or "",
+        keyring=keyring,
+        verify_incoming=config.gossip_verify_incoming,
+        verify_outgoing=config.gossip_verify_outgoing,
+    )

@@ -1,0 +1,317 @@
+"""The receiver's side of catch-up by segments: a copy of a peer's log replaces one that fell behind.
+
+Law of this file: the copy is made in a side directory, through an ordinary log that checks every checksum and
+the whole chain and syncs; it counts from one durable record on (opener.py), and until then the old log does.
+Replica id, term and vote stay.
+
+What may replace what: the copy holds only entries that are committed, and reaches as far as the replica's own
+log, so that nothing this replica ever acknowledged and that counts is missing (section 5.4 of the Raft
+paper). Where the own log is longer than what is committed, its end may count still: then the copy goes on to
+the end of a leader's log, which stands for an AppendEntries of that leader's term, and counts only if no
+newer term is known here.
+
+A state machine's replica takes no copy that begins beyond what it has saved of its state: so every replica
+has the whole state, in that and its log.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.agent.durable.identity import ReplicaState
+from shoal.agent.durable.ids import GroupId, IdentityError
+from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.partition.opener import Plan, Stores, Work, finish_install
+from shoal.agent.partition.replica import Replica
+from shoal.agent.peers.entry_messages import (
+    Offer,
+    Piece,
+    Wanted,
+    decode_offer,
+    decode_piece,
+    encode_held,
+    encode_wanted,
+)
+from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, PeerMessageError
+from shoal.agent.process.clock import Clock
+from shoal.errors import ShoalError
+from shoal.format.batch import BatchError, Flag, Frame, Kind, LogIdentity, LogIndex, Offset, Term, parse_frame
+from shoal.replication.interfaces import HardState
+from shoal.segment_store.errors import StoreError
+from shoal.segment_store.format.recovery import Chain
+from shoal.segment_store.log.log import PartitionLog
+
+MAX_COPIES = 4
+"""Logs copied to this agent at the same time; each writes as fast as the disk takes it."""
+PIECE_TIMEOUT_MS = 5_000
+RETRY_S = 0.5
+PAUSE_MS = 1_000
+"""After a copy that failed: a full disk, or a leader that changes, is not better at once."""
+MAX_RETRIES = 20
+"""Of one piece: an election or a restart of the sender may come between, not more."""
+
+logger = logging.getLogger(__name__)
+
+
+class CopyFailed(Exception):
+    """This copy cannot become the log; the next offer begins another. The text says why."""
+
+
+class InstallHost(Protocol):
+    """What an installer asks of the host."""
+
+    clock: Clock
+
+    def replica(self, group: GroupId) -> Replica:
+        """Raises ShoalError when none is open here."""
+
+    def plan(self, group: GroupId) -> Plan:
+        """How it was opened."""
+
+    async def reopen(self, group: GroupId, work: Work) -> None:
+        """Close the replica, do the work, open it again; nothing else opens or deletes it meanwhile."""
+
+
+@dataclass(slots=True)
+class _Job:
+    offer: Offer
+    source: str
+
+
+class Installer:
+    """One per host. Its tasks end with `stop`."""
+
+    def __init__(self, links: Links, stores: Stores, host: InstallHost) -> None:
+        self._links = links
+        self._stores = stores
+        self._host = host
+        self._jobs: dict[GroupId, _Job] = {}
+        self._tasks: dict[GroupId, asyncio.Task[None]] = {}
+        self._failed_ms: dict[GroupId, int] = {}
+        links.handle_request(PeerMessage.SEGMENTS_OFFER, self.on_offer)
+
+    async def on_offer(self, peer: str, payload: bytes) -> bytes:
+        """A leader's log begins behind what this replica holds: begin to copy it, or say what is held.
+
+        Raises ShoalError when nothing is copied; the leader asks again."""
+        group, offer = decode_offer(payload)
+        replica = self._host.replica(group)
+        if replica.failure is not None:
+            raise ShoalError(*replica.failure)
+        core = replica.core
+        if offer.receiver != replica.replica_id or offer.term < core.term:
+            raise ShoalError("bad-request", "the offer is for another replica, or of an older term")
+        if offer.first_index < core.first_index or core.term_at(offer.first_index) == offer.first_term:
+            # What lies before this log was committed, and so is in the leader's: one that was trimmed further
+            # than the leader's own (each replica of the catalog trims its log by itself) lacks nothing.
+            return encode_held(core.last_index)
+        plan = self._host.plan(group)
+        if plan.folds is not None:
+            raise ShoalError("bad-request", "this group's state is built from its whole log")
+        job = self._jobs.get(group)
+        if job is not None:
+            job.offer, job.source = offer, peer
+        elif self._host.clock.now_ms() - self._failed_ms.get(group, -PAUSE_MS) < PAUSE_MS:
+            raise ShoalError("overloaded", "a copy has just failed; another is begun in a moment")
+        elif len(self._jobs) >= MAX_COPIES:
+            raise ShoalError("overloaded", f"{MAX_COPIES} logs are being copied to this agent already")
+        else:
+            self._begin(group, _Job(offer, peer))
+        return encode_held(LogIndex(0))
+
+    def _begin(self, group: GroupId, job: _Job) -> None:
+        self._jobs[group] = job
+        self._tasks[group] = asyncio.ensure_future(self._run(group, job))
+
+    async def _run(self, group: GroupId, job: _Job) -> None:
+        try:
+            await self._copy_and_install(group, job)
+        except (CopyFailed, ShoalError, StoreError, OSError, PeerMessageError, BatchError) as error:
+            logger.warning("the copy of %s is given up, another will be begun: %s", group, error)
+            self._note_failure(group)
+        except Exception:
+            logger.exception("the copy of %s failed", group)
+            self._note_failure(group)
+        finally:
+            del self._jobs[group], self._tasks[group]
+
+    def _note_failure(self, group: GroupId) -> None:
+        now_ms = self._host.clock.now_ms()
+        self._failed_ms = {key: at for key, at in self._failed_ms.items() if now_ms - at < PAUSE_MS}
+        self._failed_ms[group] = now_ms
+
+    async def abandon(self, group: GroupId) -> None:
+        """The group is closed, perhaps to be deleted: a copy that went on would make its directory anew."""
+        task = self._tasks.get(group)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Leave what is half copied: the next opening removes it."""
+        for group in list(self._tasks):
+            await self.abandon(group)
+
+    async def _copy_and_install(self, group: GroupId, job: _Job) -> None:
+        replica, plan = self._host.replica(group), self._host.plan(group)
+        copy = _Copy(self._stores, plan, replica.identity)
+        logger.info("%s begins at entry %d elsewhere: copying it", group, job.offer.first_index)
+        try:
+            await copy.clear()
+            while not copy.may_replace(replica):
+                first_index = copy.next_index or job.offer.first_index
+                piece, frames = await self._fetch(group, job, Wanted(replica.replica_id, first_index))
+                await copy.take(piece, frames, replica)
+                if plan.machine is not None and copy.start_offset > plan.machine.saved_offset():
+                    raise CopyFailed("the state before it has not come from a peer yet")
+        finally:
+            await copy.close()
+        if not copy.may_replace(replica) or self._host.replica(group) is not replica:
+            raise CopyFailed("the replica's own log has changed meanwhile")
+
+        async def install() -> None:
+            await copy.promise(group)
+            record = self._stores.registry.get(group)
+            assert record is not None
+            await self._stores.registry.put(record._replace(state=ReplicaState.INSTALLING))
+            await finish_install(self._stores, record)
+
+        await self._host.reopen(group, install)
+        logger.info("%s: the log of a peer, up to entry %d, is this replica's now", group, copy.last_index)
+
+    async def _fetch(self, group: GroupId, job: _Job, wanted: Wanted) -> tuple[Piece, list[Frame]]:
+        identity = self._host.replica(group).identity
+        for attempt in range(MAX_RETRIES):
+            try:
+                answer = await self._links.request(
+                    job.source, PeerMessage.SEGMENTS_PIECE, encode_wanted(group, wanted), PIECE_TIMEOUT_MS
+                )
+            except PeerUnavailable as error:
+                reason = str(error)
+            except PeerRequestFailed as error:
+                if attempt:
+                    raise CopyFailed(f"{job.source[:8]}: {error}") from None
+                reason = str(error)
+            else:
+                piece, position = decode_piece(answer)
+                return piece, _parse(answer, position, identity)
+            await asyncio.sleep(RETRY_S)
+        raise CopyFailed(reason)
+
+
+def _parse(payload: bytes, position: int, identity: LogIdentity) -> list[Frame]:
+    """Every frame, its checksum under this log's identity verified. Raises BatchError."""
+    frames = []
+    while position < len(payload):
+        frame = parse_frame(payload, position, identity)
+        frames.append(frame)
+        position += len(frame.data)
+    return frames
+
+
+class _Copy:
+    """A log in the side directory. `branch_term`: it holds what is not committed, from the leader of that
+    term."""
+
+    def __init__(self, stores: Stores, plan: Plan, identity: LogIdentity) -> None:
+        self._stores = stores
+        self._plan = plan
+        self._identity = identity
+        self._directory = stores.side_directory(plan.group)
+        self._log: PartitionLog | None = None
+        self._goal: LogIndex | None = None
+        self._end_of_branch = LogIndex(0)
+        self._committed = LogIndex(0)
+        self.branch_term: Term | None = None
+        self.last_index = LogIndex(0)
+        self._last_term = Term(0)
+
+    @property
+    def next_index(self) -> LogIndex | None:
+        """The entry to ask for; None before the first."""
+        return None if self._log is None else LogIndex(self.last_index + 1)
+
+    @property
+    def start_offset(self) -> Offset:
+        """Of its first record."""
+        assert self._log is not None
+        return self._log.start_offset
+
+    async def clear(self) -> None:
+        """Without what an attempt before this one left."""
+        await self._stores.disk.remove_tree(self._directory)
+
+    def may_replace(self, replica: Replica) -> bool:
+        """See the head of this file."""
+        if self._goal is None or self.last_index < self._goal:
+            return False
+        core = replica.core
+        if self.branch_term is None:
+            return self.last_index >= core.last_index
+        if core.term > self.branch_term:
+            raise CopyFailed(f"term {self.branch_term} is over")
+        if core.term_at(core.last_index) == self.branch_term:
+            return self.last_index >= core.last_index  # it has entries of that very leader, and said so
+        return self.last_index >= min(self._end_of_branch, core.last_index)
+
+    async def take(self, piece: Piece, frames: list[Frame], replica: Replica) -> None:
+        """Append what may be had of it, synced. Raises CopyFailed, StoreError."""
+        committed = [frame for frame in frames if frame.stamp.index <= piece.commit_index]
+        if self.branch_term is None and self.last_index >= piece.commit_index and piece.leads:
+            if piece.term < replica.core.term:
+                raise CopyFailed(f"it leads term {piece.term}, which is over")
+            self.branch_term = piece.term
+            self._end_of_branch = piece.last_index
+        if self.branch_term is not None:
+            if not piece.leads or piece.term != self.branch_term:
+                raise CopyFailed(f"the leader of term {self.branch_term} leads no more")
+            committed = frames
+        if not committed:
+            raise CopyFailed("the sender has nothing more to give")
+        if self._goal is None:
+            self._goal = piece.commit_index
+        self._committed = max(self._committed, piece.commit_index)
+        await self._append(committed)
+
+    async def _append(self, frames: list[Frame]) -> None:
+        if self._log is None:
+            self._log = await self._begin(frames[0])
+        await self._log.append(frames)
+        self.last_index, self._last_term = self._log.last_index, self._log.last_term
+
+    async def _begin(self, first: Frame) -> PartitionLog:
+        stamp = first.stamp
+        if stamp.index > 1 and (stamp.kind != Kind.CHECKPOINT or not stamp.flags & Flag.FIRST_OF_SEGMENT):
+            raise CopyFailed(f"entry {stamp.index} does not begin a segment with a checkpoint")
+        return await PartitionLog.open(
+            self._stores.disk,
+            self._directory,
+            self._identity,
+            self._plan.schema,
+            self._plan.log_config,
+            Chain(stamp.index, stamp.base_offset, stamp.previous_term),
+            self._stores.shared,
+        )
+
+    async def close(self) -> None:
+        """Everything is synced already."""
+        if self._log is not None:
+            await self._log.close()
+
+    async def promise(self, group: GroupId) -> None:
+        """Store the newest term that the copy knows of before the copy counts (safety 3): a log ahead of its
+        term would be a lost replica's."""
+        stored = self._stores.hard_states.get(group)
+        assert stored is not None
+        replica_id, state = stored
+        term = max(state.term, self._last_term, self.branch_term or Term(0))
+        vote = state.vote if term == state.term else None
+        committed = max(state.commit_index, LogIndex(min(self._committed, self.last_index)))
+        await self._stores.hard_states.save(group, replica_id, HardState(term, vote, committed))
+        await self._stores.hard_states.lower_floor(group, self.last_index)
+
+
+INSTALL_FAULTS = (OSError, StoreError, DoubledError, IdentityError)
+"""What may end an installation half way; the next opening ends it."""

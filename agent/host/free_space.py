@@ -1,0 +1,81 @@
+"""How much room the disk has, and for what it suffices.
+
+Law of this file: the fuller the disk, the fewer may write: first no client's records, then no leader's
+entries either, so that to the end there is room for what empties it: trims, and the catalog's changes with
+the state they are saved in.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.errors import ShoalError
+from shoal.segment_store.disk.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+MIN_FREE_BYTES = 64 * 2**20
+"""Below it appends and new topics are refused as disk-full, while logs can still write what is under way,
+their checkpoints, and what makes room: trims, and the catalog's changes."""
+LAST_FREE_BYTES = 16 * 2**20
+"""Below it a leader's entries are taken no more either, but those of the catalog, and what is as small as a
+trim: a log that finds no room for its next blocks (up to 8 MiB at a time) stops."""
+TRIM_FREE_BYTES = 2**20
+"""Below it trims are refused."""
+SMALL_APPEND_BYTES = 4096
+"""A trim, or a leader's first entry, with all that is around it."""
+
+
+class FreeSpace:
+    """One per host. What is taken counts as used at once: a burst between two looks would fill the disk."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._is_short = False
+        self.size_bytes = 2**63
+
+    async def look(self) -> None:
+        """Find out how much there is."""
+        try:
+            self.size_bytes, _ = await self._disk.free_bytes(self._directory)
+        except OSError as error:
+            logger.warning("cannot tell the free space of %s: %s", self._directory, error)
+        self._tell()
+
+    def _tell(self) -> None:
+        is_short = self.size_bytes < MIN_FREE_BYTES
+        if is_short == self._is_short:
+            return
+        self._is_short = is_short
+        if is_short:
+            logger.warning(
+                "the disk of %s is full: %d bytes are free, appends are refused below %d; delete a topic, "
+                "trim a partition or change a topic's retention",
+                self._directory, max(0, self.size_bytes), MIN_FREE_BYTES,
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "the disk of %s has room again: %d bytes are free", self._directory, self.size_bytes
+            )
+
+    def require(self, least_bytes: int = MIN_FREE_BYTES) -> None:
+        """ShoalError disk-full when fewer bytes are free."""
+        if self.size_bytes < least_bytes:
+            raise ShoalError(
+                "disk-full",
+                f"{max(0, self.size_bytes)} bytes are free on this agent's disk, fewer than {least_bytes}: "
+                "delete a topic, trim a partition, or change a topic's retention",
+            )
+
+    def take(self, size_bytes: int) -> None:
+        """So much is going to be written."""
+        self.size_bytes -= size_bytes
+
+    def admits(self, group: GroupId, size_bytes: int) -> bool:
+        """Whether to take so many bytes of entries from a leader, who sends them again."""
+        if self.size_bytes - size_bytes < LAST_FREE_BYTES and group != CATALOG_GROUP:
+            return size_bytes <= SMALL_APPEND_BYTES
+        self.size_bytes -= size_bytes
+        return True

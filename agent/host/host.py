@@ -1,0 +1,682 @@
+"""The host: every replica of this agent, and what clients and peers want of them.
+
+Law of this file: it finds the replica and passes on. When a replica gets its turn stands in scheduler.py,
+what it does then in replica.py, how it is opened in opener.py, how appends and reads are answered in
+appender.py and reader.py. A replica that is lost, damaged or failed is a status here and never an obstacle to
+the others.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.host.copy_source import Shipper
+from shoal.agent.host.copy_target import INSTALL_FAULTS, Installer
+from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
+from shoal.agent.host.leadership_transfer import hand_over_all
+from shoal.agent.host.newborns import Newborns
+from shoal.agent.host.peer_input import Receiving
+from shoal.agent.host.peer_liveness import Silence
+from shoal.agent.host.repair import Mender
+from shoal.agent.host.scheduler import Turns
+from shoal.agent.host.stopped_groups import Stopped
+from shoal.agent.host.unsafe_recovery import Recovery
+from shoal.agent.partition.appender import Acks, Appender
+from shoal.agent.partition.applier import Applier, StateMachine
+from shoal.agent.partition.clock_skew import PeerClocks
+from shoal.agent.partition.opener import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
+from shoal.agent.partition.pending import Answer, Appended, Waiter
+from shoal.agent.partition.reader import Admit, Fetch, Offsets, Reader
+from shoal.agent.partition.replica import Replica
+from shoal.agent.partition.state.log_state import GroupState
+from shoal.agent.partition.state.retention import Retention
+from shoal.agent.partition.status import HostStatistics, ReplicaStatus, status_of, status_without_replica
+from shoal.agent.partition.trimmer import Trimmer
+from shoal.agent.peers.frames import Piece
+from shoal.agent.peers.links import Links
+from shoal.agent.peers.outbox import Outbox
+from shoal.agent.process.clock import Clock
+from shoal.errors import ShoalError
+from shoal.format.batch import Kind, LogIndex, Message, Offset, ProducerStamp, Term
+from shoal.format.records import RecordColumns
+from shoal.replication.config import RaftConfig
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.segment_store.check.damage import merge, range_of
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.errors import Damaged, ForeignIdentity, StoreError
+
+FREE_SPACE_INTERVAL_MS = 1_000
+RETENTION_INTERVAL_MS = 5_000
+"""Ages are at least a second, segments seldom filled faster than that."""
+MAX_APPEND_TIMEOUT_MS = 300_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Group:
+    replica: Replica
+    appender: Appender
+    reader: Reader
+    applier: Applier | None
+    trimmer: Trimmer
+    plan: Plan
+
+
+class Host:
+    """See the module. `run()` is one task of the agent's TaskGroup; everything else may be called while it
+    runs."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        boot_nonce: bytes,
+        cluster_id: bytes,
+        disk: Disk,
+        data_directory: str,
+        registry: ReplicaRegistry,
+        hard_states: HardStateFile,
+        links: Links,
+        clock: Clock,
+        rng: random.Random,
+        raft_config: RaftConfig,
+        log_config: LogConfig,
+        on_change: Callable[[GroupId], None],
+        retention_interval_ms: int = RETENTION_INTERVAL_MS,
+        power_held: bool = False,
+    ) -> None:
+        self.agent_id = agent_id
+        self.boot_nonce = boot_nonce
+        self.clock = clock
+        self._stores = Stores(disk, data_directory, cluster_id, registry, hard_states)
+        self._links = links
+        self._rng = rng
+        self._raft_config = raft_config
+        self._log_config = log_config
+        self._on_change = on_change
+        self._retention_interval_ms = retention_interval_ms
+        self.clocks = PeerClocks(links, clock, agent_id, self.open_replicas, retention_interval_ms)
+        self._power_held = power_held  # since this agent last ran: no write was torn by its failure
+        self.cleared_writes: dict[GroupId, LogIndex] = {}
+        """Of logs opened in this run: behind which entry something stood that no power failure can have torn,
+        and was cleared for incomplete. It may have been acknowledged."""
+        self._groups: dict[GroupId, _Group] = {}
+        self._unserved: dict[GroupId, tuple[str, str]] = {}
+        """Groups that could not be opened: state and reason."""
+        self._broken: set[GroupId] = set()
+        """Of those, the ones whose log says too little of itself to be mended."""
+        self._failed: dict[GroupId, None] = {}
+        """Groups whose replicas have stopped, open as they are."""
+        self._opening: set[GroupId] = set()
+        self._reopening: dict[GroupId, asyncio.Future[None]] = {}
+        self._outbox = Outbox(links)
+        self.turns = Turns(clock, self._outbox.flush)
+        self.schedule = self.turns.schedule
+        disk.before_completions, disk.after_completions = self.turns.hold, self.turns.serve_now
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._appends = 0
+        self.free_space = FreeSpace(disk, data_directory)
+        self._received = Receiving(links, self.turns, self._open_replica, self.free_space.admits)
+        links.on_input, links.on_input_over = self.turns.hold, self.turns.hurry
+        self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
+        self._stopped = Stopped(links, self.stopped_groups, self._open_replica, clock)
+        self._shipper = Shipper(links, self.replica, self.led_replicas)
+        self._installer = Installer(links, self._stores, self)
+        self.mender = Mender(links, self, hard_states)
+        self.recovery = Recovery(links, self._stores, self)
+        self.newborns = Newborns(self, self._stores, self._open_replica)
+
+    # Groups
+
+    async def open_group(
+        self,
+        group: GroupId,
+        *,
+        birth: Configuration,
+        schema: pa.Schema,
+        log_config: LogConfig | None = None,
+        retention: Retention | None = None,
+        machine: StateMachine | None = None,
+        state: GroupState | None = None,
+        replica_id: ReplicaId | None = None,
+        awaits_birth: bool = False,
+    ) -> None:
+        """Register the replica, open its log, start its core. A lost or damaged replica is kept as a status
+        only.
+
+        With `machine`, every committed DATA frame that it does not have is handed to it, in order, and
+        appends are answered once applied. Raises UnknownReplica, or DoubledError when the disk cannot
+        register it.
+        """
+        assert group not in self._groups
+        assert group not in self._opening
+        if self._stopping:
+            raise ShoalError("stopping", "the agent stops")
+        plan = Plan(
+            group,
+            birth,
+            schema,
+            log_config or self._log_config,
+            self._raft_config,
+            replica_id,
+            state,
+            machine,
+            retention or Retention(),
+            awaits_birth=awaits_birth,
+        )
+        await self._open(plan)
+
+    async def _open(self, plan: Plan) -> None:
+        group = plan.group
+        self._opening.add(group)
+        try:
+            replica = await open_replica(self._stores, self, plan, self._rng)
+        except ReplicaLost as error:
+            self._give_up(group, "lost", str(error))
+            return
+        except DamagedReplica as damaged:
+            self._give_up(group, "failed", f"its log is damaged, and is mended from peers: {damaged}")
+            self.mender.wait(damaged)
+            return
+        except StoreError as error:
+            self._give_up(group, "failed", f"its log cannot be opened: {error}")
+            if isinstance(error, Damaged | ForeignIdentity):
+                self._broken.add(group)
+            return
+        finally:
+            self._opening.discard(group)
+        self._adopt(plan, replica)
+
+    def _give_up(self, group: GroupId, state: str, reason: str) -> None:
+        """The other groups are served all the same."""
+        logger.error("replica %s is %s: %s", group, state, reason)
+        self._unserved[group] = (state, reason)
+        self.changed(group)
+
+    def _adopt(self, plan: Plan, replica: Replica) -> None:
+        group = plan.group
+        self._unserved.pop(group, None)
+        self._broken.discard(group)
+        self.newborns.note(replica)
+        if self._power_held and replica.log.cleared_behind is not None:
+            self.cleared_writes.setdefault(group, replica.log.cleared_behind)
+        applier = None if plan.machine is None else Applier(replica, plan.machine)
+        self._groups[group] = _Group(
+            replica,
+            Appender(replica),
+            Reader(replica, lambda: self.schedule(replica)),
+            applier,
+            Trimmer(replica, plan.retention, self.clocks, plan.machine),
+            plan,
+        )
+        replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
+        replica.quarantined = plan.quarantined
+        self.mender.found(group)
+        if applier is not None:
+            applier.start()
+        self.schedule(replica)
+        self.changed(group)
+
+    async def close_group(self, group: GroupId, why: str = "the agent stops") -> None:
+        """Stop the replica; its data stay. Nothing to do for one that is not open. Who waits is told why."""
+        while (reopening := self._reopening.get(group)) is not None:
+            await asyncio.shield(reopening)
+        await self._installer.abandon(group)
+        await self.mender.abandon(group)
+        self._unserved.pop(group, None)
+        entry = self._take_out(group)
+        if entry is not None:
+            await self._close(entry, why)
+
+    def _take_out(self, group: GroupId) -> _Group | None:
+        self._failed.pop(group, None)
+        return self._groups.pop(group, None)
+
+    async def reopen(self, group: GroupId, work: Work) -> None:
+        """Close the replica, do the work on its files, open it again. Nothing else opens or deletes it
+        meanwhile. A fault is a status, as everywhere."""
+        entry = self._entry(group)
+        entry.replica.say_last_words()
+        self._take_out(group)
+        self._unserved[group] = ("installing", "its log is being replaced or mended")
+        over = self._reopening[group] = asyncio.get_running_loop().create_future()
+        try:
+            await self._close(entry, "the log is being replaced or mended")
+            await work()
+            await self._open(entry.plan)
+        except INSTALL_FAULTS as error:
+            self._give_up(group, "failed", f"its log could not be replaced: {error}")
+        finally:
+            del self._reopening[group]
+            over.set_result(None)
+
+    async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
+        """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
+        if not self._stopping:
+            await self._open(replace(damaged.plan, quarantined=quarantined))
+
+    def may_reopen(self, replica: Replica) -> bool:
+        """Whether it is the group's replica still, and can be closed and opened: what folds a state in its
+        log cannot."""
+        entry = self._groups.get(replica.group)
+        return entry is not None and entry.replica is replica and entry.plan.folds is None
+
+    def damaged(self, group: GroupId) -> None:
+        """A replica has met damage."""
+        self.mender.found(group)
+
+    def stored_term(self, group: GroupId) -> Term:
+        """What the disk knows for certain that this replica has entered."""
+        stored = self._stores.hard_states.get(group)
+        return Term(0) if stored is None else stored[1].term
+
+    def plan(self, group: GroupId) -> Plan:
+        """How an open group was opened. Raises ShoalError as `replica`."""
+        return self._entry(group).plan
+
+    async def _close(self, entry: _Group, why: str) -> None:
+        if entry.applier is not None:
+            await entry.applier.stop()
+        entry.trimmer.stop()
+        await entry.replica.close(why)
+        self.turns.forget(entry.replica)
+
+    async def delete_group(self, group: GroupId) -> None:
+        """Remove the replica for good. The caller holds a committed topic deletion, or a committed
+        configuration without this replica (safety 4)."""
+        await self.close_group(group, "the partition's topic was deleted")
+        await erase(self._stores, group)
+        await self._stores.registry.remove(group)
+
+    async def retire_group(self, group: GroupId) -> None:
+        """The same for a replica that was removed from a group that lives on: the registry remembers it, so
+        that it never comes back under its old id. The caller holds a committed configuration without it."""
+        record = self._stores.registry.get(group)
+        assert record is not None
+        await self.close_group(group, "the replica here was removed from its group")
+        await self._stores.registry.put(record._replace(state=ReplicaState.REMOVED))
+        await erase(self._stores, group)
+        self.changed(group)
+
+    async def finish_retirements(self) -> None:
+        """After a restart: a crash may have come between the registry's record and the last file."""
+        for record in self._stores.registry:
+            directory = self._stores.directory(record.group)
+            if record.state is ReplicaState.REMOVED and await self._stores.disk.exists(directory):
+                await erase(self._stores, record.group)
+
+    def committed_configuration(self, group: GroupId) -> Configuration | None:
+        """The newest configuration known here to be committed; None when no replica here can say."""
+        entry = self._groups.get(group)
+        return None if entry is None or entry.replica.failure else entry.replica.state.configurations[0]
+
+    def replica_records(self) -> Iterator[ReplicaRecord]:
+        """What the registry knows of this agent's replicas, open or not."""
+        return iter(self._stores.registry)
+
+    def replica_record(self, group: GroupId) -> ReplicaRecord | None:
+        """None: this agent never held a replica of the group, or its topic was deleted."""
+        return self._stores.registry.get(group)
+
+    def open_replicas(self) -> list[Replica]:
+        """Those whose logs are open, serving or stopped."""
+        return [entry.replica for entry in self._groups.values()]
+
+    def _open_replica(self, group: GroupId) -> Replica | None:
+        entry = self._groups.get(group)
+        return None if entry is None else entry.replica
+
+    def stopped_groups(self) -> list[GroupId]:
+        """Whose replicas here neither vote nor lead at present, and are not on their way to it."""
+        return [*self._failed, *self._unserved] if self._failed or self._unserved else []
+
+    def led_replicas(self) -> list[Replica]:
+        """Those that lead their groups, and serve."""
+        return [entry.replica for entry in self._groups.values() if entry.replica.serves]
+
+    def has(self, group: GroupId) -> bool:
+        """Whether the group is open here, serving or not."""
+        return group in self._groups or group in self._unserved
+
+    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
+        """How large the group's segments grow from now on; a replica that does not serve has none."""
+        entry = self._groups.get(group)
+        if entry is not None:
+            entry.replica.log.set_segment_bytes(segment_bytes)
+
+    def set_retention(self, group: GroupId, retention: Retention) -> None:
+        """What the group keeps from now on; a replica that does not serve keeps everything."""
+        entry = self._groups.get(group)
+        if entry is not None:
+            entry.trimmer.retention = retention
+            entry.plan = replace(entry.plan, retention=retention)
+
+    def replica(self, group: GroupId) -> Replica:
+        """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
+        entry = self._groups.get(group)
+        if entry is not None:
+            return entry.replica
+        self._refuse_absent(group)
+        raise AssertionError
+
+    def _entry(self, group: GroupId) -> _Group:
+        entry = self._groups.get(group)
+        if entry is None:
+            self._refuse_absent(group)
+            raise AssertionError
+        return entry
+
+    def _refuse_absent(self, group: GroupId) -> None:
+        if self._stopping:
+            raise ShoalError("stopping", "the agent stops")
+        if group in self._unserved:
+            raise ShoalError("damaged", "the replica here is {}: {}".format(*self._unserved[group]))
+        if group in self._opening:
+            raise ShoalError("not-ready", "the replica is being opened")
+        raise ShoalError("not-leader", f"{group} has no replica on agent {self.agent_id}", leader=None)
+
+    def status(self, group: GroupId) -> ReplicaStatus:
+        """Raises ShoalError when the group is not here."""
+        unserved = self._unserved.get(group)
+        if unserved is not None:
+            return status_without_replica(group, *unserved)
+        return status_of(self.replica(group))
+
+    def statuses(self) -> Iterator[ReplicaStatus]:
+        """All groups here."""
+        return (self.status(group) for group in [*self._groups, *self._unserved])
+
+    def lost_replicas(self) -> list[GroupId]:
+        """Groups whose replica here never votes again, from the registry."""
+        return [record.group for record in self._stores.registry if record.state is ReplicaState.LOST]
+
+    def beyond_repair(self) -> list[ReplicaRecord]:
+        """Replicas here that will not vote again: lost ones, and those whose log cannot even be mended."""
+        return [
+            record
+            for record in self._stores.registry
+            if record.state is ReplicaState.LOST
+            or (record.group in self._unserved and record.group in self._broken | self.mender.hopeless)
+        ]
+
+    # Clients
+
+    async def append(
+        self,
+        group: GroupId,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None = None,
+        acks: Acks = "all",
+        timeout_ms: int,
+        consecutive: bool = True,
+    ) -> Appended:
+        """Append whole batches, or records that are gathered with everybody else's into one batch.
+
+        Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced, sequence-gap, disk-full,
+        too-large, damaged (nothing happened); timeout, leadership-lost (it may have).
+        """
+        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.begin_append(
+            group,
+            records,
+            producer=producer,
+            consecutive=consecutive,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            answer=answer,
+        )
+        return await answer
+
+    def begin_append(
+        self,
+        group: GroupId,
+        records: RecordColumns | Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        acks: Acks,
+        timeout_ms: int,
+        consecutive: bool,
+        answer: Answer,
+    ) -> None:
+        """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
+        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
+        if isinstance(records, RecordColumns):
+            size_bytes = records.size_bytes
+            self._for_append(group, size_bytes).appender.append_records(
+                records,
+                size_bytes,
+                producer=producer,
+                consecutive=consecutive,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                answer=answer,
+            )
+            return
+        appender = self._for_append(group, sum(len(message.body) for message in records)).appender
+        appender.append(
+            records,
+            producer=producer,
+            consecutive=consecutive,
+            acks=acks,
+            deadline_ms=deadline_ms,
+            answer=answer,
+        )
+
+    def _for_append(
+        self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
+    ) -> _Group:
+        """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
+        entry = self._groups.get(group)
+        if entry is None:
+            self._refuse_absent(group)
+            raise AssertionError
+        if group != CATALOG_GROUP:
+            self.free_space.require(least_bytes)
+        self._appends += 1
+        self.free_space.take(size_bytes)
+        return entry
+
+    async def propose_control(self, group: GroupId, kind: Kind, control: bytes, timeout_ms: int) -> LogIndex:
+        """Append a control entry and wait for its commit. Raises as append."""
+        assert kind not in (Kind.SCHEMA, Kind.DATA, Kind.CONFIGURATION, Kind.CHECKPOINT)
+        replica = self._for_append(group, least_bytes=TRIM_FREE_BYTES).replica
+        frame = replica.propose_control(kind, control)
+        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
+        result = Appended(frame.stamp.base_offset, 0)
+        replica.waiting.add(Waiter(frame.stamp.index, answer, result, deadline_ms))
+        await answer
+        return frame.stamp.index
+
+    async def trim(self, group: GroupId, before: Offset, timeout_ms: int) -> Offset:
+        """Drop the segments that lie wholly before the offset, and that every replica holds, on all replicas;
+        where the log then starts. Raises ShoalError as propose_control, and beyond-end."""
+        entry = self._for_append(group, least_bytes=TRIM_FREE_BYTES)
+        if (control := entry.trimmer.control_for(before)) is not None:
+            await self.propose_control(group, Kind.TRIM, control, timeout_ms)
+        return entry.replica.log.start_offset
+
+    async def read(
+        self,
+        group: GroupId,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        local: bool = False,
+        limit: int | None = None,
+        admit: Admit | None = None,
+    ) -> Fetch:
+        """Committed batches from the one that holds `offset`. See reader.py."""
+        reader = self._entry(group).reader
+        return await reader.read(
+            offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, admit=admit
+        )
+
+    async def offsets(self, group: GroupId, *, local: bool = False) -> Offsets:
+        """Start, high watermark and end, confirmed by a majority unless `local`."""
+        return await self._entry(group).reader.offsets(local=local)
+
+    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset:
+        """See Reader."""
+        return await self._entry(group).reader.find_time(time_us, from_offset)
+
+    async def wait_past(self, group: GroupId, offset: Offset, wait_ms: int) -> bool:
+        """See Reader."""
+        return await self._entry(group).reader.wait_past(offset, wait_ms)
+
+    async def transfer_all(self, timeout_ms: int) -> int:
+        """Hand over every leadership that another voter can take (SIGTERM); how many moved in time."""
+        return await hand_over_all(self.led_replicas(), timeout_ms)
+
+    def transfer(self, group: GroupId, to: ReplicaId | None) -> None:
+        """Hand one leadership over. Raises NotLeader, InvalidChange."""
+        self.replica(group).core.transfer_leadership(to, self.clock.now_ms())
+        self.schedule(self.replica(group))
+
+    # Tasks beside the turns
+
+    async def run(self) -> None:
+        """Serve deadlines until cancelled or stopped."""
+        self._side(self._silence.run())
+        self._side(self._watch_free_space())
+        self._side(self._watch_retention())
+        self._side(self.clocks.run())
+        self._side(self._shipper.run())
+        try:
+            await self.turns.run()
+        finally:
+            for task in list(self._side_tasks):
+                task.cancel()
+
+    def _side(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_done)
+
+    def _side_done(self, task: asyncio.Task[None]) -> None:
+        self._side_tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task of the host failed", exc_info=task.exception())
+
+    async def _watch_free_space(self) -> None:
+        while True:
+            await self.free_space.look()
+            if self.free_space.size_bytes >= 2 * MIN_FREE_BYTES:
+                await self._reopen_full()
+            await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
+
+    async def _reopen_full(self) -> None:
+        """Replicas that a full disk stopped come back by recovery once there is room. One that folds a state
+        in its log stays stopped: that is rebuilt by a restart only."""
+        for group, entry in list(self._groups.items()):
+            failure = entry.replica.failure
+            if failure is None or failure[0] != "disk-full" or entry.plan.folds:
+                continue
+            logger.warning("replica %s is opened again: there is room on the disk", group)
+            await self.close_group(group)
+            await self._open(entry.plan)
+
+    async def _watch_retention(self) -> None:
+        """Leaders look at the age and size of their logs."""
+        while True:
+            await asyncio.sleep(self._retention_interval_ms / 1000)
+            for entry in list(self._groups.values()):
+                entry.trimmer.check()
+
+    # What replicas ask (ReplicaHost)
+
+    def send_control(self, agent_id: str, group: GroupId, message: bytes) -> None:
+        """Goes out at the end of this turn, with everything else for that agent."""
+        if self._outbox.put(agent_id, group, message):
+            self.turns.schedule_flush()
+
+    def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
+        """Dropped when the outbox is full: Raft sends it again."""
+        self._links.send_append(agent_id, pieces)
+
+    def changed(self, group: GroupId) -> None:
+        """Tell the agent, whose trouble with the news is not the replica's."""
+        replica = self._open_replica(group)
+        if replica is not None and replica.failure is not None:
+            self._failed[group] = None
+        elif replica is not None:
+            self.newborns.note(replica)
+        try:
+            self._on_change(group)
+        except Exception:
+            logger.exception("the change of %s could not be taken", group)
+
+    async def save_hard_state(self, replica: Replica, state: HardState) -> None:
+        """Its commit index is of what this disk holds: neither less, nor what is yet to be truncated."""
+        durable = min(state.commit_index, replica.log.synced_index, replica.core.stable_index)
+        state = replace(state, commit_index=durable)
+        await self._stores.hard_states.save(replica.group, replica.replica_id, state)
+
+    async def save_floor(self, replica: Replica, floor: LogIndex) -> None:
+        """A log found shorter is a lost one."""
+        await self._stores.hard_states.save_floor(replica.group, floor)
+
+    def save_hint(self, replica: Replica) -> None:
+        """In passing."""
+        self._side(self._save_hint(replica))
+
+    async def _save_hint(self, replica: Replica) -> None:
+        """Term and vote are the newest known, so that this never undoes a save under way."""
+        known = replica.core.statistics()
+        try:
+            await self.save_hard_state(replica, HardState(known.term, known.vote, known.commit_index))
+        except DoubledError as error:
+            replica.fail("damaged", f"hard states cannot be stored any more: {error}")
+
+    def statistics(self) -> HostStatistics:
+        """One snapshot; resets the worst lag."""
+        worst, self.turns.lag_max_ms = self.turns.lag_max_ms, 0
+        replicas = [entry.replica for entry in self._groups.values()]
+        return HostStatistics(
+            len(replicas),
+            sum(replica.is_leader for replica in replicas),
+            sum(state == "lost" for state, _ in self._unserved.values()),
+            sum(replica.failure is not None for replica in replicas)
+            + sum(state == "failed" for state, _ in self._unserved.values()),
+            self.turns.count,
+            self.turns.lag_ms,
+            worst,
+            self._received.dropped,
+            self._appends,
+            self.free_space.size_bytes,
+        )
+
+    async def stop(self) -> None:
+        """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
+        not."""
+        self._stopping = True
+        self.turns.stop()
+        if self._reopening:
+            await asyncio.wait(list(self._reopening.values()))
+        await self._installer.stop()
+        await self.mender.stop()
+        tasks = list(self._side_tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # The next start then folds little. All of them are one group commit.
+        active = [entry.replica for entry in self._groups.values() if entry.replica.failure is None]
+        await asyncio.gather(*(self._save_hint(replica) for replica in active))
+        for group in list(self._groups):
+            await self.close_group(group)
+
+
+__all__ = ["Appended", "Fetch", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]

@@ -1,0 +1,55 @@
+"""Leaderships handed over before this agent stops.
+
+Law of this file: it asks cores to transfer, and waits; who takes over is the core's choice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from shoal.agent.partition.replica import Replica
+from shoal.replication.errors import InvalidChange, NotLeader
+
+POLL_S = 0.01
+NOBODY_MS = 500
+"""How long nobody may be there to take a leadership before it is offered no more: who stood still, or makes
+its links again, hears of the others meanwhile, and the last agent to stop waits no longer than that."""
+
+logger = logging.getLogger(__name__)
+
+
+async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
+    """Hand over every leadership that another voter can take; how many moved within the time.
+
+    What the chosen voter did not take in time is offered again; what nobody can take is not waited for long.
+    """
+    leading = [replica for replica in led if len(replica.core.configuration.voters) > 1]
+    if not leading:
+        return 0
+    clock = leading[0].host.clock
+    deadline_ms = clock.now_ms() + timeout_ms
+    offered_ms = {replica: clock.now_ms() for replica in leading}
+    while offered_ms and (now_ms := clock.now_ms()) < deadline_ms:
+        for replica, last_ms in list(offered_ms.items()):
+            if not replica.is_leader:
+                del offered_ms[replica]
+            elif _offer(replica):
+                offered_ms[replica] = now_ms
+            elif now_ms - last_ms >= NOBODY_MS:
+                logger.info("the leadership of %s is not handed over: nobody takes it", replica.group)
+                del offered_ms[replica]
+        if offered_ms:
+            await asyncio.sleep(POLL_S)
+    return sum(not replica.is_leader for replica in leading)
+
+
+def _offer(replica: Replica) -> bool:
+    """Ask the best other voter to lead; False when there is none."""
+    if replica.core.is_transferring:
+        return True
+    try:
+        replica.core.transfer_leadership(None, replica.host.clock.now_ms())
+    except (NotLeader, InvalidChange):
+        return False
+    replica.host.schedule(replica)
+    return True

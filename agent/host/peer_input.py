@@ -1,0 +1,76 @@
+"""What peers' replicas say, given to the replicas here.
+
+Law of this file: it finds the replica and passes on. A frame that is none costs the link; a bug met by one
+group's message costs that replica, not the link and all groups behind it.
+"""
+
+import logging
+from collections.abc import Callable
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.scheduler import Turns
+from shoal.agent.partition.replica import Replica
+from shoal.agent.peers.frames import FrameType, PeerWireError, decode_append, decode_group_messages
+from shoal.agent.peers.links import Links
+from shoal.replication.errors import WireError
+from shoal.replication.messages import Message, decode
+
+logger = logging.getLogger(__name__)
+
+
+class Receiving:
+    """One per host. `replica_of`: None for a group of which no replica is open here. `admits`: whether the
+    disk has room for so many bytes of a group's entries; what is not taken is sent again."""
+
+    def __init__(
+        self,
+        links: Links,
+        turns: Turns,
+        replica_of: Callable[[GroupId], Replica | None],
+        admits: Callable[[GroupId, int], bool],
+    ) -> None:
+        self._turns = turns
+        self._admits = admits
+        self._replica_of = replica_of
+        self.dropped = 0
+        """Messages for groups that are not open here."""
+        links.handle(FrameType.GROUPS, self.on_messages)
+        links.handle(FrameType.APPEND, self.on_append)
+
+    def on_messages(self, agent_id: str, payload: bytes) -> None:
+        """Of any number of groups, without entries. Raises PeerWireError."""
+        self._turns.inputs += 1
+        for group, data in decode_group_messages(payload):
+            self._give(agent_id, group, data)
+
+    def on_append(self, agent_id: str, payload: bytes) -> None:
+        """A leader's entries. Raises PeerWireError."""
+        self._turns.inputs += 1
+        group, data, position = decode_append(payload)
+        if self._admits(group, len(payload) - position):
+            self._give(agent_id, group, data, payload, position)
+
+    def _give(
+        self, agent_id: str, group: GroupId, data: bytes, payload: bytes = b"", position: int = 0
+    ) -> None:
+        replica = self._replica_of(group)
+        if replica is None:
+            self.dropped += 1
+            return
+        try:
+            message = decode(data)
+        except WireError as error:
+            raise PeerWireError(f"a message for {group}: {error}") from error
+        self._step(replica, agent_id, message, payload, position)
+
+    def _step(self, replica: Replica, agent_id: str, message: Message, payload: bytes, position: int) -> None:
+        try:
+            if payload:
+                replica.receive_append(agent_id, message, payload, position)
+            else:
+                replica.receive(agent_id, message)
+        except PeerWireError:
+            raise
+        except Exception:
+            logger.exception("replica %s failed while a message was stepped", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")

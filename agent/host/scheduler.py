@@ -1,0 +1,264 @@
+"""The loop that gives every replica its turns.
+
+Law of this file: input first, then deadlines (safety 26). Whoever steps a replica's core schedules it; a
+turn gives each scheduled replica one ready() and then lets the outbox out. One heap holds the nearest
+deadline of every replica; it is looked at only when the input that had already arrived has been stepped. It
+knows neither groups nor peers.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Sized
+from itertools import islice
+
+from shoal.agent.partition.replica import Replica
+from shoal.agent.process.clock import Clock
+from shoal.replication.roles.transitions import Role
+
+INPUT_ROUNDS_MAX = 8
+"""Turns of the event loop that deadlines wait for input still arriving; a flood must not stop time."""
+IDLE_WAKE_MS = 1_000
+MAX_CAMPAIGNS = 32
+"""Elections under way here at a time. An agent that leads a thousand groups leaves all of them at once: were
+all of them to ask in the same instant, on both sides, the answers would come when the next elections have
+begun, for ever. One that is decided makes room for the next, so that a slow machine begins fewer."""
+CAMPAIGN_MS = 600
+"""Of an election that nobody can win, until another group may have its turn: an election timeout."""
+CAMPAIGN_PAUSE_MS = 20
+"""How long a group waits before it looks for room again."""
+
+MAX_TURNS = 64
+"""Replicas served in one round of the event loop, some 20 ms of work: behind a thousand at once, peers would
+hear nothing of this agent for as long as they wait for a leader."""
+
+CAMPAIGNING = (Role.PRE_CANDIDATE, Role.CANDIDATE)
+
+logger = logging.getLogger(__name__)
+
+_UNTOLD: Sized = (None, None)
+"""Of a loop that does not tell: never alone."""
+
+
+class Turns:
+    """`flush_outbox()` is called at the end of every turn. Milliseconds are the clock's monotonic ones."""
+
+    def __init__(self, clock: Clock, flush_outbox: Callable[[], None]) -> None:
+        self._clock = clock
+        self._flush_outbox = flush_outbox
+        self._dirty: dict[Replica, None] = {}
+        self._scheduled: asyncio.Handle | None = None
+        self._serving = False
+        self._held = False
+        self._wanted = False
+        """A turn was asked for while `_held`."""
+        self._deadlines: list[tuple[int, int, Replica]] = []
+        self._deadline_of: dict[Replica, int] = {}
+        self._pushes = 0
+        self._campaigning: dict[Replica, int] = {}
+        """Replicas whose elections are under way, and since when."""
+        self._touched: dict[Replica, None] = {}
+        self._wake_up = asyncio.Event()
+        self._ready: Sized | None = None
+        """What the event loop is about to run, once it was asked for."""
+        self.inputs = 0
+        """Counted up by whoever hands input out: deadlines wait until no more arrives."""
+        self._stopping = False
+        self.count = 0
+        self.lag_ms = 0
+        """How late the last timer was served."""
+        self.lag_max_ms = 0
+        """The worst since it was last set to 0."""
+
+    def schedule(self, replica: Replica) -> None:
+        """Give the replica a turn once the input of this round of the event loop has been stepped."""
+        self._dirty[replica] = None
+        if self._scheduled is None and not self._serving:
+            if self._held:
+                self._wanted = True
+            else:
+                self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+
+    def schedule_flush(self) -> None:
+        """There is something in the outbox; a turn under way takes it along."""
+        if self._scheduled is None and not self._serving:
+            if self._held:
+                self._wanted = True
+            else:
+                self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+
+    def hold(self) -> None:
+        """Input is being handed out, and `hurry` or `serve_now` follows in this very call: nothing need be
+        planned for the next round."""
+        self._held = True
+
+    def serve_now(self) -> None:
+        """Whoever is scheduled has its turn in this very call: the disk has handed out all it had, and a
+        turn of the event loop before the answers go out is a tenth of a small append's time."""
+        self._held = False
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._turn()
+        elif self._wanted:
+            self._turn()
+
+    def hurry(self) -> None:
+        """The same, if nothing else has arrived in this round of the event loop, as far as can be known: what
+        arrives together shares a batch, a sync and a frame to each peer, what came alone need not wait."""
+        self._held = False
+        scheduled = self._scheduled
+        if scheduled is None and not self._wanted:
+            return
+        ready = self._ready
+        if ready is None:
+            # What runs in this round and the next; asyncio's own loop tells, another one need not.
+            ready = self._ready = getattr(asyncio.get_running_loop(), "_ready", _UNTOLD)
+        if len(ready) == (scheduled is not None):
+            if scheduled is not None:
+                scheduled.cancel()
+            self._turn()
+        elif scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is closed."""
+        self._dirty.pop(replica, None)
+        self._deadline_of.pop(replica, None)
+        self._campaigning.pop(replica, None)
+        self._touched.pop(replica, None)
+
+    def take_touched(self) -> list[Replica]:
+        """Who has had a turn since this was last asked: the logs of all others are as they were."""
+        touched, self._touched = self._touched, {}
+        return list(touched)
+
+    def _turn(self) -> None:
+        self._scheduled = None
+        self._wanted = False
+        self._serving = True
+        self.count += 1
+        if self._dirty:
+            dirty = self._take_dirty()
+            now_ms = self._clock.now_ms()
+            for replica in dirty:
+                if replica.failure is None:
+                    self._give_turn(replica, now_ms)
+            self._touched.update(dirty)
+        self._flush_outbox()
+        self._serving = False
+        if self._dirty:
+            # Who was left, or scheduled meanwhile, has its turn in the next round, after what arrives in it.
+            self.schedule_flush()
+
+    def _take_dirty(self) -> dict[Replica, None]:
+        dirty, self._dirty = self._dirty, {}
+        if len(dirty) > MAX_TURNS:
+            waiting = iter(dirty)
+            dirty = dict.fromkeys(islice(waiting, MAX_TURNS))
+            self._dirty = dict.fromkeys(waiting)
+        return dirty
+
+    def _give_turn(self, replica: Replica, now_ms: int) -> None:
+        try:
+            replica.turn(now_ms)
+        except Exception:
+            # A bug in one group must not take the others along; this replica says nothing more.
+            logger.exception("replica %s failed in its turn", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")
+            return
+        self._set_deadline(replica)
+
+    def _set_deadline(self, replica: Replica) -> None:
+        nearest = replica.deadline()
+        known = self._deadline_of.get(replica)
+        if nearest is None or (known is not None and known <= nearest):
+            return  # an earlier look is harmless: it finds nothing due and asks again
+        self._push_deadline(replica, nearest)
+        if self._deadlines[0][0] == nearest:
+            self._wake_up.set()
+
+    def _push_deadline(self, replica: Replica, deadline_ms: int) -> None:
+        self._deadline_of[replica] = deadline_ms
+        self._pushes += 1
+        heapq.heappush(self._deadlines, (deadline_ms, self._pushes, replica))
+
+    async def run(self) -> None:
+        """Serve deadlines until stopped or cancelled."""
+        while not self._stopping:
+            await self._sleep_until_deadline()
+            await self._let_input_in()
+            self._serve_deadlines()
+
+    def stop(self) -> None:
+        """`run` ends soon."""
+        self._stopping = True
+        self._wake_up.set()
+
+    async def _sleep_until_deadline(self) -> None:
+        now_ms = self._clock.now_ms()
+        nearest = self._deadlines[0][0] if self._deadlines else now_ms + IDLE_WAKE_MS
+        if nearest <= now_ms:
+            return
+        self._wake_up.clear()
+        try:
+            async with asyncio.timeout((nearest - now_ms) / 1000):
+                await self._wake_up.wait()
+        except TimeoutError:
+            self.lag_ms = max(0, self._clock.now_ms() - nearest)
+            self.lag_max_ms = max(self.lag_max_ms, self.lag_ms)
+
+    async def _let_input_in(self) -> None:
+        """Give sockets their turn before time is looked at: after a stall, heartbeats wait in their
+        buffers."""
+        for _ in range(INPUT_ROUNDS_MAX):
+            seen = self.inputs
+            # Twice: the first round of the event loop polls the sockets, the second runs what they delivered.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if seen == self.inputs:
+                return
+
+    def _serve_deadlines(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._forget_decided(now_ms)
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline_ms, _, replica = heapq.heappop(self._deadlines)
+            if self._deadline_of.get(replica) != deadline_ms:
+                continue  # an earlier one took its place, or the replica is closed
+            del self._deadline_of[replica]
+            if replica.failure is not None:
+                continue
+            if self._may_wake(replica, now_ms):
+                self._wake(replica, now_ms)
+            else:
+                self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
+
+    def _forget_decided(self, now_ms: int) -> None:
+        self._campaigning = {
+            replica: since_ms
+            for replica, since_ms in self._campaigning.items()
+            if replica.core.role in CAMPAIGNING and now_ms - since_ms < CAMPAIGN_MS
+        }
+
+    def _may_wake(self, replica: Replica, now_ms: int) -> bool:
+        """Whether it would not begin an election now, or there is room for one more. What else such a replica
+        has to do can wait as well."""
+        deadline_ms = replica.core.deadline()
+        asks = deadline_ms is not None and deadline_ms <= now_ms and replica.core.role is not Role.LEADER
+        if not asks or replica in self._campaigning:
+            return True
+        if len(self._campaigning) >= MAX_CAMPAIGNS:
+            return False
+        self._campaigning[replica] = now_ms
+        return True
+
+    def _wake(self, replica: Replica, now_ms: int) -> None:
+        try:
+            deadline_ms = replica.core.deadline()
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                replica.core.wake(now_ms)
+        except Exception:
+            logger.exception("replica %s failed at a deadline", replica.group)
+            replica.fail("damaged", "an internal error; see the agent's log")
+            return
+        self.schedule(replica)

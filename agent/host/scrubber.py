@@ -1,0 +1,221 @@
+"""Reads every stored byte of this agent again and again, slowly, to find damage before a reader does.
+
+Law of this file: it keeps time and rate. What a look does stands in segment_store/check/scrub.py, what a
+finding is in segment_store/check/damage.py; what becomes of one is decided by whoever sets `on_damage`. One
+look at a time over all replicas, of bounded size, at most `bytes_per_s` on the average; where it stopped is
+remembered over restarts, so that an agent that never runs for long gets around too.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.partition.replica import Replica
+from shoal.agent.process.clock import Clock
+from shoal.format.batch import LogIndex
+from shoal.segment_store.check.damage import DamagedRange, confirmed, merge, touches, within
+from shoal.segment_store.check.scrub import look
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.errors import LogClosed
+
+LOOK_BYTES = 256 * 2**10
+"""Read at once: about 50 us of checksums, and short beside what appends wait for."""
+PASS_INTERVAL_MS = 30_000
+"""Passes begin at most so often: little data is looked at every half minute, much of it all the time."""
+FEW_REPLICAS = 100
+REPLICA_INTERVAL_MS = 300
+"""For each replica beyond a few a pass begins so much later."""
+SAVE_INTERVAL_MS = 60_000
+"""What a restart may repeat."""
+CURSOR_FILE = "scrub"
+MAX_CURSOR_BYTES = 1024
+
+OnDamage = Callable[[GroupId, Sequence[DamagedRange]], None]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ScrubStatistics:
+    """Counters since the agent started; the last pass in milliseconds, None before the first has ended."""
+
+    bytes_read: int = 0
+    passes: int = 0
+    ranges_found: int = 0
+    last_pass_ms: int | None = None
+
+
+class Scrubbed(Protocol):
+    """What the scrubber needs of the host."""
+
+    def open_replicas(self) -> Sequence[Replica]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a pass stands: in this group, before this entry."""
+
+    group: GroupId
+    index: LogIndex
+
+    def to_bytes(self) -> bytes:
+        document = {
+            "topic": self.group.topic_id.hex(),
+            "partition": self.group.partition,
+            "index": self.index,
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Cursor | None":
+        """None for what is no cursor: a pass then begins anew."""
+        try:
+            document = json.loads(data)
+            group = GroupId(bytes.fromhex(document["topic"]), int(document["partition"]))
+            return cls(group, LogIndex(int(document["index"])))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+
+
+class Pace:
+    """How long to pause after what was read, so that the average keeps to the rate; nothing is saved up."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_ms = 0.0
+
+    def pause_ms(self, bytes_read: int, now_ms: int) -> float:
+        self._free_at_ms = max(self._free_at_ms, now_ms) + bytes_read * 1000 / self._bytes_per_s
+        return self._free_at_ms - now_ms
+
+
+def _report_only(group: GroupId, found: Sequence[DamagedRange]) -> None:
+    """What `on_damage` is until somebody repairs: the log and the replica's status have it already."""
+
+
+class Scrubber:
+    """See the module. `run()` is one task of the agent's TaskGroup. `on_damage(group, ranges)` is called for
+    every look that found any, the first time and each time around, from the loop; it must not raise."""
+
+    def __init__(
+        self,
+        host: Scrubbed,
+        disk: Disk,
+        data_directory: str,
+        clock: Clock,
+        *,
+        bytes_per_s: int,
+        pass_interval_ms: int = PASS_INTERVAL_MS,
+    ) -> None:
+        self.on_damage: OnDamage = _report_only
+        self.statistics = ScrubStatistics()
+        self._host = host
+        self._disk = disk
+        self._path = os.path.join(data_directory, CURSOR_FILE)
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._pass_interval_ms = pass_interval_ms
+        self._saved_ms = clock.now_ms()
+
+    async def run(self) -> None:
+        """Pass after pass until cancelled; returns at once when the rate is 0."""
+        if not self._bytes_per_s:
+            return
+        pace = Pace(self._bytes_per_s)
+        cursor = await self._load()
+        while True:
+            started_ms = self._clock.now_ms()
+            await self._pass(cursor, pace)
+            cursor = None
+            self.statistics.passes += 1
+            self.statistics.last_pass_ms = self._clock.now_ms() - started_ms
+            await self._save(None)
+            await asyncio.sleep(max(0, self._interval_ms() - self.statistics.last_pass_ms) / 1000)
+
+    def _interval_ms(self) -> int:
+        """From the begin of one pass to that of the next: a thousand idle partitions cost a look each,
+        however little there is to read."""
+        many = len(list(self._host.open_replicas())) - FEW_REPLICAS
+        return max(self._pass_interval_ms, many * REPLICA_INTERVAL_MS)
+
+    async def _pass(self, cursor: Cursor | None, pace: Pace) -> None:
+        """Once over everything that is open, from the cursor on."""
+        for replica in sorted(self._host.open_replicas(), key=_group_of):
+            index = LogIndex(0)
+            if cursor is not None:
+                if replica.group < cursor.group:
+                    continue
+                index = cursor.index if replica.group == cursor.group else index
+            await self._scrub(replica, index, pace)
+
+    async def _scrub(self, replica: Replica, index: LogIndex, pace: Pace) -> None:
+        following: LogIndex | None = index
+        found: list[DamagedRange] = []
+        while following is not None:
+            try:
+                looked = await look(replica.log, following, LOOK_BYTES)
+            except LogClosed:
+                return  # moved away, or opened anew: that one is looked at in the next pass
+            self.statistics.bytes_read += looked.bytes_read
+            if looked.found:
+                found += looked.found
+                self._tell(replica, looked.found)
+            following = looked.next_index
+            if following is not None and self._clock.now_ms() - self._saved_ms >= SAVE_INTERVAL_MS:
+                await self._save(Cursor(replica.group, following))
+            await asyncio.sleep(pace.pause_ms(looked.bytes_read, self._clock.now_ms()) / 1000)
+        if not index:
+            self._forget_healed(replica, found)
+
+    def _tell(self, replica: Replica, found: Sequence[DamagedRange]) -> None:
+        known = within(replica.damaged_ranges, replica.log.first_index)
+        for item in found:
+            if not any(touches(item, other) for other in known):
+                self.statistics.ranges_found += 1
+                logger.error("%s: damage found by the scrubber: %s", replica.group, item)
+        replica.damaged_ranges = tuple(merge([*known, *found]))
+        self.on_damage(replica.group, found)
+
+    def _forget_healed(self, replica: Replica, found: Sequence[DamagedRange]) -> None:
+        """A whole look did not meet these again."""
+        known = within(replica.damaged_ranges, replica.log.first_index)
+        replica.damaged_ranges = confirmed(known, found)
+        for item in known:
+            if item not in replica.damaged_ranges:
+                logger.warning("%s: verifies again: %s", replica.group, item)
+
+    async def _load(self) -> Cursor | None:
+        """Where the last life stopped; None to begin anew, also where that cannot be read."""
+        try:
+            if not await self._disk.exists(self._path):
+                return None
+            file = await self._disk.open(self._path)
+            try:
+                return Cursor.from_bytes(await file.read(0, MAX_CURSOR_BYTES))
+            finally:
+                await file.close()
+        except OSError as error:
+            logger.warning("%s cannot be read, the scrubber begins anew: %s", self._path, error)
+            return None
+
+    async def _save(self, cursor: Cursor | None) -> None:
+        """A hint, never synced: a crash leaves an older one, or one that is none."""
+        self._saved_ms = self._clock.now_ms()
+        data = (b"" if cursor is None else cursor.to_bytes()).ljust(MAX_CURSOR_BYTES)
+        try:
+            file = await self._disk.open(self._path, create=True)
+            try:
+                await file.write(0, data)
+            finally:
+                await file.close()
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self._path, error)
+
+
+def _group_of(replica: Replica) -> GroupId:
+    return replica.group

@@ -1,0 +1,249 @@
+"""A partition whose majority is gone for good: one survivor goes on alone, because an operator says so.
+
+Law of this file: nothing here happens by itself. What is acknowledged and only stood on the lost replicas is
+lost; what stood on the survivor and was never acknowledged counts from now on. So it is refused while the
+voters that answer could elect a leader, and where another survivor has more.
+
+The survivor begins a new epoch: the upper bits of the term count them, so that no entry and no vote of the
+old group, wherever a lost disk may turn up again, has the identity of a new one (safety 7). It takes a new
+replica id with the configuration entry that makes it the only voter; old messages name nobody any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from shoal.agent.durable.catalog_version import recoveries
+from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.partition.opener import Plan, Stores, Work, finish_recovery
+from shoal.agent.partition.replica import Replica, StampClock
+from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_group
+from shoal.errors import ShoalError
+from shoal.format.batch import Kind, LogIndex, Term, control_frame
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId
+from shoal.replication.interfaces import Replica as RaftReplica
+from shoal.segment_store.errors import StoreError
+from shoal.segment_store.log.log import PartitionLog
+
+EPOCH_BITS = 40
+"""A term is epoch << 40 | generation << 32 | elections in it: a thousand elections a second would fill one in
+seven weeks. generation: of the births of a group that was never led (replication/interfaces.py)."""
+ASK_TIMEOUT_MS = 2_000
+_POSITION = struct.Struct("<qqqq")
+
+logger = logging.getLogger("shoal.agent")
+
+
+class Position(NamedTuple):
+    """Where a replica's log ends, compared as elections compare it (section 5.4.1 of the Raft paper)."""
+
+    last_term: Term
+    last_index: LogIndex
+    commit_index: LogIndex
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What would happen. `positions`: of the replicas that answer, by agent, this one's included. `silent`:
+    voters that do not answer, or have no replica that works. `refusal`: why it must not be done, or None."""
+
+    own: Position
+    positions: Mapping[str, Position]
+    silent: tuple[str, ...]
+    refusal: str | None
+
+    def document(self, topic: str, partition: int, names: Mapping[str, str]) -> dict[str, Any]:
+        """What GET and POST /v1/agent/recover answer. names: of agents, by id."""
+        return {
+            "topic": topic,
+            "partition": partition,
+            "log_end_offset": self.own.end_offset,
+            "entries": self.own.last_index,
+            "committed_entries": self.own.commit_index,
+            "lost": [{"id": item, "name": names.get(item, item)} for item in self.silent],
+            "refusal": self.refusal,
+        }
+
+
+class RecoveryHost(Protocol):
+    """What recovery asks of the host."""
+
+    agent_id: str
+
+    @property
+    def clocks(self) -> StampClock:
+        """What entries are stamped by."""
+
+    def replica(self, group: GroupId) -> Replica:
+        """Raises ShoalError when none is open here."""
+
+    def plan(self, group: GroupId) -> Plan:
+        """How it was opened."""
+
+    async def reopen(self, group: GroupId, work: Work) -> None:
+        """Close the replica, do the work, open it again."""
+
+
+class StatusHost(Protocol):
+    """What says how far the replicas here are."""
+
+    def has(self, group: GroupId) -> bool: ...
+    def status(self, group: GroupId) -> Any: ...
+
+
+def check_lineage(host: StatusHost, epoch: int) -> None:
+    """epoch: of the catalog as it is known here. The replica of its log here may go on by force only while no
+    other one did. ShoalError recovery-refused, no-leader (none is here)."""
+    if not host.has(CATALOG_GROUP):
+        raise ShoalError("no-leader", "this agent holds no replica of the catalog")
+    if recoveries(epoch) > host.status(CATALOG_GROUP).term >> EPOCH_BITS:
+        raise ShoalError(
+            "recovery-refused",
+            "the catalog was recovered at another agent already, and this one follows it: what its own log"
+            " has was left behind",
+        )
+
+
+class Recovery:
+    """One per host."""
+
+    def __init__(self, links: Links, stores: Stores, host: RecoveryHost) -> None:
+        self._links = links
+        self._stores = stores
+        self._host = host
+        links.handle_request(PeerMessage.GROUP_POSITION, self.on_position)
+
+    async def on_position(self, _peer: str, payload: bytes) -> bytes:
+        """Where the log of a working replica here ends. Raises ShoalError when there is none."""
+        return _POSITION.pack(*_position(self._working(decode_group(payload))))
+
+    def _working(self, group: GroupId) -> Replica:
+        replica = self._host.replica(group)
+        if replica.failure is not None:
+            raise ShoalError(*replica.failure)
+        return replica
+
+    async def assess(self, group: GroupId) -> Assessment:
+        """Ask everybody in the configuration. Raises ShoalError when this agent has no working replica."""
+        replica = self._working(group)
+        own = _position(replica)
+        positions = {self._host.agent_id: own}
+        for item in replica.core.configuration.replicas:
+            if item.agent_id not in positions:
+                position = await self._ask(item.agent_id, group)
+                if position is not None:
+                    positions[item.agent_id] = position
+        voters = [item.agent_id for item in replica.core.configuration.replicas if not item.learner]
+        silent = tuple(agent_id for agent_id in voters if agent_id not in positions)
+        return Assessment(own, positions, silent, _refusal(replica, voters, positions))
+
+    async def _ask(self, agent_id: str, group: GroupId) -> Position | None:
+        try:
+            answer = await self._links.request(
+                agent_id, PeerMessage.GROUP_POSITION, group.to_bytes(), ASK_TIMEOUT_MS
+            )
+            return decode_position(answer)
+        except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
+            logger.info("%s has no working replica of %s: %s", agent_id[:8], group, error)
+            return None
+
+    async def recover(self, group: GroupId) -> Assessment:
+        """Make the replica here the only voter. Raises ShoalError recovery-refused; nothing happened then."""
+        assessment = await self.assess(group)
+        if assessment.refusal is not None:
+            raise ShoalError("recovery-refused", assessment.refusal)
+        replica = self._working(group)
+        if replica.core.leader is not None:
+            raise ShoalError("recovery-refused", "the partition has a leader again")
+        logger.error(
+            "%s: RECOVERED BY FORCE, as an operator asked: the replica here, up to entry %d, goes on alone;"
+            " what only %s had is lost",
+            group,
+            assessment.own.last_index,
+            ", ".join(agent_id[:8] for agent_id in assessment.silent),
+        )
+        plan = self._host.plan(group)
+        await self._host.reopen(group, lambda: self._begin_epoch(replica, plan))
+        return assessment
+
+    async def _begin_epoch(self, replica: Replica, plan: Plan) -> None:
+        """In an order in which a crash leaves the old replica, perhaps with an entry that makes it no voter
+        (the command may be repeated), or the new one."""
+        stores, group = self._stores, replica.group
+        stored = stores.hard_states.get(group)
+        assert stored is not None
+        old_id, state = stored
+        term = Term((state.term >> EPOCH_BITS) + 1 << EPOCH_BITS)
+        await stores.hard_states.save(group, old_id, HardState(term, None, state.commit_index))
+        new_id = await self._append_configuration(replica, plan, term)
+        record = ReplicaRecord(group, new_id, ReplicaState.RECOVERING)
+        await stores.registry.put(record)
+        await finish_recovery(stores, record)
+
+    async def _append_configuration(self, replica: Replica, plan: Plan, term: Term) -> ReplicaId:
+        log = await PartitionLog.open(
+            self._stores.disk,
+            self._stores.directory(replica.group),
+            replica.identity,
+            plan.schema,
+            plan.log_config,
+        )
+        try:
+            if log.damage:
+                raise StoreError(f"the log is damaged: {log.damage[0]}")
+            index = LogIndex(log.last_index + 1)
+            new_id = ReplicaId(term, index)
+            configuration = Configuration(index, (RaftReplica(new_id, self._host.agent_id),))
+            frame = control_frame(
+                plan.schema,
+                replica.identity,
+                kind=Kind.CONFIGURATION,
+                control=configuration.to_bytes(),
+                base_offset=log.end_offset,
+                term=term,
+                previous_term=log.last_term,
+                index=index,
+                append_time_us=log.next_append_time_us(self._host.clocks.now_us()),
+            )
+            await log.append([frame])
+        finally:
+            await log.close()
+        return new_id
+
+
+def _position(replica: Replica) -> Position:
+    core, state = replica.core, replica.state
+    return Position(
+        core.term_at(core.last_index) or Term(0), core.last_index, core.commit_index, state.tail.end_offset
+    )
+
+
+def decode_position(payload: bytes) -> Position:
+    """Raises PeerMessageError."""
+    if len(payload) != _POSITION.size:
+        raise PeerMessageError(f"a position of {len(payload)} bytes")
+    last_term, last_index, commit_index, end_offset = _POSITION.unpack(payload)
+    return Position(Term(last_term), LogIndex(last_index), LogIndex(commit_index), end_offset)
+
+
+def _refusal(replica: Replica, voters: list[str], positions: Mapping[str, Position]) -> str | None:
+    leads_alone = replica.is_unborn and not replica.core.commit_index  # from birth, and nobody has come
+    if replica.core.leader is not None and not leads_alone:
+        return f"agent {replica.leader_agent_id} leads the partition: nothing is lost"
+    if replica.is_unborn:
+        return "nobody has led the partition yet, so it holds nothing: it is born again where agents are"
+    answering = [agent_id for agent_id in voters if agent_id in positions]
+    if 2 * len(answering) > len(voters):
+        return f"{len(answering)} of {len(voters)} voters answer, a majority: they elect a leader themselves"
+    own = positions[replica.host.agent_id]
+    for agent_id, position in positions.items():
+        if position[:2] > own[:2]:
+            return f"agent {agent_id} has more of the log (up to entry {position.last_index}): recover there"
+    return None

@@ -1,0 +1,1 @@
+"""Handlers of what is no record: topics, members, keys, trims, events, the agent itself."""

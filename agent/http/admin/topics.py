@@ -1,0 +1,178 @@
+"""Topics: list, create, describe, delete.
+
+Creation, change and deletion are the catalog leader's; this agent asks it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+from urllib.parse import quote
+
+from aiohttp import web
+
+from shoal.agent.http.api import operations as api
+from shoal.agent.http.core.body import media_type, read_body
+from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.core.dispatch import Route
+from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.leader import at_catalog
+from shoal.agent.http.core.media import JSON_TYPE
+from shoal.agent.http.core.parameters import integer
+from shoal.agent.http.core.problems import json_response
+from shoal.agent.interface import Json
+from shoal.errors import ShoalError
+
+T = TypeVar("T")
+PAGE_TOPICS_MAX = 10_000
+
+
+class TopicHandlers:
+    """Everything under /v1/topics but records."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route(api.LIST_TOPICS, self.list_topics),
+            Route(api.CREATE_TOPIC, self.create),
+            Route(api.DESCRIBE_TOPIC, self.describe),
+            Route(api.CHANGE_TOPIC, self.change),
+            Route(api.DELETE_TOPIC, self.delete),
+            Route(api.KEPT_TOPICS, self.kept),
+            Route(api.ADOPT_TOPIC, self.adopt),
+        ]
+
+    async def list_topics(self, call: Call) -> web.Response:
+        """All topics by name; `next_cursor` when there are more than `limit`."""
+        limit = integer(call.query, "limit", PAGE_TOPICS_MAX, low=1, high=PAGE_TOPICS_MAX)
+        after = call.query.get("cursor", "")
+        topics = sorted(await self._context.broker.topics(), key=_name)
+        page = [topic for topic in topics if _name(topic) > after][: limit + 1]
+        answer: Json = {"topics": page[:limit]}
+        if len(page) > limit:
+            answer["next_cursor"] = _name(page[limit - 1])
+        return json_response(answer)
+
+    async def create(self, call: Call) -> web.Response:
+        """201 when made, 200 when it was there and equal."""
+        name = call.arguments[0]
+        body = await optional_object(call)
+        created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()))
+        return json_response(document, status=201 if created else 200)
+
+    async def describe(self, call: Call) -> web.Response:
+        """One topic: settings, partitions, replicas, offsets."""
+        name = self._context.broker.topic(call.arguments[0]).name
+        return json_response(await self._context.broker.topic_document(name))
+
+    async def change(self, call: Call) -> web.Response:
+        """200 with the topic once its new settings are durable."""
+        name = call.arguments[0]
+        body = await optional_object(call)
+
+        async def change_here(timeout_ms: int) -> Json:
+            return await self._context.broker.change_topic(name, body, timeout_ms)
+
+        async def change_there(url: str, timeout_ms: int) -> Json:
+            return (await exchange_change(call, url, "PATCH", name, body, timeout_ms)).document()
+
+        deadline = Deadline(call.timeout_ms())
+        return json_response(await at_catalog(call, change_here, change_there, deadline))
+
+    async def delete(self, call: Call) -> web.Response:
+        """204 once the deletion is durable."""
+        name = call.arguments[0]
+
+        async def delete_here(timeout_ms: int) -> None:
+            await self._context.broker.delete_topic(name, timeout_ms)
+
+        async def delete_there(url: str, timeout_ms: int) -> None:
+            await exchange_change(call, url, "DELETE", name, None, timeout_ms)
+
+        await at_catalog(call, delete_here, delete_there, Deadline(call.timeout_ms()))
+        return web.Response(status=204)
+
+    async def kept(self, call: Call) -> web.Response:
+        """What live agents hold of topics that the catalog does not know."""
+        return json_response({"topics": await self._context.broker.kept_topics()})
+
+    async def adopt(self, call: Call) -> web.Response:
+        """201 with the topic once the catalog knows it again, durably."""
+        kept, body = call.arguments[0], await optional_object(call) or {}
+        name = body.get("name")
+        if set(body) - {"name"} or not isinstance(name, str | None):
+            raise ShoalError("bad-request", 'nothing, or {"name": NEW_NAME}, is wanted')
+
+        async def adopt_here(timeout_ms: int) -> Json:
+            return await self._context.broker.adopt_topic(kept, name, timeout_ms)
+
+        async def adopt_there(url: str, timeout_ms: int) -> Json:
+            path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+            return (await exchange(call, url, "POST", path, body, timeout_ms)).document()
+
+        deadline = Deadline(call.timeout_ms())
+        return json_response(await at_catalog(call, adopt_here, adopt_there, deadline), status=201)
+
+
+def _number(text: str) -> int | float:
+    """JSON does not tell 1.0 from 1, and some languages write every number so."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _name(topic: Json) -> str:
+    return str(topic["name"])
+
+
+async def optional_object(call: Call) -> Json | None:
+    """A JSON object in the body, None without a body. ShoalError bad-request, unsupported-media-type."""
+    body = await read_body(call, call.context.limits.document_bytes)
+    if not body.strip():
+        return None
+    media = media_type(call.headers.get("Content-Type"))
+    if media not in (JSON_TYPE, "", "application/x-www-form-urlencoded"):  # the last: curl -d without --json
+        raise ShoalError("unsupported-media-type", f"the body has to be {JSON_TYPE}; with curl say --json")
+    try:
+        document = json.loads(body, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        raise ShoalError("bad-request", f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ShoalError("bad-request", "the body has to be a JSON object")
+    return document
+
+
+async def create_topic_anywhere(
+    call: Call, name: str, body: Json | None, deadline: Deadline
+) -> tuple[bool, Json]:
+    """Create a topic at the catalog's leader, wherever that is. Returns (created now, its document)."""
+
+    async def create_here(timeout_ms: int) -> tuple[bool, Json]:
+        return await call.context.broker.create_topic(name, body, timeout_ms)
+
+    async def create_there(url: str, timeout_ms: int) -> tuple[bool, Json]:
+        reply = await exchange_change(call, url, "PUT", name, body, timeout_ms)
+        return reply.status == 201, reply.document()
+
+    return await at_catalog(call, create_here, create_there, deadline)
+
+
+async def exchange_change(
+    call: Call, url: str, method: str, name: str, body: Json | None, timeout_ms: int
+) -> Reply:
+    """A change of one topic, sent to the agent that leads the catalog."""
+    return await exchange(call, url, method, f"/v1/topics/{quote(name, safe='')}", body, timeout_ms)
+
+
+async def exchange(call: Call, url: str, method: str, path: str, body: Json | None, timeout_ms: int) -> Reply:
+    """A request about topics, sent to the agent that leads the catalog."""
+    return await call.context.forwarder.exchange(
+        url,
+        method,
+        forward_target(path, {}, timeout_ms),
+        headers={"Content-Type": JSON_TYPE} if body is not None else {},
+        body=None if body is None else json.dumps(body).encode("ascii"),
+        timeout_ms=timeout_ms,
+    )

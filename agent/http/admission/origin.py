@@ -1,0 +1,81 @@
+"""Who may talk to a port that has no password: not a web page of somebody else's.
+
+A browser on the same machine or LAN reaches every agent. A foreign page's requests carry its `Origin`; a
+page that rebinds its own name to our address carries that name in `Host`. Both get 403 (http-api.md,
+"Browsers"). Addresses written as numbers cannot be rebound, so they pass as `Host`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from shoal.errors import ShoalError, shown
+
+# Host headers remembered as good; a client cannot add to it but by numbers, which are bounded here.
+REMEMBERED_HOSTS_MAX = 1_024
+
+
+class HostPolicy:
+    """Checks `Host` and `Origin`; one dictionary lookup for a host seen before."""
+
+    def __init__(self, own_url: str, allowed_hosts: Iterable[str]) -> None:
+        own = urlsplit(own_url).hostname
+        machine = socket.gethostname()
+        names = {"localhost", machine, machine.partition(".")[0], *allowed_hosts}
+        if own:
+            names.add(own)
+        self._names = frozenset(name.lower() for name in names)
+        self._good: set[str] = set()
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Raise ShoalError foreign-origin, or bad-request for a Host that is not one."""
+        if host is not None and host not in self._good:
+            self._check_host(host)
+        if origin is not None:
+            self._check_origin(origin, host)
+
+    def _check_host(self, host: str) -> None:
+        name = host_name(host)
+        if name is None:
+            raise ShoalError("bad-request", f"the Host header {shown(host)} is not HOST[:PORT]")
+        if name not in self._names and not is_address(name):
+            raise ShoalError(
+                "foreign-origin",
+                f"the Host {shown(host)} is none of this agent's names; use its address, or localhost",
+            )
+        if len(self._good) < REMEMBERED_HOSTS_MAX:
+            self._good.add(host)
+
+    def _check_origin(self, origin: str, host: str | None) -> None:
+        scheme, _, authority = origin.partition("://")
+        if scheme not in ("http", "https") or host is None or authority.lower() != host.lower():
+            raise ShoalError(
+                "foreign-origin",
+                f"a page from {shown(origin)} may not use this agent; only its own pages may",
+            )
+
+
+def host_name(host: str) -> str | None:
+    """The name in HOST[:PORT] or [ADDRESS][:PORT], lower case; None if it is neither."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            return None
+        port = port[1:]
+    else:
+        name, _, port = host.partition(":")
+    if not name or (port and not (port.isascii() and port.isdigit() and len(port) <= 5)):
+        return None
+    return name.lower().rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is a number (IPv4 or IPv6)."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""What one route is to its users: the terms in which agent/http/api/operations.py lists them all.
+
+Pure values. The router takes method, path and the names of parameters from them, the description at
+/openapi.json everything; knows neither handlers nor requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+Schema = Mapping[str, Any]
+"""A JSON Schema (draft 2020-12), as OpenAPI 3.1 has them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter or a header of a request, always optional unless it says otherwise."""
+
+    name: str
+    description: str
+    schema: Schema
+    required: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """What a request may carry: a schema by media type. Not `required`: it may have none.
+
+    `example` is JSON.
+    """
+
+    content: Mapping[str, Schema]
+    required: bool = True
+    example: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What comes back with one status: a schema by media type, and the names of Shoal's own headers."""
+
+    description: str
+    content: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One method of one path; `{name}` is a segment that the handler gets as an argument. Every status that
+    `answers` does not have is a problem document."""
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    answers: Mapping[int, Answer]
+    parameters: tuple[Parameter, ...] = ()
+    headers: tuple[Parameter, ...] = ()
+    body: Body | None = None
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        """Of the query."""
+        return frozenset(parameter.name for parameter in self.parameters)
+
+
+def is_variable(segment: str) -> bool:
+    """Whether a segment of an operation's path stands for any."""
+    return segment.startswith("{")

@@ -1,0 +1,119 @@
+"""What a handler is given: the server's parts (Context) and the request at hand (Call)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from shoal.agent.http.admission.answer_room import AnswerHolding, AnswerRoom
+from shoal.agent.http.admission.limits import Gate, HttpLimits
+from shoal.agent.http.admission.places import Places
+from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
+from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
+from shoal.agent.http.core.waits import Waits
+from shoal.agent.http.rows.selection import Selector
+from shoal.agent.interface import Broker
+from shoal.errors import ShoalError, shown
+
+DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more would only take turns
+
+
+class Context:
+    """Everything that lives as long as the server."""
+
+    __slots__ = ("broker", "decoders", "forwarder", "gate", "limits", "places", "room", "selector", "waits")
+
+    def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.forwarder = forwarder
+        # Of their own: gossip's long messages are read in the usual ones, and must not wait behind clients'.
+        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="shoal-decode")
+        self.gate = Gate(limits)
+        self.places = Places(limits, broker.knows_address)
+        self.room = AnswerRoom(self.gate, limits.answer_bytes)
+        self.selector = Selector(self.room)
+        self.waits = Waits(self.gate)
+
+
+class Call:
+    """One request after dispatch."""
+
+    __slots__ = ("arguments", "context", "headers", "query", "raw_query", "request")
+
+    def __init__(
+        self,
+        context: Context,
+        request: web.BaseRequest,
+        arguments: tuple[str, ...],
+        query: Query,
+        raw_query: str,
+    ) -> None:
+        self.context = context
+        self.request = request
+        self.headers: CIMultiDictProxy[str] = request.headers
+        self.arguments = arguments
+        self.query = query
+        self.raw_query = raw_query
+        if "forward" in query:
+            boolean(query, "forward", True)  # refused when it is nonsense, also where nothing is forwarded
+
+    def timeout_ms(self) -> int:
+        """?timeout, or its default."""
+        limits = self.context.limits
+        if "timeout" not in self.query:
+            return limits.default_timeout_ms
+        return duration_ms(
+            self.query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
+        )
+
+    def wait_ms(self) -> int:
+        """?wait, 0 without."""
+        if "wait" not in self.query:
+            return 0
+        return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
+
+    def holding(self) -> AnswerHolding:
+        """What this request's answer is going to hold; release it at the end."""
+        return AnswerHolding(self.context.room, self.timeout_ms())
+
+    def may_forward(self) -> bool:
+        """Whether another agent may be asked: not on the second hop, not when the client said
+        ?forward=false.
+        """
+        if "forward" in self.query and not boolean(self.query, "forward", True):
+            return False
+        return FORWARDED_BY not in self.headers
+
+
+class Deadline:
+    """A point in time that all the parts of one request share, so that its timeout shrinks on the way."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._at = time.monotonic() + timeout_ms / 1000
+
+    def remaining_ms(self) -> int:
+        """Milliseconds left, never negative."""
+        return max(0, int((self._at - time.monotonic()) * 1000))
+
+    async def pause(self, seconds: float) -> bool:
+        """Sleep a little, not past the end; False when there is nothing left."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(seconds, left))
+        return True
+
+
+def partition_number(text: str) -> int:
+    """The partition in a path; ShoalError unknown-partition for what no partition could be called."""
+    if not is_number(text) or len(text) > 9:
+        raise ShoalError("unknown-partition", f"{shown(text)} is not a partition number")
+    return int(text)

@@ -1,0 +1,69 @@
+"""The form of server-sent events (WHATWG HTML, "Server-sent events"), and how one stream is kept.
+
+Knows neither members nor records. A stream holds one answer open: what it is given waits for the reader, no
+longer than a slow reader is given anywhere; silence is broken by comments; an agent that stops says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from shoal.agent.http.admission.answer_rate import Taking, TookTooLittle
+from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.media import EVENT_STREAM
+from shoal.agent.http.core.problems import SERVER
+from shoal.agent.http.core.respond import cut_off
+
+KEEP_ALIVE_S = 15.0  # a comment, so that readers and proxies know that the silence is no broken connection
+KEEP_ALIVE = b": still here\n\n"
+LAST_EVENT_ID = "Last-Event-ID"
+STOPPING = {"reason": "this agent is stopping; go on at another one"}
+LAST_WORDS_S = 1.0  # an agent that stops waits no longer for a reader that does not listen
+
+
+class EventStream:
+    """One answer of that type. `open` it, then `keep` what writes to it running."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.response = web.StreamResponse(
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Server": SERVER}
+        )
+        self.response.content_type = EVENT_STREAM
+        self._taking = Taking(call.context.limits)
+
+    async def open(self) -> bool:
+        """Send the head; whether anything is to follow it."""
+        await self.response.prepare(self._call.request)
+        return self._call.request.method != "HEAD"
+
+    async def send(self, data: bytes) -> None:
+        """Whole events, or a comment. ConnectionResetError when the reader takes too little for too long."""
+        try:
+            await self._taking.write(self.response, data)
+        except TookTooLittle:
+            cut_off(self._call.request)
+            raise
+
+    async def keep(self, work: Awaitable[None], last_words: Callable[[], bytes]) -> None:
+        """Let the work write until it ends; when the agent stops meanwhile, say the last words."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._call.context.waits.stopped or task is None or task.uncancel():
+                raise
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.response.write(last_words())
+
+
+def format_event(event_id: str | None, kind: str | None, data: str) -> bytes:
+    """One event; its data has no line breaks (JSON has none of its own). Without an id the reader keeps the
+    last one."""
+    lines = [] if event_id is None else [f"id: {event_id}"]
+    if kind is not None:
+        lines.append(f"event: {kind}")
+    return "\n".join((*lines, f"data: {data}", "", "")).encode()

@@ -1,0 +1,268 @@
+"""Handing a request to the agent that can answer it: one hop, a shrinking timeout, bounded bodies.
+
+What a broken forward means (safety 22): when the connection could not even be made, nothing happened
+(definite); when it broke afterwards, nobody here knows (not definite), unless the request changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from shoal.agent.http.admission.answer_rate import Taking
+from shoal.agent.http.admission.limits import MIB, HttpLimits
+from shoal.agent.http.core.problems import SERVER
+from shoal.agent.interface import Admit
+from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
+
+FORWARDED_BY = "Shoal-Forwarded-By"
+# The other agent's own answer to its timeout should arrive before ours fires.
+ANSWER_GRACE_MS = 500
+# Taken off the timeout that the other agent gets, for the way there and back.
+TRANSIT_MS = 20
+CONNECT_SECONDS = 1.0
+# A JSON answer that is read whole: topics, offsets, appends.
+REPLY_BYTES_MAX = 16 * MIB
+RELAY_PIECE_BYTES = 256 * 1024
+RELAYED_HEADERS = ("Content-Type", "Content-Length", "Retry-After", "Allow", "ETag")
+UNCHANGING_METHODS = ("GET", "HEAD")
+
+
+class BrokenOff(aiohttp.ClientError):
+    """The connection broke with a request on its way that changes something."""
+
+
+async def _send_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """aiohttp sends PUT and DELETE again when their connection breaks. The first one may have been carried
+    out, and the second is then told that there is no such topic: as if nothing had happened."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise  # nothing was sent
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in UNCHANGING_METHODS:
+            raise
+        raise BrokenOff(str(error)) from error
+
+
+class Reply(NamedTuple):
+    """A whole answer of another agent."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def document(self) -> dict[str, Any]:
+        """The JSON object in the body; ShoalError leadership-lost when there is none."""
+        try:
+            document = json.loads(self.body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ShoalError("leadership-lost", f"the leader's answer ({self.status}) is not a JSON object")
+        return document
+
+
+def forward_target(path: str, query: Mapping[str, str], timeout_ms: int) -> str:
+    """Path and query for the next hop: the same, but for `forward` (spent) and the timeout (shrunk)."""
+    kept = {name: value for name, value in query.items() if name not in ("forward", "timeout")}
+    kept["timeout"] = f"{max(1, timeout_ms - TRANSIT_MS)}ms"
+    return f"{path}?{urlencode(kept)}"
+
+
+class Forwarder:
+    """Two bounded pools of connections: short exchanges never wait behind long polls. And connections for
+    one request each, as many as for long polls at most. More than fit wait, as long as their timeout."""
+
+    def __init__(self, agent_id: str, limits: HttpLimits) -> None:
+        self._agent_id = agent_id
+        self._limits = limits
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._closed = False
+
+    async def close(self) -> None:
+        """Close all connections; nothing can be forwarded afterwards."""
+        self._closed = True
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
+    def _session(self, purpose: str) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ShoalError("stopping", "this agent is stopping")
+        session = self._sessions.get(purpose)
+        if session is None:
+            limits = self._limits
+            all_agents, per_agent = (
+                (0, limits.forward_connections) if purpose == "exchange" else (limits.relay_connections, 0)
+            )
+            connector = aiohttp.TCPConnector(
+                limit=all_agents, limit_per_host=per_agent, force_close=purpose == "anew"
+            )
+            session = aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept-Encoding"),
+                middlewares=(_send_once,),
+            )
+            self._sessions[purpose] = session
+        return session
+
+    async def _request(
+        self, purpose: str, method: str, address: URL, **values: Any
+    ) -> aiohttp.ClientResponse:
+        """Over a connection that was kept, if there is one. An agent whose host lost its power says goodbye
+        to none of them: what changes nothing is then asked again over a new one. (aiohttp asks again, too,
+        but over the next that was kept.)"""
+        try:
+            return await self._session(purpose).request(method, address, **values)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if method not in UNCHANGING_METHODS:
+                raise
+        return await self._session("anew").request(method, address, **values)
+
+    def _headers(self, headers: Mapping[str, str], body: bytes | None) -> dict[str, str]:
+        sent = {**headers, FORWARDED_BY: self._agent_id}
+        if body is not None:
+            sent["Content-Length"] = str(len(body))
+        return sent
+
+    async def exchange(
+        self,
+        url: str,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_ms: int,
+        waits: bool = False,
+        reply_bytes: int = REPLY_BYTES_MAX,
+        admit: Admit | None = None,
+    ) -> Reply:
+        """One request whose answer is held whole, of at most so many bytes. ShoalError: the other agent's
+        problem, or that of the way there. `waits`: a long poll, which must not take a connection from those
+        that do not wait. `admit`: told the answer's size before it is received.
+        """
+        try:
+            async with await self._request(
+                "relay" if waits else "exchange",
+                method,
+                _address(url, target),
+                headers=self._headers(headers, body),
+                data=_in_pieces(body),
+                timeout=_timeout(timeout_ms),
+                allow_redirects=False,
+            ) as response:
+                if admit is not None and response.status < 300:
+                    await admit(min(response.content_length or reply_bytes, reply_bytes))
+                data = await _read_bounded(response, reply_bytes)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise broken(error, url, method) from None
+        if response.status >= 300:
+            raise _problem(response.status, response.content_type, data)
+        return Reply(response.status, response.headers, data)
+
+    async def relay(
+        self, request: web.BaseRequest, url: str, target: str, *, headers: Mapping[str, str], timeout_ms: int
+    ) -> web.StreamResponse:
+        """A GET whose answer may be large: passed on as it comes. Problems are raised, before a byte is
+        sent.
+        """
+        try:
+            async with await self._request(
+                "relay",
+                request.method,
+                _address(url, target),
+                headers={**headers, FORWARDED_BY: self._agent_id},
+                timeout=_timeout(timeout_ms),
+                allow_redirects=False,
+            ) as response:
+                if response.status >= 300:
+                    data = await _read_bounded(response)
+                    raise _problem(response.status, response.content_type, data)
+                return await self._pass_on(request, response)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise broken(error, url, request.method) from None
+
+    async def _pass_on(
+        self, request: web.BaseRequest, response: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        answer = web.StreamResponse(status=response.status, headers={"Server": SERVER})
+        for name, value in response.headers.items():
+            if name in RELAYED_HEADERS or name.startswith("Shoal-"):
+                answer.headers[name] = value
+        await answer.prepare(request)
+        if request.method == "HEAD":
+            return answer
+        taking = Taking(self._limits)
+        async for piece in response.content.iter_chunked(RELAY_PIECE_BYTES):
+            await taking.write(answer, piece)
+        await answer.write_eof()
+        return answer
+
+
+def _address(url: str, target: str) -> URL:
+    return URL(url.rstrip("/") + target, encoded=True)
+
+
+def _in_pieces(body: bytes | None) -> bytes | AsyncIterator[bytes] | None:
+    """A large body in pieces, so that the loop is not held by one long write."""
+    if body is None or len(body) <= RELAY_PIECE_BYTES:
+        return body
+    return _pieces(body)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), RELAY_PIECE_BYTES):
+        yield body[start : start + RELAY_PIECE_BYTES]
+
+
+def _timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(
+        total=(timeout_ms + ANSWER_GRACE_MS) / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=3600
+    )
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > bytes_max:
+            raise aiohttp.ClientPayloadError(f"the answer is over {bytes_max} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def broken(error: Exception, url: str, method: str) -> ShoalError:
+    """What a failed exchange means to the client."""
+    definite = True if method in UNCHANGING_METHODS else None
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        return ShoalError("no-leader", f"{url} cannot be reached: {error}")
+    if isinstance(error, TimeoutError):
+        return ShoalError("timeout", f"{url} did not answer in time", definite=definite)
+    return ShoalError("leadership-lost", f"the connection to {url} broke: {error}", definite=definite)
+
+
+def _problem(status: int, content_type: str, data: bytes) -> ShoalError:
+    if content_type == PROBLEM_MEDIA_TYPE:
+        try:
+            document = json.loads(data)
+        except ValueError:
+            document = None
+        if isinstance(document, dict):
+            return ShoalError.from_problem(document)
+    return ShoalError("leadership-lost", f"the leader answered {status} without a problem document")

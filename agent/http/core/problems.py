@@ -1,0 +1,84 @@
+"""Errors as RFC 9457 problem documents. The codes stand in shoal.errors; here they only become answers."""
+
+from __future__ import annotations
+
+import json
+from email.utils import formatdate
+from typing import Any
+
+from aiohttp import web
+
+from shoal.agent.http.core.media import JSON_TYPE
+from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
+
+SERVER = "Shoal"  # of every answer; versions are told by /v1/agent
+# What to wait before a retry that may help; leaders move in about a second.
+RETRY_AFTER_SECONDS = "1"
+
+
+def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
+    """The answer for an error, with the headers that belong to its status."""
+    response = web.Response(
+        status=error.status,
+        body=problem_body(error.to_problem()),
+        content_type=PROBLEM_MEDIA_TYPE,
+        headers={"Server": SERVER},
+    )
+    if error.status in (429, 503):
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    if error.status == 405:
+        response.headers["Allow"] = str(error.extra.get("allow", ""))
+    if close:
+        response.force_close()
+    return response
+
+
+def not_a_request(reason: str) -> ShoalError:
+    """What is told of bytes that are no HTTP request, in the parser's words."""
+    advice = ""
+    if "in url" in reason:
+        advice = "; percent-encode what is not ASCII, as in ?key=schl%C3%BCssel"
+    return ShoalError("bad-request", f"this is not an HTTP request: {' '.join(reason.split())[:200]}{advice}")
+
+
+def problem_body(problem: dict[str, Any]) -> bytes:
+    """The document's bytes."""
+    return json_bytes(problem) + b"\n"
+
+
+def json_response(document: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer from JSON-ready values."""
+    return web.Response(
+        status=status,
+        body=json_body(document),
+        content_type=JSON_TYPE,
+    )
+
+
+def json_body(document: Any) -> bytes:
+    """A JSON answer's bytes."""
+    return json_bytes(document) + b"\n"
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def json_bytes(document: Any) -> bytes:
+    """Compact JSON in UTF-8; what UTF-8 cannot express (half of a surrogate pair) is escaped."""
+    try:
+        return _ENCODER.encode(document).encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:
+    """The same answer as problem_response, head and all."""
+    response = problem_response(error, close=close)
+    if close:
+        response.headers["Connection"] = "close"
+    response.headers["Date"] = formatdate(usegmt=True)
+    body = problem_body(error.to_problem())
+    response.headers["Content-Length"] = str(len(body))
+    lines = [f"HTTP/1.1 {response.status} {response.reason}"]
+    lines += [f"{name}: {value}" for name, value in response.headers.items()]
+    return "\r\n".join((*lines, "", "")).encode("ascii") + body

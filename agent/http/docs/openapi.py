@@ -1,0 +1,147 @@
+"""GET /openapi.json: the routes that the router has, as an OpenAPI 3.1 description; /docs: as a page.
+
+Each is made once, when it is first asked for, of the very operations that requests are dispatched by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from shoal.agent.http.api import operations as api
+from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema, is_variable
+from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, TEXT, USER_NAME, schemas_document
+from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.dispatch import Route
+from shoal.agent.http.core.media import JSON_TYPE
+from shoal.agent.http.core.problems import json_body
+from shoal.agent.http.docs.page import SECURITY_POLICY, docs_page, group_of
+from shoal.errors import PROBLEM_MEDIA_TYPE
+
+OPENAPI_VERSION = "3.1.0"
+API_VERSION = "1"
+_PROBLEM = "problem"
+_KEPT = "max-age=3600"  # it changes with the agent's version only
+_INTRODUCTION = (
+    "One port of every agent serves everything; any agent answers any request, and asks the leader where it "
+    "must. What is not answered as described is a problem document (RFC 9457). GET routes answer HEAD too."
+)
+_VARIABLES: dict[str, tuple[str, Schema]] = {
+    "topic": ("1 to 249 of a-z A-Z 0-9 . _ - (a leading _ is the system's).", NAME),
+    "partition": ("The partition's number.", PARTITION_NUMBER),
+    "member": ("A member's name or id.", TEXT),
+    "kept": ("The name that a kept topic had, or its id.", TEXT),
+}
+
+
+class DescriptionHandlers:
+    """The description of all routes, its own among them."""
+
+    def __init__(self) -> None:
+        self._operations: tuple[Operation, ...] = ()
+        self._body: bytes | None = None
+        self._page: bytes | None = None
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        return [Route(api.OPENAPI, self.openapi), Route(api.DOCS, self.docs)]
+
+    def describe(self, routes: Iterable[Route]) -> None:
+        """These are the routes."""
+        self._operations = tuple(route.operation for route in routes)
+
+    async def openapi(self, call: Call) -> web.Response:
+        """The description; it changes with the agent's version only."""
+        del call
+        if self._body is None:
+            self._body = json_body(openapi_document(self._operations))
+        return web.Response(body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": _KEPT})
+
+    async def docs(self, call: Call) -> web.Response:
+        """The same for a person."""
+        del call
+        if self._page is None:
+            self._page = docs_page(self._operations, _INTRODUCTION).encode()
+        return web.Response(
+            body=self._page,
+            content_type=api.PAGE,
+            charset="utf-8",
+            headers={"Cache-Control": _KEPT, "Content-Security-Policy": SECURITY_POLICY},
+        )
+
+
+def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The description of these operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "Shoal", "version": API_VERSION, "description": _INTRODUCTION},
+        "servers": [{"url": "/"}],
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": schemas_document(),
+            "responses": {
+                _PROBLEM: {
+                    "description": "What is wrong; `code` is stable.",
+                    "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+            },
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    answers = {str(status): _answer(answer) for status, answer in sorted(operation.answers.items())}
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [group_of(operation)],
+        "summary": operation.summary,
+        "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
+    }
+    variables = [segment[1:-1] for segment in operation.path.split("/") if is_variable(segment)]
+    parameters = [_variable(name, operation.method) for name in variables]
+    parameters += [_parameter("query", parameter) for parameter in operation.parameters]
+    parameters += [_parameter("header", parameter) for parameter in operation.headers]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        described["requestBody"] = _body(operation.body)
+    return described
+
+
+def _variable(name: str, method: str) -> dict[str, Any]:
+    description, schema = _VARIABLES[name]
+    if name == "topic" and method != "GET":  # nobody changes what is the system's
+        schema = USER_NAME
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+def _parameter(place: str, parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": place,
+        "required": parameter.required,
+        "description": parameter.description,
+        "schema": parameter.schema,
+    }
+
+
+def _body(body: Body) -> dict[str, Any]:
+    return {"required": body.required, "content": _content(body.content)}
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.description}
+    if answer.content:
+        described["content"] = _content(answer.content)
+    if answer.headers:
+        described["headers"] = {name: {"schema": TEXT} for name in answer.headers}
+    return described
+
+
+def _content(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {media: {"schema": dict(schema)} for media, schema in content.items()}

@@ -1,0 +1,177 @@
+"""Committed records of one partition as rows, wherever it is led: from the log here, or from the leader.
+
+For answers that are made here out of several fetches (streams, merged reads). It follows the leader while
+that moves; what is found is held for the caller, who lets go of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote
+
+from shoal.agent.http.admission.answer_room import AnswerHolding
+from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.leader import (
+    PASSING_CODES,
+    where_led,
+    while_it_leads,
+)
+from shoal.agent.http.core.media import ARROW_TYPE
+from shoal.agent.http.rows.row_pieces import Rows
+from shoal.agent.http.rows.selection import Portion, Received, frames_in
+from shoal.agent.interface import Admit, Fetch, Leader, Topic
+from shoal.errors import ShoalError
+from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, parse_stamp
+
+T_co = TypeVar("T_co", covariant=True)
+# What a reader that goes on and on rides out: leadership on its way, its host dying, too much at once.
+RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost", "overloaded"}
+# Between two looks whether another leads by now: within an election's time, and cheap for who waits long.
+LOOK_SECONDS = 0.25
+# Beside the batches of an answer: the schema, and frames without rows.
+STREAM_OVERHEAD_BYTES = 1 << 20
+
+
+class Found(NamedTuple):
+    """Rows from the wanted offset on; none when there is nothing new."""
+
+    rows: list[Rows]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+    size_bytes: int
+
+
+class Wanted(NamedTuple):
+    """What to fetch: as many rows as fit `max_bytes` of memory, at least one, at most `limit`. `local`: from
+    this agent's own replica, if it can answer. `times_only`: of all columns the timestamps."""
+
+    partition: int
+    offset: int
+    max_bytes: int
+    limit: int | None = None
+    wait_ms: int = 0
+    local: bool = False
+    times_only: bool = False
+
+    @property
+    def portion(self) -> Portion:
+        """Which rows."""
+        return Portion(self.offset, self.max_bytes, self.limit, self.times_only)
+
+
+def records_path(topic: Topic, partition: int) -> str:
+    """The route of a partition's records."""
+    return f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
+
+
+async def fetch_rows(
+    call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
+) -> Found:
+    """Rows that are held. ShoalError as reads raise it; no-leader when none is found in time."""
+
+    async def here(*, as_leader: bool) -> Found:
+        local = wanted.local and not as_leader
+        return await _fetch_here(call, topic, wanted._replace(local=local), holding, timeout_ms)
+
+    async def there(leader: Leader) -> Found:
+        return await _fetch_there(call, topic, wanted, leader, holding, timeout_ms)
+
+    return await where_led(call, topic, wanted.partition, here, there, timeout_ms)
+
+
+async def _fetch_here(
+    call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
+) -> Found:
+    async def read(admit: Admit) -> Fetch:
+        return await call.context.broker.read(
+            topic,
+            wanted.partition,
+            wanted.offset,
+            max_bytes=wanted.max_bytes,
+            wait_ms=wanted.wait_ms,
+            local=wanted.local,
+            limit=wanted.limit,
+            admit=admit,
+        )
+
+    fetch, selected = await call.context.selector.fetch_and_select(read, wanted.portion, holding, timeout_ms)
+    return Found(
+        selected.rows, selected.next_offset, fetch.high_watermark, fetch.log_start_offset, selected.size_bytes
+    )
+
+
+async def _fetch_there(
+    call: Call, topic: Topic, wanted: Wanted, leader: Leader, holding: AnswerHolding, timeout_ms: int
+) -> Found:
+    query = {
+        "offset": str(wanted.offset),
+        "max_bytes": str(wanted.max_bytes),
+        "wait": f"{wanted.wait_ms}ms",
+    }
+    if wanted.limit is not None:
+        query["limit"] = str(wanted.limit)
+    received = call.holding()
+    exchange = call.context.forwarder.exchange(
+        leader.url,
+        "GET",
+        forward_target(records_path(topic, wanted.partition), query, timeout_ms),
+        headers={"Accept": ARROW_TYPE},
+        body=None,
+        timeout_ms=timeout_ms + wanted.wait_ms,
+        waits=True,
+        reply_bytes=max(wanted.max_bytes, MAX_FRAME_BYTES) + STREAM_OVERHEAD_BYTES,
+        admit=received.await_room,
+    )
+    try:
+        reply = await while_it_leads(call.context, leader, topic, wanted.partition, exchange, LOOK_SECONDS)
+        there = frames_of_reply(reply)
+        frames = Received(there.frames, topic.schema, there.next_offset, received.release)
+        selected = await call.context.selector.select(frames, wanted.portion, holding, timeout_ms)
+    except BatchError as error:
+        raise ShoalError("leadership-lost", f"the leader's answer is not understood: {error}") from None
+    finally:
+        received.release()
+    return Found(
+        selected.rows,
+        selected.next_offset,
+        there.high_watermark,
+        there.log_start_offset,
+        selected.size_bytes,
+    )
+
+
+class There(NamedTuple):
+    """Another agent's Arrow answer."""
+
+    frames: list[memoryview]
+    next_offset: int
+    high_watermark: int
+    log_start_offset: int
+
+
+def frames_of_reply(reply: Reply) -> There:
+    """The stored frames of another agent's Arrow answer, checked against the offsets that it claims.
+    ShoalError leadership-lost when the two do not fit; raises BatchError."""
+    try:
+        place, following, high_watermark, log_start = (
+            int(reply.headers[f"Shoal-{name}"])
+            for name in ("Base-Offset", "Next-Offset", "High-Watermark", "Log-Start-Offset")
+        )
+    except (KeyError, ValueError) as error:
+        raise ShoalError("leadership-lost", f"the leader's answer is not understood: {error!r}") from None
+    body = memoryview(reply.body)
+    schema_bytes = 8 + int.from_bytes(body[4:8], "little")
+    if body[-len(END_OF_STREAM) :] != END_OF_STREAM or schema_bytes > len(body) - len(END_OF_STREAM):
+        raise BatchError("short", "the answer is no whole Arrow stream")
+    frames = []
+    for frame in frames_in(body[schema_bytes : -len(END_OF_STREAM)]):
+        stamp, _ = parse_stamp(frame, 0)
+        if stamp.record_count and stamp.base_offset != place:
+            raise ShoalError("leadership-lost", "the leader's answer has not the records that it claims")
+        place += stamp.record_count
+        frames.append(frame)
+    if place != following:
+        raise ShoalError("leadership-lost", "the leader's answer has not the records that it claims")
+    return There(frames, following, high_watermark, log_start)

@@ -1,0 +1,285 @@
+"""GET /v1/topics/{topic}/partitions/{p}/records: where to begin, who answers, in which form."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from shoal.agent.http.admission.answer_room import AnswerHolding
+from shoal.agent.http.api import operations as api
+from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.core.dispatch import Route
+from shoal.agent.http.core.forward import forward_target
+from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, where_led
+from shoal.agent.http.core.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE
+from shoal.agent.http.core.parameters import choice, integer, invalid, is_number
+from shoal.agent.http.fetch.anywhere import records_path
+from shoal.agent.http.fetch.cursors import OFFSET_MAX
+from shoal.agent.http.fetch.follow import follow
+from shoal.agent.http.fetch.partition_stream import PartitionSource, resumed_offset
+from shoal.agent.http.fetch.render import Rendering, choose_rendering, render_arrow, render_text
+from shoal.agent.http.rows.selection import Portion
+from shoal.agent.interface import Admit, Fetch, Json, Leader, Topic
+from shoal.errors import ShoalError, shown
+from shoal.format.timestamps import parse_time
+
+HIGH_WATERMARK = "Shoal-High-Watermark"
+# Between two looks at a replica that is behind its reader: a follower learns of commits within a heartbeat.
+BEHIND_PAUSE_SECONDS = 0.02
+PASSED_ON_HEADERS = ("Accept", "Shoal-High-Watermark")
+OFFSET_FORMS = "N, -N, earliest, latest or @TIME is wanted"
+
+
+class ReadHandlers:
+    """The partition read."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """The route."""
+        return [Route(api.READ_PARTITION, self.records)]
+
+    async def records(self, call: Call) -> web.StreamResponse:
+        """Answer here if this agent may; else from the leader, as it comes."""
+        rendering = choose_rendering(call)
+        topic = self._context.broker.topic(call.arguments[0])
+        partition = partition_number(call.arguments[1])
+        request = ReadRequest(call, topic, partition, rendering)
+        if rendering.media == EVENT_STREAM:
+            return await request.stream()
+        deadline = Deadline(call.timeout_ms())
+        try:
+            return await request.answer_here()
+        except ShoalError as error:
+            if error.code not in MOVING_CODES or not call.may_forward():
+                raise
+        while True:
+            leader = await self._context.broker.wait_leader(topic, partition, deadline.remaining_ms())
+            try:
+                if leader.local:
+                    return await request.answer_here()
+                return await self._relay(call, leader.url, topic, partition, deadline)
+            except ShoalError as error:
+                codes = MOVING_CODES if leader.local else PASSING_CODES
+                if error.code not in codes or self._context.waits.stopped:
+                    raise
+                if not await deadline.pause(RETRY_PAUSE_SECONDS):
+                    raise
+
+    async def _relay(
+        self, call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
+    ) -> web.StreamResponse:
+        remaining_ms = deadline.remaining_ms()
+        return await self._context.waits.run(
+            call.request,
+            self._context.forwarder.relay(
+                call.request,
+                url,
+                forward_target(records_path(topic, partition), call.query, remaining_ms),
+                headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
+                timeout_ms=remaining_ms + call.wait_ms(),
+            ),
+        )
+
+
+class ReadRequest:
+    """One read, its parameters checked; may be answered more than once while leadership moves."""
+
+    __slots__ = (
+        "_call", "_deadline", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen",
+        "_streams", "_topic", "_wait_ms",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
+        limits = call.context.limits
+        self._call = call
+        self._topic = topic
+        self._partition = partition
+        self._rendering = rendering
+        self._streams = rendering.media == EVENT_STREAM
+        self._from = call.query.get("offset", "latest" if self._streams else "earliest")
+        check_offset_form(self._from)
+        self._max_bytes = integer(
+            call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes
+        )
+        self._wait_ms = call.wait_ms()
+        self._local = choice(call.query, "consistency", "leader", ("leader", "local")) == "local"
+        self._seen = seen_watermark(call) if self._local else 0
+        self._deadline = Deadline(call.timeout_ms())  # of all attempts together
+
+    async def answer_here(self) -> web.StreamResponse:
+        """Read from this agent's log and render; ShoalError not-leader when it may not."""
+        offset = await self._offset()
+        holding = self._call.holding()
+        try:
+            if self._rendering.media == ARROW_TYPE:
+                return await self._answer_arrow(offset, holding)
+            return await self._answer_text(offset, holding)
+        finally:
+            holding.release()
+
+    async def _answer_arrow(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
+        fetch = await self._fetch(offset, holding.await_room)
+        with self._call.context.gate.place():
+            if fetch.pieces is None:
+                await holding.add(sum(map(len, fetch.frames)))
+            return await render_arrow(self._call, self._rendering, fetch, offset)
+
+    async def _answer_text(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
+        fetch, selected = await self._call.context.selector.fetch_and_select(
+            lambda admit: self._fetch(offset, admit),
+            Portion(offset, self._max_bytes, self._rendering.limit),
+            holding,
+            self._call.timeout_ms(),
+        )
+        with self._call.context.gate.place():
+            return await render_text(
+                self._call, self._rendering, self._topic, self._partition, fetch, selected
+            )
+
+    async def stream(self) -> web.StreamResponse:
+        """Follow the partition from here, wherever it is led."""
+        resumed = resumed_offset(self._call)
+        offset = await self._offset_anywhere() if resumed is None else resumed
+        source = PartitionSource(
+            self._call,
+            self._topic,
+            self._partition,
+            offset,
+            self._rendering,
+            self._max_bytes,
+            local=self._local,
+        )
+        return await self._call.context.waits.run(self._call.request, follow(self._call, source))
+
+    async def _offset_anywhere(self) -> int:
+        """Where to begin, asked from the leader if it lies elsewhere."""
+        if is_number(self._from):
+            return int(self._from)
+        call, topic, partition = self._call, self._topic, self._partition
+        timeout_ms = call.timeout_ms()
+
+        async def here(*, as_leader: bool) -> int:
+            del as_leader  # only a leader says where a log begins and ends
+            return await self._offset()
+
+        async def there(leader: Leader) -> int:
+            asked = self._from if self._from.startswith("@") else "latest"
+            query = {"offset": asked, "limit": "1", "max_bytes": "1"}
+            reply = await call.context.forwarder.exchange(
+                leader.url,
+                "GET",
+                forward_target(records_path(topic, partition), query, timeout_ms),
+                headers={"Accept": JSON_TYPE},
+                body=None,
+                timeout_ms=timeout_ms,
+            )
+            return offset_in(reply.document(), self._from)
+
+        return await where_led(call, topic, partition, here, there, timeout_ms)
+
+    async def _fetch(self, offset: int, admit: Admit) -> Fetch:
+        if self._seen == 0:
+            return await self._fetch_once(offset, admit)
+        deadline = self._deadline
+        while True:
+            try:
+                fetch = await self._fetch_once(offset, admit)
+            except ShoalError as error:
+                # Even the offset lies beyond what this replica knows: it may be about to learn more.
+                if not is_behind(error) or not await deadline.pause(BEHIND_PAUSE_SECONDS):
+                    raise
+                continue
+            if fetch.high_watermark >= self._seen:
+                return fetch
+            if not await deadline.pause(BEHIND_PAUSE_SECONDS):
+                raise self._behind(fetch.high_watermark)
+
+    def _behind(self, high_watermark: int) -> ShoalError:
+        leader = self._call.context.broker.leader(self._topic, self._partition)
+        return ShoalError(
+            "not-leader",
+            f"this replica knows the log up to {high_watermark}, the client up to {self._seen}",
+            leader=None if leader is None else leader.agent_id,
+            leader_url=None if leader is None else leader.url,
+            term=0 if leader is None else leader.term,
+        )
+
+    async def _fetch_once(self, offset: int, admit: Admit) -> Fetch:
+        context = self._call.context
+        return await context.waits.run(
+            self._call.request,
+            context.broker.read(
+                self._topic,
+                self._partition,
+                offset,
+                max_bytes=self._max_bytes,
+                wait_ms=self._wait_ms,
+                local=self._local,
+                limit=self._rendering.limit,
+                admit=admit,
+            ),
+        )
+
+    async def _offset(self) -> int:
+        """Where to begin, as a number."""
+        broker = self._call.context.broker
+        text = self._from
+        if is_number(text):
+            return int(text)
+        if text.startswith("@"):
+            return int(await broker.offset_at_time(self._topic, self._partition, time_of(text)))
+        offsets = await broker.offsets(self._topic, self._partition)
+        return offset_within(text, offsets.log_start_offset, offsets.high_watermark)
+
+
+def offset_in(answer: Json, text: str) -> int:
+    """The offset that `text` means, in the leader's answer to a read from there (@TIME) or from the end."""
+    try:
+        start, end = int(answer["log_start_offset"]), int(answer["high_watermark"])
+        if text.startswith("@"):
+            records = answer["records"]
+            return int(records[0]["offset"] if records else answer["next_offset"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ShoalError("leadership-lost", f"the leader's answer is not understood: {error!r}") from None
+    return offset_within(text, start, end)
+
+
+def offset_within(text: str, log_start_offset: int, high_watermark: int) -> int:
+    """The offset that earliest, latest or -N means."""
+    if text == "earliest":
+        return log_start_offset
+    if text == "latest":
+        return high_watermark
+    return max(log_start_offset, high_watermark - int(text[1:]))
+
+
+def is_behind(error: ShoalError) -> bool:
+    """A local read asked for more than the replica knows; others refuse because there is no replica here."""
+    return error.code in ("not-leader", "no-leader") and "high_watermark" in error.extra
+
+
+def seen_watermark(call: Call) -> int:
+    """The high watermark that the client has seen; a local read never shows it an older log (safety 23)."""
+    text = call.headers.get(HIGH_WATERMARK)
+    if text is None:
+        return 0
+    if not is_number(text) or int(text) > OFFSET_MAX:
+        raise ShoalError("bad-request", f"{HIGH_WATERMARK} {shown(text)} is not an offset")
+    return int(text)
+
+
+def check_offset_form(text: str) -> None:
+    """ShoalError bad-request for what is no offset, before anything is asked."""
+    if text.startswith("@"):
+        time_of(text)
+    elif text not in ("earliest", "latest") and not is_number(text.removeprefix("-")):
+        raise invalid("offset", text, OFFSET_FORMS)
+
+
+def time_of(text: str) -> int:
+    """Microseconds since the epoch of @TIME."""
+    try:
+        return parse_time(text[1:])
+    except ShoalError as error:
+        raise invalid("offset", text, error.detail) from None

@@ -1,0 +1,191 @@
+"""One append of one partition, wherever its leader is: here, or one hop away, until the timeout.
+
+Only definite refusals (not-leader, no-leader) are tried again; an indefinite answer is passed to the
+client, who alone knows whether a repetition is harmless.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, while_it_leads
+from shoal.agent.http.core.media import ARROW_TYPE
+from shoal.agent.http.produce.decode import Chunk, batch_problem, encapsulated
+from shoal.agent.interface import Appended, Leader, Topic
+from shoal.errors import ShoalError
+from shoal.format.batch import (
+    END_OF_STREAM,
+    BatchError,
+    Message,
+    ProducerStamp,
+    message_from_batch,
+    schema_message,
+)
+from shoal.format.records import columns_to_batch
+
+PRODUCER_HEADERS = (
+    "Shoal-Producer-Id",
+    "Shoal-Producer-Epoch",
+    "Shoal-Producer-Sequence",
+    "Shoal-Producer-Order",
+)
+# Between agents only: the request came by the key-routed route, although it goes on to a partition's.
+KEY_ROUTED = "Shoal-Key-Routed"
+
+
+class Options(NamedTuple):
+    """What a produce request asks beside its records."""
+
+    acks: str
+    timeout_ms: int
+    producer: ProducerStamp | None
+    consecutive: bool = True
+    """False on the key-routed route: one producer's sequences are spread over the partitions, so that in each
+    of them they need only increase (safety 19)."""
+
+
+class Outcome(NamedTuple):
+    """Where the records of one append went."""
+
+    base_offset: int
+    records: int
+    duplicate: bool
+
+
+async def append_here(
+    context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
+) -> Appended:
+    """The broker's append for either form of a chunk; not-leader where the leader is elsewhere."""
+    try:
+        return await _append(context, topic, partition, chunk, options, timeout_ms)
+    except BatchError as error:
+        raise batch_problem(error) from None
+
+
+async def _append(
+    context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
+) -> Appended:
+    if chunk.columns is not None:
+        return await context.broker.append_records(
+            topic,
+            partition,
+            chunk.columns,
+            producer=options.producer,
+            consecutive=options.consecutive,
+            acks=options.acks,
+            timeout_ms=timeout_ms,
+        )
+    return await context.broker.append(
+        topic,
+        partition,
+        chunk.messages,
+        producer=options.producer,
+        consecutive=options.consecutive,
+        acks=options.acks,
+        timeout_ms=timeout_ms,
+    )
+
+
+async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options) -> Outcome:
+    """Append here or forward. ShoalError as the broker's, no-leader when none was found in time."""
+    deadline = Deadline(options.timeout_ms)
+    context = call.context
+    try:
+        done = await append_here(context, topic, partition, chunk, options, options.timeout_ms)
+    except ShoalError as error:
+        if error.code not in MOVING_CODES or not call.may_forward():
+            raise
+    else:
+        return Outcome(done.base_offset, done.count, done.duplicate)
+    while True:
+        leader = await context.broker.wait_leader(topic, partition, deadline.remaining_ms())
+        try:
+            return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)
+        except ShoalError as error:
+            if error.code not in (MOVING_CODES if leader.local else PASSING_CODES):
+                raise
+            if not await deadline.pause(RETRY_PAUSE_SECONDS):
+                raise ShoalError(
+                    "no-leader", f"no leader of {topic.name}/{partition} was found in time: {error.detail}"
+                ) from None
+
+
+async def _deliver_to(
+    call: Call,
+    leader: Leader,
+    topic: Topic,
+    partition: int,
+    chunk: Chunk,
+    options: Options,
+    deadline: Deadline,
+) -> Outcome:
+    if leader.local:
+        done = await append_here(call.context, topic, partition, chunk, options, deadline.remaining_ms())
+        return Outcome(done.base_offset, done.count, done.duplicate)
+    headers = {name: call.headers[name] for name in PRODUCER_HEADERS if name in call.headers}
+    if options.producer is not None and not options.consecutive:
+        headers[KEY_ROUTED] = "true"
+    query = {"acks": options.acks}
+    if chunk.body is not None:  # the same bytes again, so that the leader gathers them with others' records
+        if "Content-Type" in call.headers:
+            headers["Content-Type"] = call.headers["Content-Type"]
+        query |= {name: call.query[name] for name in ("key", "key_field") if name in call.query}
+        body = chunk.body
+    else:
+        headers["Content-Type"] = ARROW_TYPE
+        body = arrow_stream(topic, chunk)
+    path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
+    remaining_ms = deadline.remaining_ms()
+    exchange = call.context.forwarder.exchange(
+        leader.url,
+        "POST",
+        forward_target(path, query, remaining_ms),
+        headers=headers,
+        body=body,
+        timeout_ms=remaining_ms,
+    )
+    return _outcome(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
+
+
+def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
+    """A chunk as a complete Arrow stream of the topic's schema."""
+    messages = chunk.messages
+    if chunk.columns is not None:
+        messages = [message_of(chunk)]
+    parts: list[bytes | memoryview] = [schema_message(topic.schema)]
+    for message in messages:
+        parts += encapsulated(message)
+    parts.append(END_OF_STREAM)
+    return b"".join(parts)
+
+
+def message_of(chunk: Chunk) -> Message:
+    """Columns as one Arrow message; records without a time get this agent's."""
+    assert chunk.columns is not None
+    return message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000))
+
+
+def _outcome(reply: Reply, partition: int) -> Outcome:
+    document = reply.document()
+    appended = document.get("appended")
+    if reply.status == 202 or (isinstance(appended, list) and not appended):
+        return Outcome(-1, _number(document, "count"), False)
+    if not isinstance(appended, list) or not isinstance(appended[0], dict):
+        raise ShoalError("leadership-lost", "the leader's answer does not say where the records went")
+    entry = appended[0]
+    if entry.get("partition") != partition:
+        raise ShoalError("leadership-lost", "the leader's answer is about another partition")
+    return Outcome(
+        _number(entry, "base_offset"), _number(document, "count"), document.get("duplicate") is True
+    )
+
+
+def _number(document: dict[str, Any], name: str) -> int:
+    value = document.get(name)
+    if type(value) is not int or value < 0:
+        raise ShoalError("leadership-lost", f"the leader's answer has no {name}")
+    return value

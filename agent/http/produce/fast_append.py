@@ -1,0 +1,223 @@
+"""Appends without aiohttp's machinery: what nearly every request to an agent is, in one call and one answer.
+
+A request is taken here only when nothing about it is unusual: its head reads without doubt, its body comes
+with its length and is small or one Arrow batch, and its partition is led here. Everything else, and
+everything that turns out to be otherwise before something was stored, is handed to the ordinary way (app.py),
+which gives the same answers. Knows no socket: connection.py brings heads and bodies and takes answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from multidict import CIMultiDict
+
+from shoal.agent.http.admission.limits import KIB
+from shoal.agent.http.admission.origin import HostPolicy
+from shoal.agent.http.core.body import media_type
+from shoal.agent.http.core.context import Context, partition_number
+from shoal.agent.http.core.dispatch import Route, RouteTable
+from shoal.agent.http.core.leader import MOVING_CODES
+from shoal.agent.http.core.media import ARROW_TYPE, NDJSON_TYPE
+from shoal.agent.http.core.parameters import NO_QUERY, Query, boolean, choice, duration_ms, parse_query
+from shoal.agent.http.produce.decode import (
+    ARROW_CHUNK_BYTES,
+    CHUNK_RECORDS_MAX,
+    Chunk,
+    arrow_chunk,
+    batch_problem,
+    decode_arrow_body,
+    decode_whole,
+)
+from shoal.agent.http.produce.deliver import Options
+from shoal.agent.http.produce.fast_head import Head, read_head, without_sequence
+from shoal.agent.http.produce.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
+from shoal.agent.interface import Answer, Topic
+from shoal.errors import ShoalError
+from shoal.format.arrow_in_place import PlaceReader
+from shoal.format.batch import MAX_BODY_BYTES, STAMP_BYTES, BatchError
+
+# Before an Arrow body, so that the stamped head fits in front of the batch even where the stream's schema is
+# shorter than the stamp. A multiple of 16: batches are stored, checked and sent from where they lie.
+LEAD_BYTES: Final = 256
+# The largest stored batch, with what a stream has around it. Whatever its size, a batch is checked in one
+# turn of the loop, this way as on the ordinary one.
+PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
+# Heads remembered: a client sends the same one all the time, but for a producer's sequence, which counts
+# up and is cut out of what is remembered. When full they are forgotten, not searched.
+REMEMBERED_HEADS_MAX: Final = 1_024
+_PRODUCER_PREFIX: Final = "shoal-producer-"
+
+
+class QuickRequest(NamedTuple):
+    """An append, as its head says."""
+
+    body_bytes: int
+    topic: str
+    partition: int | None
+    media: str
+    content_type: str | None
+    query: Query
+    options: Options
+    lead_bytes: int
+    """What the memory for the body has in front of it."""
+
+    def allocate(self) -> memoryview:
+        """Memory for the body behind `lead_bytes`. What it holds is whatever was there: it is written whole
+        before it is read, and zeroing it first would cost as much as receiving it."""
+        if not self.lead_bytes:
+            return memoryview(bytearray(self.body_bytes))
+        return memoryview(pa.allocate_buffer(self.lead_bytes + self.body_bytes)).cast("B")
+
+
+class QuickAppends:
+    """One per server."""
+
+    def __init__(
+        self, context: Context, policy: HostPolicy, table: RouteTable, routes: tuple[Route, ...]
+    ) -> None:
+        self.context = context
+        self._policy = policy
+        self._table = table
+        self._routes = routes
+        self._remembered: dict[bytes, QuickRequest] = {}
+        self._places: PlaceReader | None = None
+
+    def request(self, data: bytes) -> QuickRequest | None:
+        """What a whole head asks for; None when it is to go the ordinary way."""
+        known = self._remembered.get(data)
+        if known is not None:
+            return known
+        without, sequence = without_sequence(data)
+        if sequence is not None:
+            known = self._remembered.get(without)
+            if known is not None:
+                return _numbered(known, sequence)
+        head = read_head(data)
+        if head is None:
+            return None
+        try:
+            request = self._understand(head)
+        except ShoalError:
+            return None  # it will be refused, with this very error
+        if request is not None and (request.options.producer is None or sequence is not None):
+            if len(self._remembered) >= REMEMBERED_HEADS_MAX:
+                self._remembered.clear()
+            self._remembered[without] = request
+        return request
+
+    def _understand(self, head: Head) -> QuickRequest | None:
+        headers = head.headers
+        self._policy.check(headers["host"], None)
+        path, _, raw_query = head.target.partition("?")
+        route, arguments = self._table.resolve("POST", path)
+        if route not in self._routes:
+            return None
+        query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
+        content_type = headers.get("content-type")
+        media = media_type(content_type)
+        most = PLACED_BYTES_MAX if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
+        if media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
+            return None
+        boolean(query, "forward", True)  # is asked where the partition is led elsewhere: the ordinary way
+        options = self._options(headers, query, to_partition=len(arguments) == 2)
+        if options.acks == "none":
+            return None
+        partition = partition_number(arguments[1]) if len(arguments) == 2 else None
+        lead_bytes = LEAD_BYTES if media == ARROW_TYPE else 0
+        return QuickRequest(
+            head.body_bytes, arguments[0], partition, media, content_type, query, options, lead_bytes
+        )
+
+    def _options(self, headers: Mapping[str, str], query: Query, *, to_partition: bool) -> Options:
+        limits = self.context.limits
+        acks = choice(query, "acks", "all", ACKS)
+        timeout_ms = duration_ms(
+            query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
+        )
+        producer = (
+            producer_stamp(CIMultiDict(headers))
+            if any(name.startswith(_PRODUCER_PREFIX) for name in headers)
+            else None
+        )
+        return Options(acks, timeout_ms, producer, to_partition)
+
+    def begin(self, request: QuickRequest, memory: bytes | memoryview, answer: Answer) -> bool:
+        """Begin the append; `answer` hears of its end, perhaps before this returns.
+
+        `memory`: the body behind `lead_bytes`. False: this request is one for the ordinary way, nothing has
+        happened and the body is as it was. Raises ShoalError: refused, nothing was stored.
+        """
+        try:
+            topic: Topic = self.context.broker.topic(request.topic)
+        except ShoalError as error:
+            if error.code == "unknown-topic":
+                return False  # it may be created by producing
+            raise
+        partition = request.partition
+        if partition is None:
+            if len(topic.ranges) != 1:
+                return False
+            partition = 0
+        if request.lead_bytes:
+            assert isinstance(memory, memoryview)
+            return self._begin_arrow(request, topic, partition, memory, answer)
+        chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory))
+        if not 0 < chunk.records <= CHUNK_RECORDS_MAX:
+            return False
+        return self._append(request, topic, partition, chunk, answer)
+
+    def _begin_arrow(
+        self, request: QuickRequest, topic: Topic, partition: int, memory: memoryview, answer: Answer
+    ) -> bool:
+        if "key" in request.query or "key_field" in request.query:
+            return False
+        places = self._places
+        if places is None or places.schema is not topic.schema:
+            places = self._places = PlaceReader(topic.schema, STAMP_BYTES)
+        try:
+            placed = places.read(memory, LEAD_BYTES)
+        except BatchError as error:
+            raise batch_problem(error) from None
+        if placed is None:
+            if request.body_bytes > ARROW_CHUNK_BYTES:
+                return False  # several batches: they are stored as they come
+            chunk = decode_arrow_body(topic.schema, bytes(memory[LEAD_BYTES:]))
+            return chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
+        chunk = arrow_chunk([placed.message])
+        begun = chunk.records > 0 and self._append(request, topic, partition, chunk, answer)
+        if not begun:
+            memory[LEAD_BYTES : LEAD_BYTES + len(placed.opening)] = placed.opening
+        return begun
+
+    def _append(
+        self, request: QuickRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
+    ) -> bool:
+        options = request.options
+        try:
+            self.context.broker.begin_append(
+                topic,
+                partition,
+                chunk.messages if chunk.columns is None else chunk.columns,
+                producer=options.producer,
+                consecutive=options.consecutive,
+                acks=options.acks,
+                timeout_ms=options.timeout_ms,
+                answer=answer,
+            )
+        except BatchError as error:
+            raise batch_problem(error) from None
+        except ShoalError as error:
+            if error.code in MOVING_CODES:
+                return False
+            raise
+        return True
+
+
+def _numbered(request: QuickRequest, sequence: int) -> QuickRequest:
+    """The same request of the same producer, at another place of its sequence."""
+    options = request.options
+    assert options.producer is not None
+    return request._replace(options=options._replace(producer=options.producer._replace(sequence=sequence)))

@@ -1,0 +1,490 @@
+"""POST /v1/topics/{topic}/records and .../partitions/{p}/records: options, chunks, deliveries, one answer.
+
+The way of a request: decode.py makes chunks of the body, split() deals a chunk to partitions, deliver.py
+appends each part where it is led, Production adds up what happened. A request is not atomic; its answer
+says what was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent.http.admin.topics import create_topic_anywhere
+from shoal.agent.http.admission.body_rate import Receiving
+from shoal.agent.http.api import operations as api
+from shoal.agent.http.core.body import media_type, read_body
+from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.core.dispatch import Hint, Route
+from shoal.agent.http.core.forward import FORWARDED_BY
+from shoal.agent.http.core.leader import MOVING_CODES
+from shoal.agent.http.core.media import ARROW_TYPE, JSON_TYPE, STREAMED_TYPES
+from shoal.agent.http.core.parameters import choice, is_number
+from shoal.agent.http.core.problems import json_body, json_response
+from shoal.agent.http.produce.decode import (
+    ARROW_CHUNK_BYTES,
+    CHUNK_RECORDS_MAX,
+    Chunk,
+    cut,
+    decode_arrow_whole,
+    decode_stream,
+    decode_whole,
+    encapsulated,
+)
+from shoal.agent.http.produce.deliver import (
+    KEY_ROUTED,
+    PRODUCER_HEADERS,
+    Options,
+    Outcome,
+    append_here,
+    deliver,
+)
+from shoal.agent.http.produce.fast_answer import ShortAnswer, fits
+from shoal.agent.interface import Appended, Topic
+from shoal.errors import JSON, ShoalError, shown
+from shoal.format.batch import (
+    DEFAULT_SCHEMA,
+    ProducerStamp,
+    message_from_batch,
+    producer_id_from_text,
+    to_record_batch,
+)
+from shoal.format.hash_ranges import key_hash
+from shoal.format.partitioner import partition_batch, partition_columns
+
+ACKS = ("all", "leader", "none")
+PRODUCER_ID_CHARACTERS_MAX = 128
+# A longer body would hold the loop for milliseconds: it is decoded in a thread (safety 26).
+DECODED_AT_ONCE_BYTES = 64 * 1024
+# A stream between others' appends gets many offset ranges; the first this many are listed, the count is
+# always exact.
+REPORTED_RANGES_MAX = 1_024
+PUT_DETAIL = "records are appended with POST; with curl say --data-binary @FILE rather than -T FILE"
+# Fibonacci hashing: successive requests without a key fall far apart in the hash space, evenly over all
+# ranges.
+_SPREAD_STEP = 2_654_435_769
+_spread = itertools.count()
+
+
+class ProduceHandlers:
+    """The two produce routes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Both routes."""
+        return [
+            Route(api.PRODUCE, self.to_topic),
+            Route(api.PRODUCE_TO_PARTITION, self.to_partition),
+        ]
+
+    def hints(self) -> list[Hint]:
+        """What to say to likely mistakes."""
+        return [
+            Hint("PUT", api.PRODUCE.path, PUT_DETAIL),
+            Hint("PUT", api.PRODUCE_TO_PARTITION.path, PUT_DETAIL),
+        ]
+
+    async def to_topic(self, call: Call) -> web.StreamResponse:
+        """By key hash."""
+        return await self._produce(call, call.arguments[0], None)
+
+    async def to_partition(self, call: Call) -> web.StreamResponse:
+        """Into the named partition."""
+        return await self._produce(call, call.arguments[0], partition_number(call.arguments[1]))
+
+    async def _produce(self, call: Call, name: str, partition: int | None) -> web.StreamResponse:
+        options = request_options(call, partition)
+        topic = find_topic(call, name)
+        media = media_type(call.headers.get("Content-Type"))
+        gate = self._context.gate
+        gate.check_place()
+        with Receiving(gate) as receiving:
+            if media == ARROW_TYPE and topic is not None and _is_small(call):
+                return await self._whole_arrow(call, name, topic, partition, options, receiving)
+            if media in STREAMED_TYPES:
+                return await self._stream(
+                    call, media, Production(call, options, name, topic, partition), receiving
+                )
+            body = await read_body(call, self._context.limits.body_bytes, receiving)
+            with receiving.at_work():
+                return await self._whole(call, name, topic, partition, options, media, body)
+
+    async def _whole(
+        self,
+        call: Call,
+        name: str,
+        topic: Topic | None,
+        partition: int | None,
+        options: Options,
+        media: str,
+        body: bytes,
+    ) -> web.StreamResponse:
+        """JSON, and anything else that is one value."""
+        content_type = call.headers.get("Content-Type")
+        if len(body) <= DECODED_AT_ONCE_BYTES:
+            chunk = decode_whole(call.query, media, content_type, body)
+        else:
+            chunk = await asyncio.get_running_loop().run_in_executor(
+                self._context.decoders, decode_whole, call.query, media, content_type, body
+            )
+        one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
+        if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
+            answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
+            if answer is not None:
+                return answer
+        production = Production(call, options, name, topic, partition)
+        await production.append_in_parts(chunk)
+        return production.answer()
+
+    async def _whole_arrow(
+        self,
+        call: Call,
+        name: str,
+        topic: Topic,
+        partition: int | None,
+        options: Options,
+        receiving: Receiving,
+    ) -> web.StreamResponse:
+        """What a producer sends again and again: a few batches, their size declared, one chunk."""
+        body = await read_body(call, ARROW_CHUNK_BYTES, receiving)
+        with receiving.at_work():
+            chunk = decode_arrow_whole(call, topic.schema, body)
+            if chunk.records and (partition is not None or len(topic.ranges) == 1):
+                answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
+                if answer is not None:
+                    return answer
+            production = Production(call, options, name, topic, partition)
+            await production.append(chunk)
+            return production.answer()
+
+    async def _stream(
+        self, call: Call, media: str, production: Production, receiving: Receiving
+    ) -> web.Response:
+        schema, at_once = production.schema(), production.is_one_sequence
+        chunks = decode_stream(call, media, schema, receiving, at_once=at_once)
+        await production.stream(chunks, receiving)
+        return production.answer()
+
+    async def _append_at_once(
+        self, call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options
+    ) -> web.StreamResponse | None:
+        """The hot path: one partition, led here. None when that is not so, and nothing happened."""
+        try:
+            done = await append_here(self._context, topic, partition, chunk, options, options.timeout_ms)
+        except ShoalError as error:
+            if error.code in MOVING_CODES:
+                return None
+            raise
+        if options.acks == "none":
+            return json_response({"count": done.count}, status=202)
+        body = append_body(partition, done)
+        if fits(call.request):
+            return ShortAnswer(body)
+        return web.Response(body=body, content_type=JSON_TYPE)
+
+
+def append_body(partition: int, done: Appended) -> bytes:
+    """The document of one append to one partition."""
+    if not done.duplicate:
+        return appended_body(partition, done.base_offset, done.count)
+    appended: JSON = {"partition": partition, "base_offset": done.base_offset, "count": done.count}
+    return json_body({"count": done.count, "appended": [appended], "duplicate": True})
+
+
+def appended_body(partition: int, base_offset: int, count: int) -> bytes:
+    """The document of nearly every request, without a JSON encoder."""
+    numbers = (count, partition, base_offset, count)
+    return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
+
+
+def _is_small(call: Call) -> bool:
+    """Whether the body's length is declared and no more than a stream's first chunk would be."""
+    length = call.headers.get("Content-Length")
+    return length is not None and is_number(length) and int(length) <= ARROW_CHUNK_BYTES
+
+
+def request_options(call: Call, partition: int | None) -> Options:
+    """acks, timeout and producer of a request."""
+    query = call.query
+    acks = choice(query, "acks", "all", ACKS) if "acks" in query else "all"
+    key_routed = partition is None or (FORWARDED_BY in call.headers and KEY_ROUTED in call.headers)
+    return Options(acks, call.timeout_ms(), producer_stamp(call.headers), not key_routed)
+
+
+def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
+    """The three producer headers, in any case: all of them, or none; the fourth goes with them or not."""
+    texts = [headers.get(name) for name in PRODUCER_HEADERS[:3]]
+    order = headers.get(PRODUCER_HEADERS[3])
+    if texts == [None, None, None] and order is None:
+        return None
+    missing = [name for name, text in zip(PRODUCER_HEADERS[:3], texts, strict=True) if text is None]
+    if missing:
+        raise ShoalError("bad-request", f"{', '.join(missing)}: the three Shoal-Producer headers go together")
+    name, epoch, sequence = (text or "" for text in texts)
+    if not 1 <= len(name) <= PRODUCER_ID_CHARACTERS_MAX or not (name.isascii() and name.isprintable()):
+        raise ShoalError(
+            "bad-request", f"Shoal-Producer-Id {shown(name)}: 1 to 128 printable characters are wanted"
+        )
+    if order not in (None, "lanes"):
+        raise ShoalError("bad-request", f"{PRODUCER_HEADERS[3]} {shown(order)}: only lanes is known")
+    return ProducerStamp(
+        producer_id_from_text(name),
+        _header_number(PRODUCER_HEADERS[1], epoch, api.EPOCH_MAX),
+        _header_number(PRODUCER_HEADERS[2], sequence, api.SEQUENCE_MAX),
+        order is not None,
+    )
+
+
+def _header_number(name: str, text: str, high: int) -> int:
+    if not is_number(text) or int(text) > high:
+        raise ShoalError("bad-request", f"{name} {shown(text)}: a whole number from 0 to {high} is wanted")
+    return int(text)
+
+
+class Production:
+    """What one produce request has done so far."""
+
+    __slots__ = (
+        "_call", "_count", "_created", "_duplicates", "_name", "_options", "_partition", "_ranges", "_topic",
+        "_truncated", "held_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self, call: Call, options: Options, name: str, topic: Topic | None, partition: int | None
+    ) -> None:
+        self._call = call
+        self._options = options
+        self._name = name
+        self._partition = partition
+        self._topic = topic
+        self._created = False
+        self._count = 0
+        self._ranges: list[list[int]] = []  # [partition, base offset, count]
+        self._duplicates = 0
+        self._truncated = False
+        if self._topic is None and partition:
+            raise ShoalError(
+                "unknown-topic",
+                f"there is no topic {shown(name)}; one made by producing has partition 0 only",
+            )
+
+    @property
+    def is_one_sequence(self) -> bool:
+        """Whether the request is one sequence of a producer, and so has to be one append a partition."""
+        return self._options.producer is not None
+
+    def schema(self) -> pa.Schema:
+        """What Arrow records have to look like; a topic that does not exist yet will have the default."""
+        return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
+
+    async def stream(self, chunks: AsyncIterator[Chunk], receiving: Receiving) -> None:
+        """Append chunk after chunk, with a place for each. With a producer the request is one sequence, so it
+        must be one chunk."""
+        held_back: Chunk | None = None
+        try:
+            async for chunk in chunks:
+                if self._options.producer is None:
+                    with receiving.at_work():
+                        await self.append(chunk)
+                elif held_back is not None:
+                    raise ShoalError(
+                        "too-large",
+                        "with Shoal-Producer headers the body is one sequence and has to be one chunk",
+                    )
+                else:
+                    held_back = chunk
+        except ShoalError as error:
+            if "first_unprocessed_record" in error.extra:
+                raise
+            raise self._partial(error, self._count, []) from None
+        if held_back is not None:
+            with receiving.at_work():
+                await self.append(held_back)
+
+    async def append_in_parts(self, chunk: Chunk) -> None:
+        """Append a whole body, cut where it would make too large a batch."""
+        if chunk.records > CHUNK_RECORDS_MAX and self._options.producer is not None:
+            raise ShoalError(
+                "too-large", f"with Shoal-Producer headers a body has at most {CHUNK_RECORDS_MAX} records"
+            )
+        for part in cut(chunk):
+            await self.append(part)
+
+    async def append(self, chunk: Chunk) -> None:
+        """Append a chunk, dealt to its partitions; ShoalError that says what was stored if part of it
+        failed.
+        """
+        if not chunk.records:
+            return
+        topic = self._topic or await self._create()
+        if self._partition is not None:
+            await self._append_part(topic, self._partition, chunk)
+            return
+        parts = split(topic, chunk, self._options.producer)
+        if len(parts) == 1:
+            partition, part = next(iter(parts.items()))
+            await self._append_part(topic, partition, part)
+        else:
+            await self._append_parts(topic, parts)
+
+    async def _append_part(self, topic: Topic, partition: int, chunk: Chunk) -> None:
+        try:
+            outcome = await deliver(self._call, topic, partition, chunk, self._options)
+        except ShoalError as error:
+            raise self._partial(error, self._count, [(partition, error)]) from None
+        self._add(partition, outcome)
+
+    async def _append_parts(self, topic: Topic, parts: dict[int, Chunk]) -> None:
+        first_record = self._count
+        outcomes = await asyncio.gather(
+            *(
+                deliver(self._call, topic, partition, part, self._options)
+                for partition, part in parts.items()
+            ),
+            return_exceptions=True,
+        )
+        failures: list[tuple[int, ShoalError]] = []
+        for partition, outcome in zip(parts, outcomes, strict=True):
+            if isinstance(outcome, Outcome):
+                self._add(partition, outcome)
+            elif isinstance(outcome, ShoalError):
+                failures.append((partition, outcome))
+            else:
+                raise outcome
+        if failures:
+            worst = next((error for _, error in failures if not error.definite), failures[0][1])
+            raise self._partial(worst, first_record, failures)
+
+    async def _create(self) -> Topic:
+        """The topic, made by producing to it (http-api.md, Topics)."""
+        deadline = Deadline(self._options.timeout_ms)
+        self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
+        self._topic = await wait_topic(self._call.context, self._name, deadline)
+        return self._topic
+
+    def _add(self, partition: int, outcome: Outcome) -> None:
+        self._count += outcome.records
+        self._duplicates += outcome.duplicate
+        base_offset, count = outcome.base_offset, outcome.records
+        if base_offset < 0:
+            return
+        for entry in reversed(self._ranges[-64:]):
+            if entry[0] == partition:
+                if entry[1] + entry[2] == base_offset:
+                    entry[2] += count
+                    return
+                break
+        if len(self._ranges) < REPORTED_RANGES_MAX:
+            self._ranges.append([partition, base_offset, count])
+        else:
+            self._truncated = True
+
+    def _partial(
+        self, error: ShoalError, first_record: int, failures: list[tuple[int, ShoalError]]
+    ) -> ShoalError:
+        """The error with what was stored before and beside it; unchanged when that is nothing."""
+        if not self._count and len(failures) < 2:
+            return error
+        failed: list[JSON] = [
+            {"partition": partition, "code": failure.code, "definite": failure.definite}
+            for partition, failure in failures
+        ]
+        nothing_stored = not self._count and all(failure.definite for _, failure in failures)
+        extra: dict[str, JSON] = {
+            **error.extra,
+            "count": self._count,
+            "appended": self._appended(),
+            "failed": failed,
+            "first_unprocessed_record": first_record,
+        }
+        return ShoalError(error.code, error.detail, definite=error.definite and nothing_stored, **extra)
+
+    def _appended(self) -> list[JSON]:
+        return [
+            {"partition": partition, "base_offset": base_offset, "count": count}
+            for partition, base_offset, count in self._ranges
+        ]
+
+    def answer(self) -> web.Response:
+        """200 with the offsets, 202 when nobody waited for them."""
+        if self._options.acks == "none":
+            response = json_response({"count": self._count}, status=202)
+        elif len(self._ranges) == 1 and not self._duplicates:
+            response = web.Response(body=appended_body(*self._ranges[0]), content_type=JSON_TYPE)
+        else:
+            response = json_response(self._document())
+        if self._created:
+            response.headers["Shoal-Created"] = "true"
+        return response
+
+    def _document(self) -> dict[str, JSON]:
+        document: dict[str, JSON] = {"count": self._count, "appended": self._appended()}
+        if self._duplicates:
+            document["duplicate"] = True
+        if self._truncated:
+            document["appended_truncated"] = True
+        return document
+
+
+def find_topic(call: Call, name: str) -> Topic | None:
+    """The topic; None when it may be created by producing; ShoalError illegal-name or unknown-topic."""
+    broker = call.context.broker
+    try:
+        return broker.topic(name)
+    except ShoalError as error:
+        if error.code != "unknown-topic" or not broker.config.auto_create_topics or not call.may_forward():
+            raise
+        return None
+
+
+async def wait_topic(context: Context, name: str, deadline: Deadline) -> Topic:
+    """The topic, once this agent's catalog has it."""
+    broker = context.broker
+    while True:
+        try:
+            return broker.topic(name)
+        except ShoalError as error:
+            if error.code != "unknown-topic" or not await deadline.pause(0.02):
+                raise
+
+
+def split(topic: Topic, chunk: Chunk, producer: ProducerStamp | None) -> dict[int, Chunk]:
+    """Deal a chunk to partitions by key hash, order kept; records without key go to one partition
+    together.
+    """
+    ranges = topic.ranges
+    if len(ranges) == 1:
+        return {0: chunk}
+    null_key_hash = _null_key_hash(producer)
+    columns = chunk.columns
+    if columns is not None:
+        rows = partition_columns(columns, ranges, null_key_hash)
+        if len(rows) == 1:
+            return dict.fromkeys(rows, chunk)
+        return {partition: Chunk(len(kept), columns.take(kept), []) for partition, kept in rows.items()}
+    parts: dict[int, Chunk] = {}
+    for message in chunk.messages:
+        batch = to_record_batch(b"".join(encapsulated(message)), topic.schema)
+        dealt = partition_batch(batch, ranges, null_key_hash)
+        for partition, piece in dealt.items():
+            part = parts.setdefault(partition, Chunk(0, None, []))
+            own = message if len(dealt) == 1 else message_from_batch(piece)
+            parts[partition] = part._replace(
+                records=part.records + piece.num_rows, messages=[*part.messages, own]
+            )
+    return parts
+
+
+def _null_key_hash(producer: ProducerStamp | None) -> int:
+    """Where records without key go: the same place for a repeated sequence (safety 19), else spread
+    evenly.
+    """
+    if producer is not None:
+        return key_hash(producer.producer_id + producer.sequence.to_bytes(8, "little"))
+    return next(_spread) * _SPREAD_STEP & 0xFFFF_FFFF

@@ -1,0 +1,421 @@
+"""The member list as the rest of the agent needs it: ours, live, reachable, and what they gossip about
+themselves.
+
+Law of this file: it reads the gossip and Links and writes this agent's tags; it decides nothing about
+members. All tags are read and written here, so that their spelling stands once (documents.py has the
+names).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.addresses import plain_address
+from shoal.agent.durable.catalog_version import CatalogVersion, version_from_text
+from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.members.peer import Peer
+from shoal.agent.members.tags import (
+    LIVE,
+    TAG_BOOT_NONCE,
+    TAG_CATALOG,
+    TAG_CLUSTER,
+    TAG_CLUSTER_ID,
+    TAG_DOMAIN,
+    TAG_DRAINED,
+    TAG_NAME,
+    TAG_PLACEMENT,
+    TAG_TOPICS,
+    TAG_URL,
+    TAG_VERSION,
+    TAG_WEIGHT,
+    is_ours,
+    is_shoal,
+)
+from shoal.agent.peers.links import Links
+from shoal.membership.interface import Gossip, Member, PoolEvent
+from shoal.replication.placement.assignment import Candidate
+
+PLACEMENT_EVENT = "shoal-placement"
+MAX_ANNOUNCEMENT_BYTES = 256  # an agent id, a run and a number
+MAX_MISPLACED_SAID = 8  # more than a few are no mistake of a configuration
+TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change is a broadcast (safety 28)
+
+logger = logging.getLogger("shoal.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Another cluster met under our name."""
+
+    cluster_id: bytes
+    has_topics: bool
+    agents: tuple[str, ...]
+
+
+class Roster:
+    """Attach membership once it is started, links from the beginning."""
+
+    def __init__(self, *, agent_id: str, cluster: str, links: Links, watch: Watch) -> None:
+        self.agent_id = agent_id
+        self.cluster = cluster
+        self.cluster_id: bytes | None = None
+        self._links = links
+        self._watch = watch
+        self._membership: Gossip | None = None
+        self._tags: dict[str, str] = {}
+        self._tags_timer: asyncio.TimerHandle | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._announcement_listeners: list[Callable[[str, str, int], None]] = []
+        self._scheduled = False
+        self._members: tuple[Member, ...] = ()
+        self._ours: list[Member] = []
+        self._live: set[str] = set()
+        self._met = {agent_id}
+        self._addresses: frozenset[str] = frozenset()
+        self._misplaced: set[str] = set()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called after every change of the member list or of a tag, once per loop turn."""
+        self._listeners.append(listener)
+
+    def attach(self, membership: Gossip, tags: dict[str, str]) -> None:
+        """Membership has started with these tags."""
+        self._membership = membership
+        self._tags = tags
+        self.changed()
+
+    def changed(self) -> None:
+        """Membership's on_event. Coalesced: a push/pull tells of many members at once."""
+        if not self._scheduled and self._membership is not None:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._notice)
+
+    def _notice(self) -> None:
+        self._scheduled = False
+        assert self._membership is not None
+        self._members = self._membership.members()
+        self._ours = self._filter_ours()
+        self._live = {member.name for member in self._ours if member.status in LIVE}
+        self._addresses = frozenset(
+            plain_address(member.address)
+            for member in self._members
+            if is_shoal(member) and member.tags[TAG_CLUSTER] == self.cluster and member.status != "left"
+        )
+        self._say_misplaced()
+        self._links.set_addresses(self.urls())
+        self._watch.changed()
+        for listener in self._listeners:
+            listener()
+
+    def _say_misplaced(self) -> None:
+        """Members that would be agents of ours if their URLs were at their addresses: a few, each once."""
+        for member in self._members:
+            if (
+                member.tags.get(TAG_CLUSTER) == self.cluster
+                and TAG_URL in member.tags
+                and not is_shoal(member)
+                and member.name not in self._misplaced
+                and len(self._misplaced) < MAX_MISPLACED_SAID
+            ):
+                self._misplaced.add(member.name)
+                logger.warning(
+                    "member %s is at %s but says that it serves at %.100r: it is not taken for an agent; its"
+                    " gossip and HTTP have to have one address (--advertise)",
+                    member.tags.get(TAG_NAME, member.name),
+                    member.address,
+                    member.tags[TAG_URL],
+                )
+
+    # ---- own tags -----------------------------------------------------------------------------------------
+
+    def set_cluster(self, cluster_id: bytes) -> None:
+        """Everybody should know at once: the others wait for it."""
+        self.cluster_id = cluster_id
+        self._tags[TAG_CLUSTER_ID] = cluster_id.hex()
+        self._flush_tags()
+        self.changed()
+
+    def set_drained(self, *, drained: bool) -> None:
+        """Whether this agent shall hold nothing: whoever leads one of its groups acts on it."""
+        if drained:
+            self._tags[TAG_DRAINED] = "1"
+        else:
+            self._tags.pop(TAG_DRAINED, None)
+        self._flush_tags()
+        self.changed()
+
+    def set_placement(self, run: str, version: int) -> None:
+        """The placement version of this agent. Its run is the boot nonce, which stands in a tag of its own,
+        and a
+        generation."""
+        generation = run.rpartition(".")[2]
+        self._set_later(TAG_PLACEMENT, f"{generation}.{version}")
+
+    def announce_placement(self, run: str, version: int) -> None:
+        """As a route event, which says only that there is news."""
+        if self._membership is not None:
+            payload = f"{self.agent_id} {run} {version}".encode()
+            self._membership.send_user_event(PLACEMENT_EVENT, payload)
+
+    def on_pool_event(self, event: PoolEvent) -> None:
+        """Membership's on_user_event. Whatever is no route event is not ours."""
+        if event.name != PLACEMENT_EVENT:
+            return
+        words = event.payload[:MAX_ANNOUNCEMENT_BYTES].decode("ascii", "replace").split(" ")
+        if len(words) == 3 and words[0] != self.agent_id:
+            for listener in self._announcement_listeners:
+                listener(words[0], words[1], natural(words[2]))
+
+    def listen_to_announcements(self, listener: Callable[[str, str, int], None]) -> None:
+        """Called with agent id, run and placement version of every route event of another agent."""
+        self._announcement_listeners.append(listener)
+
+    def set_catalog(self, version: CatalogVersion, *, has_topics: bool) -> None:
+        """The catalog version of this agent, and whether its cluster holds anything."""
+        self._set_later(TAG_CATALOG, str(version))
+        self._set_later(TAG_TOPICS, "1" if has_topics else "0")
+
+    def _set_later(self, tag: str, value: str) -> None:
+        if self._tags.get(tag) == value:
+            return
+        self._tags[tag] = value
+        if self._tags_timer is None:
+            self._tags_timer = asyncio.get_running_loop().call_later(TAGS_INTERVAL_S, self._flush_tags)
+
+    def _flush_tags(self) -> None:
+        if self._tags_timer is not None:
+            self._tags_timer.cancel()
+            self._tags_timer = None
+        if self._membership is not None:
+            self._membership.set_tags(self._tags)
+
+    def stop(self) -> None:
+        """No timer outlives the agent."""
+        if self._tags_timer is not None:
+            self._tags_timer.cancel()
+            self._tags_timer = None
+        self._membership = None
+
+    # ---- what is known ------------------------------------------------------------------------------------
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody in the pool, dead or alive, of whatever cluster."""
+        return self._members
+
+    def neighbours(self) -> list[Member]:
+        """Everybody in the pool but agents of other clusters."""
+        return [member for member in self._members if is_ours(member, self.cluster, self.cluster_id)]
+
+    def known_members(self) -> set[str]:
+        """Names of everybody in the pool."""
+        return {member.name for member in self._members}
+
+    def ours(self) -> list[Member]:
+        """Shoal agents of this very cluster, this agent included."""
+        return self._ours
+
+    def _filter_ours(self) -> list[Member]:
+        return [
+            member
+            for member in self._members
+            if is_shoal(member)
+            and is_ours(member, self.cluster, self.cluster_id)
+            and (self.cluster_id is None or member.tags.get(TAG_CLUSTER_ID))
+        ]
+
+    def find(self, name_or_id: str) -> Member | None:
+        """By gossip name (the agent id) or by human name."""
+        for member in self._members:
+            if name_or_id in (member.name, member.tags.get(TAG_NAME)):
+                return member
+        return None
+
+    def urls(self) -> dict[str, str]:
+        """Agent id -> URL of everybody of this cluster; those who left are nobody to dial."""
+        return {member.name: member.tags[TAG_URL] for member in self.ours() if member.status != "left"}
+
+    def knows_address(self, address: str) -> bool:
+        """Whether an agent of our name lives there, as far as gossip says; those on their way in, too."""
+        return plain_address(address) in self._addresses
+
+    def is_live(self, agent_id: str) -> bool:
+        """Gossip has not given it up, and its link is not silent: a leader for whom this is false is none."""
+        if agent_id == self.agent_id:
+            return True
+        return agent_id in self._live and not self._links.is_silent(agent_id)
+
+    def is_lost(self, agent_id: str) -> bool:
+        """Gossip has given it up or never heard of it, and its link is silent: both (safety 5)."""
+        return agent_id not in self.live_agents() and self._links.is_silent(agent_id)
+
+    def live_agents(self) -> frozenset[str]:
+        """Who gossip has not given up, of this cluster, this agent included."""
+        return frozenset(self._live | {self.agent_id})
+
+    def live_peers(self) -> list[str]:
+        """Live agents of this cluster but this one."""
+        return sorted(self._live - {self.agent_id})
+
+    def met(self) -> frozenset[str]:
+        """Whose link was up in this run, this agent included: the others may be nothing but what somebody
+        gossips."""
+        self._met.update(name for name in self._live if self._links.has_met(name))
+        return frozenset(self._met)
+
+    def placeable(self) -> list[Member]:
+        """Where replicas may be moved: alive by gossip, met, of this cluster, and not drained. One whose link
+        is silent for a moment counts: whoever gets a learner has to answer before anything depends on it."""
+        met = self.met()
+        return [
+            member
+            for member in self.ours()
+            if member.status == "alive" and member.name in met and not is_drained(member)
+        ]
+
+    def birthplaces(self) -> list[Member]:
+        """Where replicas may be born: whose link is up, too. A group that is born on the dead is never led,
+        and gossip says of the dead for seconds that they live."""
+        return [member for member in self.placeable() if self.is_linked(member.name)]
+
+    def is_linked(self, agent_id: str) -> bool:
+        """Whether it can be asked now: this agent itself, or one whose link is up."""
+        return agent_id == self.agent_id or self._links.is_linked(agent_id)
+
+    def holders_count(self) -> int:
+        """How many agents replicas can be spread over, those counted that may come back: nobody who left or
+        is drained."""
+        return sum(member.status != "left" and not is_drained(member) for member in self.ours())
+
+    def drained(self) -> frozenset[str]:
+        """Who shall hold and lead nothing."""
+        return frozenset(member.name for member in self.ours() if is_drained(member))
+
+    def newcomers(self) -> bool:
+        """Whether somebody alive is on the way into this cluster: of our name, and of no cluster yet, or of
+        ours and never met."""
+        met = self.met()
+        return any(
+            member.status == "alive"
+            and is_shoal(member)
+            and member.tags[TAG_CLUSTER] == self.cluster
+            and (not member.tags.get(TAG_CLUSTER_ID) or self._is_unmet(member, met))
+            for member in self._members
+        )
+
+    def _is_unmet(self, member: Member, met: frozenset[str]) -> bool:
+        return cluster_id_of(member) == self.cluster_id and member.name not in met
+
+    def catalog_versions(self) -> dict[str, CatalogVersion]:
+        """What live peers gossip; a tag that is no version counts as the lowest."""
+        live = set(self.live_peers())
+        return {
+            member.name: version_from_text(member.tags.get(TAG_CATALOG, ""))
+            for member in self._members
+            if member.name in live
+        }
+
+    def placement_versions(self) -> dict[str, tuple[str, int]]:
+        """What live peers gossip: (run, placement version)."""
+        live = set(self.live_peers())
+        versions = {}
+        for member in self._members:
+            generation, _, version = member.tags.get(TAG_PLACEMENT, "").partition(".")
+            if member.name in live and generation:
+                boot = member.tags.get(TAG_BOOT_NONCE, "")
+                versions[member.name] = (f"{boot}.{generation}", natural(version))
+        return versions
+
+    def starting_peers(self) -> list[Peer]:
+        """Live agents under our cluster's name, as bootstrap sees them."""
+        return [
+            Peer(member.name, cluster_id_of(member), member.tags[TAG_URL])
+            for member in self._members
+            if member.name != self.agent_id
+            and member.status in LIVE
+            and is_shoal(member)
+            and member.tags[TAG_CLUSTER] == self.cluster
+        ]
+
+    def foreign_clusters(self) -> list[Foreign]:
+        """Clusters of our name but another id, with their live agents."""
+        by_id: dict[bytes, list[Member]] = {}
+        for member in self._members:
+            theirs = cluster_id_of(member)
+            if member.status in LIVE and member.tags.get(TAG_CLUSTER) == self.cluster and theirs is not None:
+                by_id.setdefault(theirs, []).append(member)
+        return [
+            Foreign(
+                cluster_id,
+                any(member.tags.get(TAG_TOPICS) == "1" for member in by_id[cluster_id]),
+                tuple(sorted(member.name for member in by_id[cluster_id])),
+            )
+            for cluster_id in sorted(by_id)
+            if cluster_id != self.cluster_id
+        ]
+
+    # ---- links, as the services want them -----------------------------------------------------------------
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
+        """Raises PeerUnavailable or PeerRequestFailed."""
+        return await self._links.request(agent_id, kind, payload, timeout_ms)
+
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool:
+        """False when it was dropped."""
+        return self._links.send_control(agent_id, kind, payload)
+
+
+def natural(text: str) -> int:
+    """A whole number from a tag somebody else wrote; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def candidate_of(member: Member) -> Candidate:
+    """A member as placement sees it. Nothing in its tags makes it unfit: a weight that is no number is 1."""
+    return Candidate(
+        agent_id=member.name,
+        failure_domain=member.tags.get(TAG_DOMAIN, member.name),
+        weight=max(1, natural(member.tags.get(TAG_WEIGHT, "100"))),
+    )
+
+
+def is_drained(member: Member) -> bool:
+    """Whether it has said that it shall hold nothing."""
+    return member.tags.get(TAG_DRAINED) == "1"
+
+
+def cluster_id_of(member: Member) -> bytes | None:
+    """None while the member is empty, or when its tag is no id."""
+    try:
+        cluster_id = bytes.fromhex(member.tags.get(TAG_CLUSTER_ID, ""))
+    except ValueError:
+        return None
+    return cluster_id if len(cluster_id) == ID_BYTES else None
+
+
+def first_tags(
+    *,
+    version: str,
+    name: str,
+    cluster: str,
+    cluster_id: bytes | None,
+    url: str,
+    domain: str,
+    weight: int,
+    boot: str,
+    drained: bool = False,
+) -> dict[str, str]:
+    """What an agent says of itself from its first packet on."""
+    return ({TAG_DRAINED: "1"} if drained else {}) | {
+        TAG_VERSION: version,
+        TAG_NAME: name,
+        TAG_CLUSTER: cluster,
+        TAG_CLUSTER_ID: "" if cluster_id is None else cluster_id.hex(),
+        TAG_URL: url,
+        TAG_DOMAIN: domain,
+        TAG_WEIGHT: str(weight),
+        TAG_BOOT_NONCE: boot,
+    }

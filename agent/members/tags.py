@@ -1,0 +1,53 @@
+"""What agents say of themselves in their gossip tags, and what a member's tags make of it."""
+
+from __future__ import annotations
+
+from shoal.addresses import host_of, plain_address
+from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
+from shoal.client.http.discovery import TAG_URL as TAG_URL
+from shoal.membership.interface import Member
+
+LIVE = ("alive", "suspect")  # a suspect may still answer; only a failed member is out
+TAG_VERSION = "v"
+TAG_NAME = "name"
+TAG_CLUSTER_ID = "cid"
+TAG_DOMAIN = "fd"
+TAG_WEIGHT = "w"
+TAG_DRAINED = "dr"
+TAG_BOOT_NONCE = "boot"
+TAG_PLACEMENT = "pv"
+TAG_CATALOG = "cv"
+TAG_TOPICS = "nt"
+TAGS = frozenset(
+    (
+        TAG_VERSION,
+        TAG_NAME,
+        TAG_CLUSTER,
+        TAG_CLUSTER_ID,
+        TAG_URL,
+        TAG_DOMAIN,
+        TAG_WEIGHT,
+        TAG_DRAINED,
+        TAG_BOOT_NONCE,
+        TAG_PLACEMENT,
+        TAG_CATALOG,
+        TAG_TOPICS,
+    )
+)
+
+
+def is_shoal(member: Member) -> bool:
+    """A member without these tags is a plain Serf agent: a neighbour, never placed on (safety 6). So is one
+    whose URL is not at its own address: whoever may write a tag does not choose what agents connect to."""
+    url = member.tags.get(TAG_URL)
+    return TAG_CLUSTER in member.tags and url is not None and host_of(url) == plain_address(member.address)
+
+
+def is_ours(member: Member, cluster: str, cluster_id: bytes | None) -> bool:
+    """Whether the member belongs into our list: no other cluster's name, no other cluster's id."""
+    if TAG_CLUSTER not in member.tags or TAG_URL not in member.tags:
+        return True
+    if member.tags[TAG_CLUSTER] != cluster:
+        return False
+    theirs = member.tags.get(TAG_CLUSTER_ID, "")
+    return cluster_id is None or theirs in ("", cluster_id.hex())

@@ -1,0 +1,118 @@
+"""Append requests of one leader, with their frames, to its followers.
+
+Law of this file: frames come from memory for a follower that keeps up, and from the log, asynchronously, for
+one that is behind. A request is cut at max_append_bytes, and the core is told. Requests to one follower
+leave in order; what a cut has overtaken is dropped, since the core asks for it anew. A frame that the log
+cannot give stops nothing else.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shoal.agent.partition.frame_cache import FrameCache
+from shoal.agent.peers.frames import Piece
+from shoal.format.batch import Frame, LogIndex
+from shoal.replication.interfaces import ReplicaId
+from shoal.replication.messages import AppendRequest, encode, shorten
+from shoal.replication.raft import RaftCore
+from shoal.segment_store.errors import Damaged, StoreError
+from shoal.segment_store.log.log import PartitionLog
+
+MAX_QUEUED_REQUESTS = 64
+"""Per follower that is behind; the core's own bound on requests in flight. More are dropped, and asked for
+anew."""
+
+logger = logging.getLogger(__name__)
+
+Ship = Callable[[ReplicaId, bytes, Sequence[Piece]], None]
+
+
+class Sender:
+    """`ship(receiver, encoded request, stored frames)` puts one request on the bulk link; `on_cut()` says
+    that the core has more to send at once, `on_damage(error)` that the log cannot give what it holds."""
+
+    def __init__(
+        self,
+        core: RaftCore,
+        cache: FrameCache,
+        log: PartitionLog,
+        max_append_bytes: int,
+        ship: Ship,
+        on_cut: Callable[[], None],
+        on_damage: Callable[[Damaged], None] = lambda _: None,
+    ) -> None:
+        self._core = core
+        self._cache = cache
+        self._log = log
+        self._max_append_bytes = max_append_bytes
+        self._ship = ship
+        self._on_cut = on_cut
+        self._on_damage = on_damage
+        self._behind: dict[ReplicaId, deque[AppendRequest]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def send(self, request: AppendRequest) -> None:
+        """Put the request with its frames on its way."""
+        runs = request.runs
+        assert runs
+        if self._behind and (queue := self._behind.get(request.receiver)) is not None:
+            if len(queue) < MAX_QUEUED_REQUESTS:
+                queue.append(request)
+            return
+        last = runs[-1].last
+        if last == request.previous_index + 1 and (only := self._cache.get(last)) is not None:
+            self._ship(request.receiver, encode(request), (only.data,))
+            return
+        frames = self._cache.run(runs[0].first, last, self._max_append_bytes)
+        if frames:
+            self._send_frames(request, frames)
+            return
+        self._behind[request.receiver] = deque([request])
+        task = asyncio.ensure_future(self._read_and_send(request.receiver))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send_frames(self, request: AppendRequest, frames: Sequence[Frame]) -> bool:
+        """False when the request had to be cut."""
+        last = frames[-1].stamp.index
+        whole = last == request.last_index
+        if not whole:
+            request = shorten(request, last)
+            self._core.shortened(request.receiver, last)
+            self._on_cut()
+        self._ship(request.receiver, encode(request), [frame.data for frame in frames])
+        return whole
+
+    async def _read_and_send(self, receiver: ReplicaId) -> None:
+        queue = self._behind[receiver]
+        try:
+            while queue and not self._stopped:
+                request = queue.popleft()
+                first = LogIndex(request.previous_index + 1)
+                frames = await self._log.read(first, request.last_index, self._max_append_bytes)
+                if not self._still_true(request, frames):
+                    continue
+                if not self._send_frames(request, frames):
+                    queue.clear()
+        except Damaged as error:  # this follower gets it once it is mended
+            self._on_damage(error)
+        except StoreError as error:
+            # A failing disk: this follower gets nothing from here; the log reports it to its owner.
+            logger.error("cannot read entries for replica %s: %s", receiver, error)
+        finally:
+            del self._behind[receiver]
+
+    def _still_true(self, request: AppendRequest, frames: Sequence[Frame]) -> bool:
+        """Whether, after the wait for the disk, the log still holds what the request names."""
+        if self._stopped or self._core.term != request.term or not frames:
+            return False
+        return all(self._core.term_at(frame.stamp.index) == frame.stamp.term for frame in frames)
+
+    async def stop(self) -> None:
+        """End all reading."""
+        self._stopped = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,280 @@
+"""Appends to one replica: who may, what is new, what becomes one batch, and whom to tell.
+
+Law of this file: between a client's submission and the replica's proposals. It decides when small
+submissions become a batch: at the next turn when the disk is idle, else when the sync under way has ended,
+so that everything that arrives during a sync shares the next one. Nothing here awaits; answers come through
+futures.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from shoal.agent.partition.batcher import GatheredBatch, GatherQueue, Submission, merge
+from shoal.agent.partition.pending import Answer, Appended, Waiter
+from shoal.agent.partition.replica import Replica
+from shoal.agent.partition.state.idempotence import KeptSequence
+from shoal.errors import ShoalError
+from shoal.format.batch import (
+    BatchError,
+    Flag,
+    Frame,
+    LogIndex,
+    Message,
+    Offset,
+    ProducerStamp,
+    encode_producer_table,
+    message_from_batch,
+    to_record_batch,
+)
+from shoal.format.records import RecordColumns, columns_to_message
+
+Acks: TypeAlias = Literal["all", "leader", "none"]
+
+FLUSH_BYTES = 2**20
+"""Gathered bytes that no longer wait for the sync under way: a write of this size is worth its own."""
+SUBMISSION_OVERHEAD_BYTES = 256
+
+_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
+
+
+class Appender:
+    """One per replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._gathering = GatherQueue()
+        replica.turn_hooks.append(self._flush)
+        replica.deadline_hooks.append(lambda: self._gathering.deadline_ms)
+        replica.on_role_change.append(self._refuse_if_not_leading)
+
+    @property
+    def gathering_bytes(self) -> int:
+        """Bytes that wait to become a batch."""
+        return self._gathering.size_bytes
+
+    def append(
+        self,
+        messages: Sequence[Message],
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: Acks,
+        deadline_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Propose whole batches at once; `answer` gets the outcome. Raises ShoalError when nothing was
+        proposed.
+
+        With a producer all messages become one entry, since one sequence is one entry (safety 19).
+        """
+        assert messages
+        replica = self._replica
+        replica.require_leader()
+        if producer is not None:
+            rows = sum(message.record_count for message in messages)
+            kept = self._check(producer, rows, consecutive=consecutive)
+            if kept is not None:
+                self._answer_duplicate(kept, deadline_ms, answer)
+                return
+            messages = (_join(messages, replica.schema),)
+        first = last = replica.propose_message(messages[0], producer)
+        for message in messages[1:]:
+            try:
+                last = replica.propose_message(message, None)
+            except ShoalError as error:
+                raise _indefinite(error, first, last) from error
+        count = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
+        self._wait(last.stamp.index, Appended(first.stamp.base_offset, count), acks, deadline_ms, answer)
+
+    def append_records(
+        self,
+        columns: RecordColumns,
+        size_bytes: int,
+        *,
+        producer: ProducerStamp | None,
+        consecutive: bool,
+        acks: Acks,
+        deadline_ms: int,
+        answer: Answer,
+    ) -> None:
+        """Queue records of that size for the next gathered batch. Raises ShoalError when they were not
+        queued."""
+        assert columns.values
+        self._replica.require_leader()
+        if producer is not None and producer.in_lanes:  # tables of gathered batches have no place for that
+            message = self._message(columns)
+            self.append(
+                [message],
+                producer=producer,
+                consecutive=consecutive,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                answer=answer,
+            )
+            return
+        size = SUBMISSION_OVERHEAD_BYTES + size_bytes
+        fields = (columns, size, producer, consecutive, acks, deadline_ms, answer)
+        self._gathering.add(_new(Submission, fields))
+        self._replica.host.schedule(self._replica)
+
+    def _check(self, producer: ProducerStamp, rows: int, *, consecutive: bool) -> KeptSequence | None:
+        try:
+            return self._replica.state.check_producer(producer, rows, consecutive=consecutive)
+        except ShoalError as error:
+            if error.code == "too-many-producers":
+                self._replica.let_time_pass()
+            raise
+
+    def _wait(self, index: LogIndex, result: Appended, acks: str, deadline_ms: int, answer: Answer) -> None:
+        if acks == "none":
+            if not answer.done():
+                answer.set_result(result)
+            return
+        self._replica.waiting.add(_new(Waiter, (index, answer, result, deadline_ms, acks == "leader")))
+
+    def _answer_duplicate(self, kept: KeptSequence, deadline_ms: int, answer: Answer) -> None:
+        """The first offsets, once the original is committed: until then the repetition is no safer than
+        it."""
+        result = Appended(kept.base_offset, kept.rows, duplicate=True)
+        if kept.entry <= self._replica.state.committed.last_index:
+            if not answer.done():
+                answer.set_result(result)
+        else:
+            self._wait(kept.entry, result, "all", deadline_ms, answer)
+
+    # Gathering
+
+    def _flush(self, now_ms: int) -> None:
+        queue = self._gathering
+        deadline_ms = queue.deadline_ms
+        if deadline_ms is None:
+            return  # nothing waits
+        if deadline_ms <= now_ms:
+            for item in queue.expired(now_ms):
+                if not item.answer.done():
+                    item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
+        while queue.size_bytes and (
+            not self._replica.disk.unsynced_frames or queue.size_bytes >= FLUSH_BYTES
+        ):
+            taken = queue.take()
+            if len(taken) > 1:
+                if fresh := [item for item in taken if self._is_fresh(item)]:
+                    self._propose_gathered(fresh)
+            elif self._is_fresh(taken[0]):
+                self._propose_alone(taken[0])
+            if (
+                self._replica.state.tail.last_index > self._replica.log.last_index
+                and queue.size_bytes < FLUSH_BYTES
+            ):
+                return  # the batch just proposed goes to the disk in this turn; the rest shares the next sync
+
+    def _is_fresh(self, item: Submission) -> bool:
+        if item.answer.done():
+            return False  # its client has gone
+        if item.producer is None:
+            return True
+        try:
+            rows = len(item.columns.values)
+            kept = self._check(item.producer, rows, consecutive=item.consecutive)
+        except ShoalError as error:
+            item.answer.set_exception(error)
+            return False
+        if kept is not None:
+            self._answer_duplicate(kept, item.deadline_ms, item.answer)
+        return kept is None
+
+    def _propose_alone(self, item: Submission) -> None:
+        """As _propose_gathered of one: nothing is laid behind anything."""
+        replica, columns = self._replica, item.columns
+        try:
+            message = self._message(columns)
+            stamp = replica.propose_message(message, item.producer).stamp
+        except ShoalError as refused:
+            _refuse([item], refused)
+            return
+        result = _new(Appended, (stamp.base_offset, len(columns.values), False))
+        self._wait(stamp.index, result, item.acks, item.deadline_ms, item.answer)
+
+    def _message(self, columns: RecordColumns) -> Message:
+        try:
+            return columns_to_message(columns, self._replica.host.clock.now_us())
+        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+            raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
+
+    def _propose_gathered(self, fresh: list[Submission]) -> None:
+        if len(fresh) == 1:
+            self._propose_alone(fresh[0])
+            return
+        gathered = merge(fresh)
+        try:
+            message = columns_to_message(gathered.columns, self._replica.host.clock.now_us())
+        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError):
+            self._propose_one_by_one(fresh)
+            return
+        try:
+            frame = self._propose_batch(message, gathered)
+        except ShoalError as refused:
+            _refuse(fresh, refused)
+            return
+        base = frame.stamp.base_offset
+        index = frame.stamp.index
+        for item, first_row in zip(fresh, gathered.first_rows, strict=True):
+            result = Appended(Offset(base + first_row), len(item.columns.values))
+            self._wait(index, result, item.acks, item.deadline_ms, item.answer)
+
+    def _propose_one_by_one(self, fresh: list[Submission]) -> None:
+        """Somebody's records fit no batch: find whose, so that nobody else is refused for them."""
+        for item in fresh:
+            self._propose_alone(item)
+
+    def _propose_batch(self, message: Message, gathered: GatheredBatch) -> Frame:
+        replica = self._replica
+        if not gathered.ranges:
+            return replica.propose_message(message, None)
+        return replica.propose_message(message, None, encode_producer_table(gathered.ranges), Flag.GATHERED)
+
+    def _refuse_if_not_leading(self) -> None:
+        """What was never proposed is refused for certain: its client may go to the new leader at once."""
+        if self._replica.is_leader or not len(self._gathering):
+            return
+        try:
+            self._replica.require_leader()
+        except ShoalError as error:
+            _refuse(self._gathering.drain(), error)
+
+
+def _refuse(submissions: Sequence[Submission], error: ShoalError) -> None:
+    for item in submissions:
+        if not item.answer.done():
+            item.answer.set_exception(
+                ShoalError(error.code, error.detail, definite=error.definite, **error.extra)
+            )
+
+
+def _indefinite(error: ShoalError, first: Frame, last: Frame) -> ShoalError:
+    done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
+    detail = f"{error.detail}; the first {done} records of the request were proposed before"
+    return ShoalError(error.code, detail, definite=False, **error.extra)
+
+
+def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
+    """One message with the rows of all: columns are concatenated, never rows."""
+    if len(messages) == 1:
+        return messages[0]
+    batches = [to_record_batch(_framed(message), schema) for message in messages]
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    try:
+        return message_from_batch(table.to_batches()[0])
+    except BatchError as error:
+        raise ShoalError(
+            "too-large", f"one sequence is one batch, and this one is too large: {error}"
+        ) from error
+
+
+def _framed(message: Message) -> bytes:
+    """As Arrow writes an encapsulated message."""
+    return b"".join(
+        (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"), message.metadata, message.body)
+    )

@@ -1,0 +1,114 @@
+"""Committed batches, handed to a group's state machine in order.
+
+Law of this file: each committed DATA frame in order, from the first on whose records the state machine does
+not have. What it has, from a copy that it keeps or from a peer, is not read again, so that a start costs no
+more than what came since. Frames are read from the log asynchronously.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.agent.partition.replica import Replica
+from shoal.format.batch import Frame, Kind, LogIndex, Offset
+from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
+
+READ_BYTES = 2**20
+RETRY_MS = 10
+MENDING_MS = 200
+"""Between two looks at a damaged entry: a peer has it mended, or not yet."""
+BEHIND_MS = 100
+"""Between two looks at a state that lacks what the log has no more: it comes from a peer."""
+
+logger = logging.getLogger(__name__)
+
+
+class StateMachine(NamedTuple):
+    """apply: takes one committed DATA frame; what it has already changes nothing. next_offset: of the first
+    record that it does not have. saved_offset: what came before it survives a crash without the log, which
+    may drop that and nothing else."""
+
+    apply: Callable[[Frame], None]
+    next_offset: Callable[[], int]
+    saved_offset: Callable[[], int]
+
+
+class Applier:
+    """One per group that has a state machine."""
+
+    def __init__(self, replica: Replica, machine: StateMachine) -> None:
+        self._replica = replica
+        self.machine = machine
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._begun = False
+        self.applied_index = LogIndex(replica.log.first_index - 1)
+        replica.on_commit.append(self._wake.set)
+
+    def start(self) -> None:
+        """Begin with what is known as committed."""
+        self._wake.set()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._apply_committed()
+        except StoreError as error:
+            self._replica.fail("damaged", f"committed entries cannot be read: {error}")
+        except Exception as error:
+            # A state machine that went half a step must not go on: this replica would differ from the others.
+            logger.exception("the state machine of %s failed", self._replica.group)
+            self._replica.fail("damaged", f"its state machine failed: {error}")
+
+    async def _apply_committed(self) -> None:
+        replica = self._replica
+        while self.applied_index < replica.state.committed.last_index:
+            if not self._begun and await self._skip():
+                continue
+            first = LogIndex(self.applied_index + 1)
+            last = replica.readable_index
+            if first > last:
+                # Committed by the others before this replica's turn at its own disk.
+                await asyncio.sleep(RETRY_MS / 1000)
+                continue
+            try:
+                frames = await replica.log.read(first, last, READ_BYTES)
+            except Damaged as error:
+                replica.met(error)
+                await asyncio.sleep(MENDING_MS / 1000)
+                continue
+            for frame in frames:
+                if frame.stamp.kind == Kind.DATA:
+                    self.machine.apply(frame)
+                self.applied_index = frame.stamp.index
+            self._begun = True
+            replica.applied(self.applied_index)
+
+    async def _skip(self) -> bool:
+        """Go on to where the state ends; whether there is something to look at again. Only what is committed
+        is the same in every log, so nothing above the commit index is taken for known."""
+        log, committed = self._replica.log, self._replica.state.committed
+        known = Offset(self.machine.next_offset())
+        if known < log.start_offset:
+            await asyncio.sleep(BEHIND_MS / 1000)
+            return True
+        if known >= committed.end_offset:
+            self.applied_index = committed.last_index
+            self._replica.applied(self.applied_index)
+            return True
+        if known > log.start_offset:
+            try:
+                self.applied_index = max(self.applied_index, LogIndex(await log.find_offset(known) - 1))
+            except OffsetOutOfRange:
+                return False  # it is not written here yet
+        return False
+
+    async def stop(self) -> None:
+        """End; the state machine stays as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,472 @@
+"""How a replica comes to life: at its birth, after a restart, or not at all.
+
+Law of this file: the order of durable steps. Birth: registry `creating`, log directory, hard state, registry
+`active`; only then is the first message sent, so a crash at any point either leaves nothing promised or
+everything remembered. A registered replica whose data, hard state or log contradict that is `lost`: it says
+so and never votes (safety 2, 3). A restart folds the log again, from the segment that holds the last commit
+index stored. Installation of a copied log (safety 27): registry `installing`, the old log goes, the copy
+takes its name, registry `active`; from the first of these on the copy counts, and a crash is carried on from
+there.
+"""
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.durable.ids import GroupId, IdentityError
+from shoal.agent.durable.new_directories import NewDirectories
+from shoal.agent.partition.applier import StateMachine
+from shoal.agent.partition.replica import Replica, ReplicaHost
+from shoal.agent.partition.state.log_state import (
+    Checkpoint,
+    FoldError,
+    GroupState,
+    PartitionState,
+    decode_configuration,
+)
+from shoal.agent.partition.state.retention import Retention
+from shoal.agent.process.pace import Pace
+from shoal.format.batch import Kind, LogIdentity, LogIndex, control_payload
+from shoal.replication.config import RaftConfig
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, birth_term
+from shoal.replication.interfaces import Replica as RaftReplica
+from shoal.replication.raft import RaftCore
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.errors import Damaged, StoreError
+from shoal.segment_store.log.log import PartitionLog
+from shoal.segment_store.log.segment import SegmentFiles
+from shoal.segment_store.log.shared import SharedFiles
+
+COPIES_DIRECTORY = "copies"
+LOOK_BYTES = 2**20
+
+Work = Callable[[], Awaitable[None]]
+"""What is done to a replica's files while it is closed."""
+
+
+class ReplicaLost(Exception):
+    """This replica may have promised what it no longer knows; the text says what is missing."""
+
+
+class DamagedReplica(Exception):
+    """The log is open, and what the replica needs of it does not verify: it is mended before the replica
+    speaks (safety 10). The text says what is damaged."""
+
+    def __init__(
+        self,
+        plan: "Plan",
+        log: PartitionLog,
+        damage: Sequence[Damaged],
+        hard_state: HardState,
+        identity: LogIdentity,
+        replica_id: ReplicaId,
+    ) -> None:
+        super().__init__(f"{len(damage)} damaged stretches: {damage[0]}")
+        self.plan = plan
+        self.replica_id = replica_id
+        self.log = log
+        self.damage = tuple(damage)
+        self.term = hard_state.term
+        self.commit_index = hard_state.commit_index
+        self.identity = identity
+        self.configurations = [plan.birth]
+        """Those that can be read, from before the damage on, ascending."""
+        self.unread: LogIndex | None = None
+        """The first damaged entry that may be another one."""
+        self.present: Sequence[RaftReplica] = ()
+        """The group's replicas as a holder of today tells them, where that was asked."""
+
+    async def find_configurations(self) -> None:
+        """Look at everything from the last checkpoint before the damage on; again when some of it is mended,
+        which may be what was unread."""
+        self.configurations = [self.plan.birth]
+        self.unread = None
+        log = self.log
+        index = log.first_index_of_segment(LogIndex(max(log.first_index, self.damage[0].first_index)))
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, LOOK_BYTES)
+            except Damaged:
+                await log.load_index(index)
+                if self.unread is None and log.entry(index).record_count == 0:
+                    self.unread = index
+                index = LogIndex(index + 1)
+                continue
+            for frame in frames:
+                if frame.stamp.kind == Kind.CHECKPOINT and frame.stamp.index > 1:
+                    self._read(Checkpoint.from_bytes(control_payload(frame.data)).configuration)
+                elif frame.stamp.kind == Kind.CONFIGURATION:
+                    self._read(decode_configuration(control_payload(frame.data)))
+            index = LogIndex(frames[-1].stamp.index + 1)
+
+    def _read(self, configuration: Configuration) -> None:
+        """A checkpoint repeats the one in force."""
+        if configuration.index > self.configurations[-1].index:
+            self.configurations.append(configuration)
+
+
+class UnknownReplica(Exception):
+    """The birth configuration names no replica on this agent, and the registry knows none; or the one it
+    knows was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What every replica of an agent shares."""
+
+    disk: Disk
+    data_directory: str
+    cluster_id: bytes
+    registry: ReplicaRegistry
+    hard_states: HardStateFile
+    shared: SharedFiles = field(init=False)
+    new_directories: NewDirectories = field(init=False)
+    births: Pace = field(init=False, default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", SharedFiles(self.disk))
+        object.__setattr__(self, "new_directories", NewDirectories(self.disk))
+
+    def directory(self, group: GroupId) -> str:
+        """Of one partition: ids only, never a name (safety 4)."""
+        return f"{self.data_directory}/topics/{group.topic_id.hex()}/{group.partition}"
+
+    def side_directory(self, group: GroupId) -> str:
+        """Where a copy of the partition's log is made. It is part of the log only once it has taken its
+        place."""
+        return f"{self.data_directory}/{COPIES_DIRECTORY}/{group.topic_id.hex()}/{group.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one group is to be opened. `replica_id`: of a replica added after birth; at birth its ordinal
+    stands in `birth`. `folds`: a state machine in the log itself; `machine`: one fed with committed frames
+    by the host."""
+
+    group: GroupId
+    birth: Configuration
+    schema: pa.Schema
+    log_config: LogConfig
+    raft_config: RaftConfig
+    replica_id: ReplicaId | None = None
+    folds: GroupState | None = None
+    machine: StateMachine | None = None
+    retention: Retention = field(default_factory=Retention)
+    quarantined: frozenset[LogIndex] = frozenset()
+    """Batches of records of which no voter has an intact copy: the replica goes on without them."""
+    awaits_birth: bool = False
+    """The catalog has not taken yet that this birth of the group is led: nobody is served before."""
+
+    def own_id(self, agent_id: str) -> ReplicaId | None:
+        """Of the replica on that agent; None where the group was not born there."""
+        if self.replica_id is not None:
+            return self.replica_id
+        return next((item.id for item in self.birth.replicas if item.agent_id == agent_id), None)
+
+
+async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
+    """Raises ReplicaLost, UnknownReplica, DamagedReplica (its log stays open), StoreError (the log cannot be
+    opened) or DoubledError (cannot be kept)."""
+    stores.hard_states.check()
+    record = stores.registry.get(plan.group)
+    if record is not None and record.state is ReplicaState.REMOVED:
+        own_id = plan.own_id(host.agent_id)
+        if own_id is None or own_id <= record.replica_id:
+            raise UnknownReplica(f"replica {record.replica_id} of {plan.group} was removed from its group")
+        await erase(stores, plan.group)
+        record = None
+    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    directory = stores.directory(plan.group)
+    if record is None or record.state is ReplicaState.CREATING:
+        record, is_new = await _give_birth(stores, host.agent_id, plan)
+        await stores.births.pass_one()
+        if is_new:
+            files = SegmentFiles(
+                stores.disk, directory, identity, plan.schema, plan.log_config, stores.shared
+            )
+            log = PartitionLog.begin(files)
+            return await _start(stores, host, plan, record, log, rng, is_newborn=True)
+    if record.state is ReplicaState.INSTALLING:
+        record = await finish_install(stores, record)
+    if record.state is ReplicaState.RECOVERING:
+        record = await finish_recovery(stores, record)
+    await _remove_if_there(stores, stores.side_directory(plan.group))
+    if record.state is ReplicaState.LOST:
+        raise ReplicaLost("it was found lost before")
+    try:
+        stored = stores.hard_states.get(plan.group)
+    except IdentityError as error:
+        raise await _lose(stores, record, str(error)) from error
+    if stored is None or stored[0] != record.replica_id:
+        raise await _lose(stores, record, "its term and vote are gone")
+    if not await stores.disk.exists(directory):
+        raise await _lose(stores, record, f"its directory {directory} is gone")
+    log = await PartitionLog.open(
+        stores.disk, directory, identity, plan.schema, plan.log_config, shared=stores.shared
+    )
+    return await _start(stores, host, plan, record, log, rng)
+
+
+async def _start(
+    stores: Stores,
+    host: ReplicaHost,
+    plan: Plan,
+    record: ReplicaRecord,
+    log: PartitionLog,
+    rng: random.Random,
+    *,
+    is_newborn: bool = False,
+) -> Replica:
+    """The replica over its log, which is closed when this raises as open_replica does, but for damage.
+    is_newborn: it never ran before. Then the first voter of a birth that nobody has led leads without an
+    election; who comes when somebody has may not, whatever it forgot."""
+    stored = stores.hard_states.get(plan.group)
+    assert stored is not None
+    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    try:
+        await _check_log(stores, record, stored[1], log, plan)
+        floor = await _raise_floor(stores, plan.group, log)
+        state = await _fold_or_damage(log, plan, stored[1], identity, record.replica_id)
+        leads = is_newborn and plan.awaits_birth and record.replica_id == plan.birth.voters[0]
+        core = _make_core(
+            record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms, leads
+        )
+    except DamagedReplica:
+        raise
+    except BaseException:
+        await log.close()
+        raise
+    return Replica(
+        host=host,
+        group=plan.group,
+        replica_id=record.replica_id,
+        identity=identity,
+        schema=plan.schema,
+        log=log,
+        state=state,
+        core=core,
+        floor=floor,
+        max_append_bytes=plan.raft_config.max_append_bytes,
+        answers_on_apply=plan.machine is not None,
+        awaits_birth=plan.awaits_birth,
+    )
+
+
+async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
+    """The copy in the side directory takes the log's place: the registry says so already. May be repeated
+    after a crash at any point; the record as it is then. Raises OSError, DoubledError."""
+    directory, side = stores.directory(record.group), stores.side_directory(record.group)
+    if await stores.disk.exists(side):
+        await stores.disk.remove_tree(directory)
+        await stores.disk.rename(side, directory)
+        for parent in (os.path.dirname(directory), os.path.dirname(side)):
+            await stores.disk.sync_directory(parent)
+    active = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(active)
+    return active
+
+
+async def finish_recovery(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
+    """The replica goes on under a new id, of a new epoch (unsafe_recovery.py): what it promised under the old
+    one
+    was of older terms. May be repeated after a crash. Raises IdentityError, DoubledError."""
+    stored = stores.hard_states.get(record.group)
+    if stored is not None:
+        _, state = stored
+        promised = HardState(state.term, None, state.commit_index)
+        await stores.hard_states.save(record.group, record.replica_id, promised)
+    active = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(active)
+    return active
+
+
+async def _remove_if_there(stores: Stores, directory: str) -> None:
+    if await stores.disk.exists(directory):
+        await stores.disk.remove_tree(directory)
+
+
+async def erase(stores: Stores, group: GroupId) -> None:
+    """Log and hard state of a closed replica; may be repeated after a crash. The registry is the caller's."""
+    directory = stores.directory(group)
+    await _remove_if_there(stores, stores.side_directory(group))
+    await stores.disk.remove_tree(directory)
+    topic_directory = os.path.dirname(directory)
+    if not await stores.disk.list(topic_directory):
+        await stores.disk.remove_tree(topic_directory)
+    await stores.hard_states.remove(group)
+
+
+async def holds_records(stores: Stores, group: GroupId, schema: pa.Schema) -> bool:
+    """Whether a log that is not open may have taken a record: one that cannot be read may."""
+    directory = stores.directory(group)
+    there = await stores.disk.exists(directory)
+    if not there:
+        return False
+    identity = LogIdentity(stores.cluster_id, group.topic_id, group.partition)
+    try:
+        log = await PartitionLog.open(stores.disk, directory, identity, schema, LogConfig())
+    except StoreError:
+        return True
+    try:
+        return log.end_offset > 0 or bool(log.damage)
+    finally:
+        await log.close()
+
+
+async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[ReplicaRecord, bool]:
+    """Its record, and whether its directory is new: then nothing has to be looked for in it."""
+    replica_id = plan.own_id(agent_id)
+    if replica_id is None:
+        raise UnknownReplica(f"{plan.group} was not born on agent {agent_id}")
+    record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
+    await stores.registry.put(record)
+    is_new = await stores.new_directories.make(stores.directory(plan.group))
+    await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
+    await stores.hard_states.save(plan.group, replica_id, _first_hard_state(plan, replica_id))
+    record = record._replace(state=ReplicaState.ACTIVE)
+    await stores.registry.put(record)
+    return record, is_new
+
+
+def _first_hard_state(plan: Plan, replica_id: ReplicaId) -> HardState:
+    """A voter of the birth is born with the vote for whom the birth makes the leader, even where that one
+    may have begun long ago; who was added later has voted for nobody."""
+    if plan.birth.find(replica_id) is not None:
+        return plan.birth.hard_state_at_birth()
+    return HardState(birth_term(replica_id))
+
+
+async def _lose(stores: Stores, record: ReplicaRecord, reason: str) -> ReplicaLost:
+    await stores.registry.put(record._replace(state=ReplicaState.LOST))
+    return ReplicaLost(reason)
+
+
+async def _check_log(
+    stores: Stores, record: ReplicaRecord, hard_state: HardState, log: PartitionLog, plan: Plan
+) -> None:
+    if log.last_term > hard_state.term:
+        reason = f"its log holds term {log.last_term}, its stored term is {hard_state.term}"
+        raise await _lose(stores, record, reason)
+    synced = max(hard_state.commit_index, stores.hard_states.floor(plan.group))
+    if plan.log_config.fsync and log.last_index < synced:
+        # Without fsync a power failure may do this; with it, only lost, ruined or foreign files can.
+        reason = f"its log ends at {log.last_index}, it had synced {synced}"
+        raise await _lose(stores, record, reason)
+
+
+async def _raise_floor(stores: Stores, group: GroupId, log: PartitionLog) -> LogIndex:
+    """A crash may have come between a segment's first entry and its note."""
+    stored = stores.hard_states.floor(group)
+    if log.last_index == 0:
+        return stored
+    reached = log.first_index_of_segment(log.last_index)
+    if reached > stored:
+        await stores.hard_states.save_floor(group, reached)
+    return max(reached, stored)
+
+
+async def _fold_or_damage(
+    log: PartitionLog, plan: Plan, hard_state: HardState, identity: LogIdentity, replica_id: ReplicaId
+) -> PartitionState:
+    """Raises DamagedReplica; StoreError, FoldError as such."""
+    start = _fold_start(log, hard_state.commit_index)
+    damage = [
+        item
+        for item in log.damage
+        if item.last_index >= start and not _is_quarantined(item, plan.quarantined)
+    ]
+    if not damage:  # what lies before is mended while the replica runs
+        try:
+            return await fold_log(log, plan.birth, plan.folds, hard_state.commit_index, plan.quarantined)
+        except Damaged:
+            damage = [item for item in await log.verify(start) if not _is_quarantined(item, plan.quarantined)]
+            if not damage:
+                raise
+    damaged = DamagedReplica(plan, log, damage, hard_state, identity, replica_id)
+    await damaged.find_configurations()
+    raise damaged
+
+
+def _fold_start(log: PartitionLog, commit_hint: LogIndex) -> LogIndex:
+    """The head of the segment behind which everything that may still be truncated lies, so that its undo is
+    complete. 1 for an empty log."""
+    if log.last_index == 0:
+        return LogIndex(1)
+    begin = max(log.first_index, min(LogIndex(commit_hint + 1), log.last_index))
+    return log.first_index_of_segment(begin)
+
+
+def _is_quarantined(item: Damaged, quarantined: frozenset[LogIndex]) -> bool:
+    return all(index in quarantined for index in range(item.first_index, item.last_index + 1))
+
+
+async def fold_log(
+    log: PartitionLog,
+    birth: Configuration,
+    folds: GroupState | None,
+    commit_hint: LogIndex,
+    quarantined: frozenset[LogIndex] = frozenset(),
+) -> PartitionState:
+    """The state at the log's end: the checkpoint of the segment that holds the commit hint, and all after it.
+
+    Raises StoreError; FoldError as StoreError, since it is the stored log that is wrong.
+    """
+    state = PartitionState(birth, folds)
+    if log.last_index == 0:
+        return state
+    first = _fold_start(log, commit_hint)
+    index = first
+    try:
+        while index <= log.last_index:
+            try:
+                frames = await log.read(index, log.last_index, LOOK_BYTES)
+            except Damaged:
+                if index not in quarantined:
+                    raise
+                await log.load_index(index)
+                entry = log.entry(index)
+                state.skip(index, entry.term, entry.end_offset, entry.append_time_us, entry.length)
+                index = LogIndex(index + 1)
+                continue
+            for frame in frames:
+                if frame.stamp.index == first:
+                    state.start_from(frame)
+                else:
+                    state.append(frame)
+            index = LogIndex(frames[-1].stamp.index + 1)
+    except FoldError as error:
+        raise StoreError(f"the log cannot be folded: {error}") from error
+    state.commit(min(commit_hint, log.last_index))
+    return state
+
+
+def _make_core(
+    replica_id: ReplicaId,
+    hard_state: HardState,
+    log: PartitionLog,
+    state: PartitionState,
+    config: RaftConfig,
+    rng: random.Random,
+    now_ms: Callable[[], int],
+    leads_from_birth: bool,
+) -> RaftCore:
+    *earlier, newest = state.configurations
+    return RaftCore(
+        replica_id=replica_id,
+        configuration=newest,
+        hard_state=hard_state,
+        term_runs=log.term_runs(),
+        first_index=log.first_index,
+        last_index=log.last_index,
+        commit_index=state.committed.last_index,
+        config=config,
+        rng=rng,
+        now_ms=now_ms(),
+        earlier_configurations=earlier,
+        leads_from_birth=leads_from_birth,
+    )

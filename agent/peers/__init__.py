@@ -1,0 +1,1 @@
+"""Links between agents: connections, frames and messages."""

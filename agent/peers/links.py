@@ -1,0 +1,636 @@
+"""The links between this agent and its peers: two connections a pair, kept up, listened to, and bounded.
+
+Law of this file: it knows agents, never groups. Of a pair the agent with the smaller id dials, so a pair
+never has two connections of one kind; the other accepts on the HTTP port. Frames that cannot be sent are
+dropped: Raft repeats. A peer that is not heard on its control link, or whose boot nonce changed, is reported
+silent, once (safety 24, 25).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from shoal.addresses import host_of, plain_address
+from shoal.agent.peers.connection import PeerConnection, Refused
+from shoal.agent.peers.frames import (
+    MAX_BULK_PAYLOAD_BYTES,
+    PROTOCOL,
+    FrameType,
+    Hello,
+    LinkKind,
+    PeerWireError,
+    Piece,
+    RawFrame,
+    decode_request,
+    encode_request,
+)
+from shoal.agent.peers.lobby import Lobby
+from shoal.agent.process.clock import Clock
+from shoal.errors import ShoalError
+
+MAX_REQUESTS_IN_FLIGHT = 64
+"""Per peer and direction: placement and catalogue questions, a few a second."""
+MAX_DIALLING_NEWCOMERS = 128
+"""Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
+MAX_DIALLING_STRANGERS = 32
+"""Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
+MAX_UNFINISHED_BYTES = 256 * 2**20
+"""Of frames that are not complete, over all links: fourteen of the largest. Raft repeats what is cut off."""
+_OK, _FAILED = 0, 1
+
+logger = logging.getLogger(__name__)
+
+FrameHandler = Callable[[str, bytes], None]
+RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class PeerUnavailable(Exception):
+    """No answer: not connected, lost on the way, too many questions, or out of time. It may have been
+    carried out."""
+
+
+class PeerRequestFailed(Exception):
+    """The peer answered that it cannot; the text is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """Milliseconds.
+
+    heartbeat_interval_ms: a liveness frame to every connected peer each interval. silence_after_ms: a peer
+    unheard for so long is reported silent; below an election timeout's mean. silence_after_loss_ms: the same
+    when its control connection has broken, which a killed process does at once. give_up_after_ms, and never
+    before twice silence_after_ms: a connection on which nothing was heard for so long is made anew, since TCP
+    repeats what an outage swallowed more and more slowly, after a minute of it not for another.
+    connect_timeout_ms: for TCP's handshake, which likewise is better begun anew. redial_min_ms,
+    redial_max_ms: doubling between, with jitter; a peer that restarts is back within a second.
+    redial_stranger_max_ms: the same for a peer never met, which may not exist.
+    """
+
+    heartbeat_interval_ms: int = 100
+    silence_after_ms: int = 600
+    silence_after_loss_ms: int = 200
+    give_up_after_ms: int = 2_000
+    connect_timeout_ms: int = 1_000
+    greeting_timeout_ms: int = 3_000
+    redial_min_ms: int = 50
+    redial_max_ms: int = 1_000
+    redial_stranger_max_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval_ms < self.silence_after_loss_ms <= self.silence_after_ms:
+            raise ValueError("silence lasts longer than a heartbeat interval")
+        if not 0 < self.redial_min_ms <= self.redial_max_ms:
+            raise ValueError("redial_min_ms is above 0 and not above redial_max_ms")
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one agent. `silent` from the report until it is heard again."""
+
+    agent_id: str
+    heard_ms: int
+    url: str
+    dialled: bool = False
+    met: bool = False
+    boot_nonce: bytes = b""
+    silent: bool = False
+    lost_ms: int | None = None
+    connections: dict[LinkKind, PeerConnection] = field(default_factory=dict)
+    dialling: dict[LinkKind, asyncio.Task[None]] = field(default_factory=dict)
+    requests: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+    answering: int = 0
+    last_complaint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatistics:
+    """One peer, for the status page."""
+
+    agent_id: str
+    control: bool
+    bulk: bool
+    silent: bool
+    unheard_ms: int
+
+
+class Links:
+    """All links of this agent. Handlers are set before start; they are called from the event loop and must
+    not raise anything but PeerWireError."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        boot_nonce: bytes,
+        cluster_id: bytes | None,
+        clock: Clock,
+        rng: random.Random,
+        config: LinkConfig | None = None,
+    ) -> None:
+        self.agent_id = agent_id
+        self.boot_nonce = boot_nonce
+        self.cluster_id = cluster_id
+        """None until the agent has bootstrapped or joined; nobody is connected before."""
+        self.on_silence: Callable[[str], None] = lambda _: None
+        self.liveness_tail: Callable[[], bytes] = lambda: b""
+        """What else to say in the liveness frames of this heartbeat interval."""
+        self.on_liveness_tail: Callable[[str, bytes], None] = lambda *_: None
+        """Called with what else a peer said in one, if anything. Raises PeerWireError."""
+        self.on_input: Callable[[], None] = lambda: None
+        """Called before anything of what a connection has received is handed out."""
+        self.on_input_over: Callable[[], None] = lambda: None
+        """Called when everything that a connection had received has been handed out."""
+        self.on_append_sent: Callable[[], None] = lambda: None
+        """Called when a leader's entries have left."""
+        self._clock = clock
+        self._rng = rng
+        self._config = config or LinkConfig()
+        self._peers: dict[str, _Peer] = {}
+        self._handlers: dict[int, FrameHandler] = {}
+        self._request_handlers: dict[int, RequestHandler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lobby = Lobby()
+        self._known_addresses: frozenset[str | None] = frozenset()
+        self._dialling_newcomers = asyncio.Semaphore(MAX_DIALLING_NEWCOMERS)
+        self._dialling_strangers = asyncio.Semaphore(MAX_DIALLING_STRANGERS)
+        self.unfinished_bytes = 0
+        self._correlation = 0
+        self._running = False
+        self._watching_since_ms = 0
+        """Since when this agent itself did not stand still."""
+        self.own_address: str | None = None
+        """Where peers know this agent, if that is an address of this host: it connects from there."""
+        self.dropped_frames = 0
+
+    def handle(self, frame_type: int, handler: FrameHandler) -> None:
+        """`handler(agent_id, payload)` for every frame of this type."""
+        assert frame_type not in self._handlers
+        self._handlers[frame_type] = handler
+
+    def handle_request(self, request_type: int, handler: RequestHandler) -> None:
+        """`await handler(agent_id, payload)` is the answer; an exception of it reaches the asker as a
+        reason."""
+        assert 0 <= request_type <= 255
+        assert request_type not in self._request_handlers
+        self._request_handlers[request_type] = handler
+
+    async def start(self) -> None:
+        """Begin to dial and to listen for silence."""
+        assert not self._running
+        self._running = True
+        self._spawn(self._watch())
+        self._dial_missing()
+
+    async def stop(self) -> None:
+        """Close every connection; nobody is reported silent for it."""
+        self._running = False
+        for task in list(self._tasks):
+            task.cancel()
+        connections = self._lobby.all()
+        for peer in self._peers.values():
+            connections += peer.connections.values()
+            self._fail_requests(peer)
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.closed.wait() for connection in connections))
+
+    def _spawn(self, coroutine: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a link's task failed", exc_info=task.exception())
+
+    # Whom to be connected with
+
+    def set_addresses(self, urls: Mapping[str, str]) -> None:
+        """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected."""
+        now_ms = self._clock.now_ms()
+        for agent_id, url in urls.items():
+            if agent_id != self.agent_id:
+                self._peers.setdefault(agent_id, _Peer(agent_id, now_ms, url)).url = url
+        for agent_id in [known for known in self._peers if known not in urls]:
+            self._forget(agent_id)
+        self._known_addresses = frozenset(host_of(peer.url) for peer in self._peers.values())
+        for connection, hello in self._lobby.greeted():
+            if self._lives_at(hello.agent_id, connection.address):
+                connection.greet(hello)
+        if self._running:
+            self._dial_missing()
+
+    def _lives_at(self, agent_id: str, address: str | None) -> bool:
+        """Whether gossip knows this agent, at this very address."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and address is not None and host_of(peer.url) == plain_address(address)
+
+    def _forget(self, agent_id: str) -> None:
+        peer = self._peers.pop(agent_id)
+        self._fail_requests(peer)
+        for task in peer.dialling.values():
+            task.cancel()
+        for connection in list(peer.connections.values()):
+            connection.close()
+        self._report_silence(peer)  # it is not watched any more, and whatever it led quietly is led no longer
+
+    def _dial_missing(self) -> None:
+        for peer in self._peers.values():
+            if self.agent_id > peer.agent_id:
+                continue
+            # Of a peer never met one connection tells whether it exists.
+            for kind in LinkKind if peer.met else (LinkKind.CONTROL,):
+                task = peer.dialling.get(kind)
+                if task is None or task.done():
+                    peer.dialling[kind] = self._spawn(self._keep_dialled(peer, kind))
+
+    async def _keep_dialled(self, peer: _Peer, kind: LinkKind) -> None:
+        config = self._config
+        delay_ms = config.redial_min_ms
+        while self._running:
+            if self.cluster_id is not None and await self._dial(peer, kind):
+                delay_ms = config.redial_min_ms
+            # Jitter, so that a restarted agent is not met by all its peers in the same instant.
+            await asyncio.sleep(delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
+            delay_ms = min(2 * delay_ms, config.redial_max_ms if peer.met else config.redial_stranger_max_ms)
+
+    async def _dial(self, peer: _Peer, kind: LinkKind) -> bool:
+        """True when it was open once; returns when it is closed."""
+        if host_of(peer.url) is None:
+            self._complain(peer, f"no agent's URL: {peer.url!r}")
+            return False
+        parts = urlsplit(peer.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
+        try:
+            async with self._turn_to_dial(peer):
+                await self._connect(connection, parts.hostname, parts.port)
+        except ConnectionRefusedError:
+            # Nobody listens where a live agent was: the process is gone, no need to wait for the silence.
+            if kind == LinkKind.CONTROL and peer.lost_ms is not None:
+                self._report_silence(peer)
+            return False
+        except (OSError, TimeoutError, Refused) as error:
+            self._complain(peer, f"cannot connect: {str(error) or 'no answer in time'}")
+            connection.abort()
+            return False
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        try:
+            await connection.closed.wait()
+        finally:
+            connection.abort()
+        return True
+
+    def _turn_to_dial(self, peer: _Peer) -> AbstractAsyncContextManager[None]:
+        """Who was met need not wait, nor does who is new for those who were tried in vain."""
+        if peer.met:
+            return nullcontext()
+        first, peer.dialled = not peer.dialled, True
+        return self._dialling_newcomers if first else self._dialling_strangers
+
+    async def _connect(self, connection: PeerConnection, host: str, port: int) -> None:
+        """Until it is open. Raises OSError, TimeoutError, Refused."""
+        loop = asyncio.get_running_loop()
+        own = self.own_address
+        same_family = own is not None and (":" in own) == (":" in host)
+        async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+            await loop.create_connection(
+                lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
+            )
+        # Longer than the other side waits, so that its reason arrives.
+        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
+            await connection.opened
+
+    def _complain(self, peer: _Peer, reason: str) -> None:
+        """Once per reason: a peer that is down is dialled every second."""
+        if peer.last_complaint != reason:
+            peer.last_complaint = reason
+            logger.warning("peer %s: %s", peer.agent_id, reason)
+
+    async def accept(self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol) -> None:
+        """A connection on which GET /v1/peer was asked: taken over from the HTTP server, until it is closed.
+        ShoalError not-ready before anything was written."""
+        if not self._running or self.cluster_id is None:
+            raise ShoalError("not-ready", "this agent takes no peers: it has no cluster yet, or is leaving")
+        if transport is None or transport.is_closing():
+            return
+        connection = PeerConnection(self, None)
+        connection.take_address(transport)
+        address = connection.address
+        known = address is not None and plain_address(address) in self._known_addresses
+        self._lobby.admit(connection, from_a_peers_address=known)
+        transport.write(
+            f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
+        )
+        transport.set_protocol(connection)
+        if not transport.is_reading():
+            transport.resume_reading()
+        connection.connection_made(transport)
+        try:
+            await self._greet_in_time(connection)
+            await connection.closed.wait()
+        finally:
+            self._lobby.leave(connection)
+            connection.abort()
+            # The HTTP server still counts this connection among its own: tell it what its transport told us.
+            http_protocol.connection_lost(None)
+
+    async def _greet_in_time(self, connection: PeerConnection) -> None:
+        try:
+            async with asyncio.timeout(self._config.greeting_timeout_ms / 1000):
+                await asyncio.shield(connection.opened)
+        except TimeoutError:
+            connection.refuse(self._why_it_waited(connection))
+        except Refused as error:
+            logger.info("a peer was not accepted: %s", error)
+        finally:
+            self._lobby.leave(connection)
+
+    def _why_it_waited(self, connection: PeerConnection) -> str:
+        hello = self._lobby.said(connection)
+        if hello is None:
+            return "no greeting in time"
+        peer = self._peers.get(hello.agent_id)
+        if peer is None:
+            return f"agent {hello.agent_id} is no member of the pool, as far as gossip tells here"
+        return (
+            f"agent {hello.agent_id} is at {host_of(peer.url)} as gossip tells, but this came from"
+            f" {connection.address}: start it with an --advertise that it connects from"
+        )
+
+    # What connections report
+
+    def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
+        """What this agent says of itself."""
+        assert self.cluster_id is not None
+        return Hello(kind, self.cluster_id, self.agent_id, peer_id, self.boot_nonce)
+
+    def check(self, hello: Hello, connection: PeerConnection) -> bool:
+        """Whether it may be opened now: False, gossip has not told of this agent at its address yet, and may
+        within the time of a greeting. Raises Refused (safety 2, 6, 24)."""
+        if hello.cluster_id != self.cluster_id:
+            raise Refused(
+                f"agent {hello.agent_id} belongs to cluster {hello.cluster_id.hex()}, not to this one"
+            )
+        if hello.agent_id == self.agent_id:
+            logger.error("another process runs under this agent's id: a copied data directory?")
+            raise Refused("this is my own agent id: a data directory was copied")
+        if hello.expected_agent_id != self.agent_id:
+            raise Refused(f"agent {hello.expected_agent_id} is not here, this is {self.agent_id}")
+        if not connection.was_dialled and not self._lives_at(hello.agent_id, connection.address):
+            self._lobby.let_wait(connection, hello)
+            return False
+        peer = self._peers.get(hello.agent_id)
+        if peer is None:
+            raise Refused(f"agent {hello.agent_id} has left the pool meanwhile")
+        if hello.boot_nonce == peer.boot_nonce:
+            return True
+        control = peer.connections.get(LinkKind.CONTROL)
+        heard_lately = self._clock.now_ms() - peer.heard_ms < self._config.silence_after_ms
+        if control is not None and control is not connection and heard_lately:
+            logger.error("two live processes use agent id %s: a copied data directory?", hello.agent_id)
+            raise Refused(f"another live process has agent id {hello.agent_id}")
+        return True
+
+    def opened(self, connection: PeerConnection, hello: Hello) -> None:
+        """A connection is usable; it replaces one of the same kind."""
+        now_ms = self._clock.now_ms()
+        self._lobby.leave(connection)
+        peer = self._peers[hello.agent_id]
+        if not peer.met:
+            peer.met = True
+            self._dial_missing()
+        reborn = peer.boot_nonce not in (b"", hello.boot_nonce)
+        peer.boot_nonce = hello.boot_nonce
+        previous = peer.connections.get(connection.kind)
+        peer.connections[connection.kind] = connection
+        if previous is not None:
+            previous.close()
+        peer.last_complaint = ""
+        if reborn:
+            self._report_silence(peer)
+        if connection.kind == LinkKind.CONTROL:
+            peer.heard_ms, peer.silent, peer.lost_ms = now_ms, False, None
+
+    def lost(self, connection: PeerConnection) -> None:
+        """An open connection ended."""
+        peer = self._peers.get(connection.peer_id)
+        if peer is None or peer.connections.get(connection.kind) is not connection:
+            return
+        del peer.connections[connection.kind]
+        if connection.kind == LinkKind.CONTROL:
+            peer.lost_ms = self._clock.now_ms()
+        else:
+            self._fail_requests(peer)
+
+    def hold_unfinished(self, difference_bytes: int) -> None:
+        """A connection holds so much more, or less, of a frame that is not complete. Raises PeerWireError:
+        all of them hold too much."""
+        self.unfinished_bytes += difference_bytes
+        assert self.unfinished_bytes >= 0
+        if difference_bytes > 0 and self.unfinished_bytes > MAX_UNFINISHED_BYTES:
+            raise PeerWireError(f"more than {MAX_UNFINISHED_BYTES} bytes of frames that are not complete")
+
+    def frame(self, connection: PeerConnection, frame: RawFrame) -> None:
+        """One frame of an open connection. Raises PeerWireError."""
+        peer = self._peers.get(connection.peer_id)
+        if peer is None or peer.connections.get(connection.kind) is not connection:
+            connection.close()
+            return
+        if connection.kind is LinkKind.CONTROL:
+            peer.heard_ms, peer.silent, peer.lost_ms = self._clock.now_ms(), False, None
+        handler = self._handlers.get(frame.type)
+        if handler is not None:
+            handler(peer.agent_id, frame.payload)
+        elif frame.type == FrameType.LIVENESS:
+            if not frame.payload.startswith(connection.boot_nonce):
+                raise PeerWireError("the boot nonce changed within a connection")
+            if len(frame.payload) > len(connection.boot_nonce):
+                self.on_liveness_tail(peer.agent_id, frame.payload[len(connection.boot_nonce) :])
+        elif frame.type == FrameType.REQUEST:
+            self._take_request(peer, frame.payload)
+        elif frame.type == FrameType.RESPONSE:
+            self._take_response(peer, frame.payload)
+        else:
+            raise PeerWireError(f"unknown frame type {frame.type}")
+
+    # Silence
+
+    def _report_silence(self, peer: _Peer) -> None:
+        if not peer.silent:
+            peer.silent = True
+            self.on_silence(peer.agent_id)
+
+    async def _watch(self) -> None:
+        interval_s = self._config.heartbeat_interval_ms / 1000
+        watched_ms = self._watching_since_ms = self._clock.now_ms()
+        while self._running:
+            now_ms = self._clock.now_ms()
+            if now_ms - watched_ms >= self._config.silence_after_ms:
+                self._watching_since_ms = now_ms
+            watched_ms = now_ms
+            alive = self.boot_nonce + self.liveness_tail()
+            for peer in list(self._peers.values()):
+                if peer.silent and not peer.connections:
+                    continue  # nothing to say to it, and nothing more to find out
+                self.send_control(peer.agent_id, FrameType.LIVENESS, alive)
+                self._check_silence(peer)
+                self._give_up_if_dead(peer)
+            await asyncio.sleep(interval_s)
+
+    def _give_up_if_dead(self, peer: _Peer) -> None:
+        """Both connections, since their packets take one way. What was not heard while this agent stood still
+        says nothing."""
+        config = self._config
+        heard_ms = max(peer.heard_ms, self._watching_since_ms)
+        patience_ms = max(config.give_up_after_ms, 2 * config.silence_after_ms)
+        if LinkKind.CONTROL in peer.connections and self._clock.now_ms() - heard_ms >= patience_ms:
+            self._complain(peer, f"nothing heard for {patience_ms} ms: connecting anew")
+            for connection in list(peer.connections.values()):
+                connection.abort()
+
+    def _check_silence(self, peer: _Peer) -> None:
+        now_ms = self._clock.now_ms()
+        lost = peer.lost_ms is not None and now_ms - peer.lost_ms >= self._config.silence_after_loss_ms
+        if lost or now_ms - peer.heard_ms >= self._config.silence_after_ms:
+            self._report_silence(peer)
+
+    def is_silent(self, agent_id: str) -> bool:
+        """True for a peer unheard for too long, and for one never met."""
+        peer = self._peers.get(agent_id)
+        return peer is None or peer.silent
+
+    def knows(self, agent_id: str) -> bool:
+        """Whether it is watched: False for an agent that has been forgotten."""
+        return agent_id in self._peers
+
+    def is_linked(self, agent_id: str) -> bool:
+        """Whether a control connection is open now: one that was killed loses it at once, long before it
+        counts as silent."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and not peer.silent and LinkKind.CONTROL in peer.connections
+
+    def has_met(self, agent_id: str) -> bool:
+        """Whether that very agent was linked in this run: gossip alone proves nobody's existence."""
+        peer = self._peers.get(agent_id)
+        return peer is not None and bool(peer.boot_nonce)
+
+    def statistics(self) -> tuple[PeerStatistics, ...]:
+        """Every known peer."""
+        now_ms = self._clock.now_ms()
+        return tuple(
+            PeerStatistics(
+                peer.agent_id,
+                LinkKind.CONTROL in peer.connections,
+                LinkKind.BULK in peer.connections,
+                peer.silent,
+                now_ms - peer.heard_ms,
+            )
+            for peer in self._peers.values()
+        )
+
+    # Sending
+
+    def send_control(self, agent_id: str, frame_type: int, payload: bytes) -> bool:
+        """False when it was dropped."""
+        peer = self._peers.get(agent_id)
+        connection = None if peer is None else peer.connections.get(LinkKind.CONTROL)
+        if connection is not None and connection.send(frame_type, (payload,)):
+            return True
+        self.dropped_frames += 1
+        return False
+
+    def send_bulk(self, agent_id: str, frame_type: int, pieces: Sequence[Piece]) -> bool:
+        """False when it was dropped."""
+        peer = self._peers.get(agent_id)
+        connection = None if peer is None else peer.connections.get(LinkKind.BULK)
+        if connection is not None and connection.send(frame_type, pieces):
+            return True
+        self.dropped_frames += 1
+        return False
+
+    def send_append(self, agent_id: str, pieces: Sequence[Piece]) -> None:
+        """A leader's entries, which a follower answers once its disk has them; perhaps dropped."""
+        if self.send_bulk(agent_id, FrameType.APPEND, pieces):
+            self.on_append_sent()
+
+    # Questions and answers
+
+    async def request(self, agent_id: str, request_type: int, payload: bytes, timeout_ms: int) -> bytes:
+        """The peer's answer. Raises PeerUnavailable, or PeerRequestFailed with the peer's reason."""
+        assert len(payload) < MAX_BULK_PAYLOAD_BYTES
+        peer = self._peers.get(agent_id)
+        if peer is None:
+            raise PeerUnavailable(f"agent {agent_id} is not known here")
+        if len(peer.requests) >= MAX_REQUESTS_IN_FLIGHT:
+            raise PeerUnavailable(f"{MAX_REQUESTS_IN_FLIGHT} requests to {agent_id} are waiting already")
+        self._correlation += 1
+        correlation = self._correlation
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        peer.requests[correlation] = answer
+        try:
+            if not self.send_bulk(
+                agent_id, FrameType.REQUEST, encode_request(correlation, request_type, payload)
+            ):
+                raise PeerUnavailable(f"agent {agent_id} is not connected, or takes nothing")
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await answer
+        except TimeoutError:
+            raise PeerUnavailable(f"agent {agent_id} did not answer within {timeout_ms} ms") from None
+        finally:
+            peer.requests.pop(correlation, None)
+
+    def _fail_requests(self, peer: _Peer) -> None:
+        for answer in peer.requests.values():
+            if not answer.done():
+                answer.set_exception(PeerUnavailable(f"the link to {peer.agent_id} was lost"))
+        peer.requests.clear()
+
+    def _take_response(self, peer: _Peer, payload: bytes) -> None:
+        correlation, status, answer = decode_request(payload)
+        waiting = peer.requests.pop(correlation, None)
+        if waiting is None or waiting.done():
+            return  # out of time here; the peer could not know
+        if status == _OK:
+            waiting.set_result(answer)
+        else:
+            waiting.set_exception(PeerRequestFailed(answer.decode("utf-8", "replace")))
+
+    def _take_request(self, peer: _Peer, payload: bytes) -> None:
+        correlation, request_type, question = decode_request(payload)
+        if peer.answering >= MAX_REQUESTS_IN_FLIGHT:
+            self._respond(peer, correlation, _FAILED, b"too many requests")
+            return
+        peer.answering += 1
+        self._spawn(self._answer(peer, correlation, request_type, question))
+
+    async def _answer(self, peer: _Peer, correlation: int, request_type: int, question: bytes) -> None:
+        handler = self._request_handlers.get(request_type)
+        try:
+            if handler is None:
+                self._respond(peer, correlation, _FAILED, f"unknown request type {request_type}".encode())
+                return
+            self._respond(peer, correlation, _OK, await handler(peer.agent_id, question))
+        except ShoalError as error:
+            logger.info("a request of %s is refused: %s", peer.agent_id[:8], error)
+            self._respond(peer, correlation, _FAILED, str(error).encode())
+        except Exception as error:
+            # Whatever failed, the asker must not wait for its timeout to learn of it.
+            logger.exception("a request of %s failed", peer.agent_id)
+            self._respond(peer, correlation, _FAILED, str(error).encode())
+        finally:
+            peer.answering -= 1
+
+    def _respond(self, peer: _Peer, correlation: int, status: int, answer: bytes) -> None:
+        self.send_bulk(peer.agent_id, FrameType.RESPONSE, encode_request(correlation, status, answer))

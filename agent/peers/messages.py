@@ -1,0 +1,94 @@
+"""The frames that agents exchange beside Raft: numbers, and the small payloads among them.
+
+Law of this file: pure. Numbers from 64 on belong to whoever composes the agent (frames.py). Larger
+payloads are encoded where their content lives (catalog.py, agent/routing/table.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+from shoal.agent.durable.catalog_version import CatalogVersion, version_from_bytes
+from shoal.agent.durable.ids import GROUP_ID_BYTES, ID_BYTES, GroupId, IdentityError, group_id_from_bytes
+from shoal.agent.peers.frames import PeerWireError
+from shoal.replication.errors import WireError
+from shoal.replication.interfaces import Configuration, ReplicaId
+
+_REPLICA = struct.Struct("<qq")
+
+
+class PeerMessageError(PeerWireError):
+    """A payload that is not what its number says."""
+
+
+class PeerMessage(IntEnum):
+    """Requests are answered, hints are not: a lost hint costs time, never correctness."""
+
+    CATALOG_PULL = 64  # request: my version -> a piece of a newer state, or nothing when there is none
+    CATALOG_AWAIT = 65  # request: a version -> the version reached, once it is at least that or time is over
+    CATALOG_HINT = 66  # hint: my version
+    CATALOG_CONFIRM = 67  # request to the catalog's leader: topic id, sender has deleted its replicas
+    ROUTES_PULL = 68  # request: (run, number) -> the delta of the receiver's claims
+    ROUTES_HINT = 69  # hint: the newest delta of the sender's claims
+    GROUP_HOLD = 70  # request: a committed configuration that names the receiver: hold that replica
+    GROUP_CONFIGURATION = 71  # request: group -> its committed configuration, empty when it is not held
+    SEGMENTS_OFFER = 72  # request: a leader's log begins behind what the receiver holds -> what it holds now
+    SEGMENTS_PIECE = 73  # request: entries of a group from an index on -> some of them
+    ENTRY = 74  # request: an entry, damaged at the asker's, by index and term -> its frame, or why not
+    GROUP_POSITION = 76  # request: group -> where the log of a working replica ends
+    GROUP_LOST = 75  # request: the sender's replica of the group will never vote again -> nothing
+    CLOCK = 77  # request -> the receiver's wall clock, microseconds since the epoch
+    CATALOG_BORN = 79  # request to the catalog's leader: births led by the sender -> those that are final now
+    CATALOG_KEPT = 78  # request -> what the receiver holds of topics that its catalog does not know
+
+
+def decode_version(payload: bytes) -> CatalogVersion:
+    """Of the catalog. Raises PeerMessageError."""
+    version = version_from_bytes(payload)
+    if version is None:
+        raise PeerMessageError(f"no version of the catalog, {len(payload)} bytes")
+    return version
+
+
+def decode_topic_id(payload: bytes) -> bytes:
+    """Raises PeerMessageError."""
+    if len(payload) != ID_BYTES:
+        raise PeerMessageError(f"a topic id of {len(payload)} bytes")
+    return payload
+
+
+def decode_group(payload: bytes) -> GroupId:
+    """A group's bytes. Raises PeerMessageError."""
+    try:
+        return group_id_from_bytes(payload)
+    except IdentityError as error:
+        raise PeerMessageError(str(error)) from None
+
+
+def encode_hold(group: GroupId, configuration: Configuration, *, caught_up: bool) -> bytes:
+    """configuration: a committed one. caught_up: the receiver's replica holds everything already."""
+    return group.to_bytes() + bytes([caught_up]) + configuration.to_bytes()
+
+
+def decode_hold(payload: bytes) -> tuple[GroupId, Configuration, bool]:
+    """Group, configuration, caught_up. Raises PeerMessageError."""
+    if len(payload) <= GROUP_ID_BYTES or payload[GROUP_ID_BYTES] > 1:
+        raise PeerMessageError(f"a hold of {len(payload)} bytes")
+    try:
+        configuration = Configuration.from_bytes(payload[GROUP_ID_BYTES + 1 :])
+    except WireError as error:
+        raise PeerMessageError(str(error)) from None
+    return decode_group(payload[:GROUP_ID_BYTES]), configuration, payload[GROUP_ID_BYTES] == 1
+
+
+def encode_lost(group: GroupId, replica_id: ReplicaId) -> bytes:
+    """The sender's replica of that id is lost."""
+    return group.to_bytes() + _REPLICA.pack(*replica_id)
+
+
+def decode_lost(payload: bytes) -> tuple[GroupId, ReplicaId]:
+    """Raises PeerMessageError."""
+    if len(payload) != GROUP_ID_BYTES + _REPLICA.size:
+        raise PeerMessageError(f"{len(payload)} bytes about a lost replica")
+    return decode_group(payload[:GROUP_ID_BYTES]), ReplicaId(*_REPLICA.unpack_from(payload, GROUP_ID_BYTES))

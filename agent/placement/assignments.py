@@ -1,0 +1,211 @@
+"""The replicas that this agent was not born with, and those that it has to give up.
+
+Law of this file: everything here follows from a committed configuration of the group, which a replica's
+leader sends (hold) or another holder is asked for. It names a new replica here: open it, under that id and
+no other. It is without the replica held here: that one is gone for ever and its data go too (safety 2, 4).
+A topic that the catalog here does not know yet is no reason to do anything: whoever asked asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.host.host import Host
+from shoal.agent.members.roster import Roster
+from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, decode_group, decode_hold, encode_lost
+from shoal.agent.routing.table import RouteTable
+from shoal.agent.topics.catalog_service import CatalogService
+from shoal.errors import ShoalError
+from shoal.replication.errors import WireError
+from shoal.replication.interfaces import Configuration, Replica, generation_of
+from shoal.replication.roles.transitions import Role
+from shoal.segment_store.errors import StoreError
+
+LOOK_INTERVAL_S = 1.0
+ASK_TIMEOUT_MS = 2_000
+MAX_ASKED_PER_LOOK = 64  # the rest a second later
+MAX_FILLING = 8
+"""Replicas here that copy their log at the same time: an agent that has just joined must not be flooded."""
+DISK_FAULTS = (OSError, StoreError, DoubledError)
+
+logger = logging.getLogger("shoal.agent")
+
+
+class Holding:
+    """One per agent; run() for its life."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        host: Host,
+        catalog: CatalogService,
+        roster: Roster,
+        routes: RouteTable,
+    ) -> None:
+        self._agent_id = agent_id
+        self._host = host
+        self._catalog = catalog
+        self._roster = roster
+        self._routes = routes
+        self._looked_at = -1
+        self._filling: set[GroupId] = set()
+
+    async def run(self) -> None:
+        """Find replicas that are out of their groups, until cancelled."""
+        try:
+            async with self._catalog.changing:
+                await self._host.finish_retirements()
+        except DISK_FAULTS as error:
+            logger.warning("what is left of removed replicas stays until the next start: %s", error)
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._tell_losses()
+            version = self._routes.version
+            if version != self._looked_at:  # nothing is claimed anew: nothing to look for
+                excluded = self._excluded()
+                self._looked_at = -1 if excluded else version
+                for group, holder in excluded[:MAX_ASKED_PER_LOOK]:
+                    await self._ask(group, holder)
+
+    # ---- requests of peers -----------------------------------------------------------------------
+
+    async def on_hold(self, _peer: str, payload: bytes) -> bytes:
+        """A group's leader says that a committed configuration names this agent. Raises ShoalError when
+        nothing can be opened, now or ever; the leader asks again until its configuration is another one."""
+        group, configuration, caught_up = decode_hold(payload)
+        mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
+        async with self._catalog.changing:
+            await self._retire_if_removed(group, configuration)
+            if mine is None:
+                raise ShoalError("bad-request", "that configuration does not name this agent")
+            if not self._has(group, mine):
+                await self._open(group, mine)
+        if caught_up or not mine.learner:
+            self._filling.discard(group)
+        return b""
+
+    async def on_ask(self, _peer: str, payload: bytes) -> bytes:
+        """The committed configuration of a group held here; empty when this agent cannot say."""
+        configuration = self._host.committed_configuration(decode_group(payload))
+        return b"" if configuration is None else configuration.to_bytes()
+
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def _has(self, group: GroupId, mine: Replica) -> bool:
+        """Whether that very replica is here. Raises ShoalError when it must never be again, or when another
+        one is, which the configuration does not rule out: they have gone on apart from each other."""
+        record = self._host.replica_record(group)
+        if record is not None and record.state is not ReplicaState.REMOVED:
+            generations = {generation_of(record.replica_id), generation_of(mine.id)}
+            if len(generations) > 1 and None not in generations:
+                raise ShoalError(
+                    "not-ready", "the replica here is of a birth that was given up: it goes first"
+                )
+        if record is None or record.replica_id < mine.id:
+            if self._host.has(group):
+                raise ShoalError(
+                    "bad-request", "another replica of the group is here, and nothing says that it is out"
+                )
+            return False
+        if record.replica_id != mine.id or record.state is ReplicaState.REMOVED:
+            raise ShoalError("bad-request", f"replica {mine.id} was removed from its group, as known here")
+        return self._host.has(group)
+
+    async def _open(self, group: GroupId, mine: Replica) -> None:
+        if not mine.learner and self._host.replica_record(group) is None:
+            raise ShoalError("damaged", "this agent knows nothing of a replica that votes")
+        self._filling = {item for item in self._filling if self._is_filling(item)}
+        if group != CATALOG_GROUP and len(self._filling) >= MAX_FILLING:
+            raise ShoalError("overloaded", f"{MAX_FILLING} replicas are being copied to this agent already")
+        await self._catalog.open_replica(group, mine.id)
+        self._filling.add(group)
+        logger.info("holding replica %s of %s", mine.id, group)
+
+    def _is_filling(self, group: GroupId) -> bool:
+        """It is still here, and still a learner."""
+        if not self._host.has(group):
+            return False
+        configuration = self._host.status(group).configuration
+        if configuration is None:
+            return False
+        mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
+        return mine is None or mine.learner  # None: the entry that names it has not arrived yet
+
+    # ---- lost replicas ---------------------------------------------------------------------------
+
+    async def _tell_losses(self) -> None:
+        """To the leaders of their groups, until one has a replica without this one's memory in its place."""
+        for record in self._host.beyond_repair()[:MAX_ASKED_PER_LOOK]:
+            leader = next(
+                (
+                    holder
+                    for holder, claim in self._routes.claims_about(record.group).items()
+                    if claim.role == "leader" and holder != self._agent_id
+                ),
+                None,
+            )
+            if leader is None:
+                continue
+            payload = encode_lost(record.group, record.replica_id)
+            try:
+                await self._roster.request(leader, PeerMessage.GROUP_LOST, payload, ASK_TIMEOUT_MS)
+            except (PeerUnavailable, PeerRequestFailed) as error:
+                logger.info("%s was not told of the lost replica of %s: %s", leader[:8], record.group, error)
+            await self._ask(record.group, leader)
+
+    # ---- giving up -------------------------------------------------------------------------------
+
+    def _excluded(self) -> list[tuple[GroupId, str]]:
+        """Groups of which somebody claims a newer configuration without this agent, and who claims it."""
+        found = []
+        for record in self._host.replica_records():
+            if record.state is ReplicaState.REMOVED or not self._host.has(record.group):
+                continue
+            status = self._host.status(record.group)
+            if status.role is Role.LEADER:
+                continue
+            known = -1 if status.configuration is None else status.configuration.index
+            for holder, claim in self._routes.claims_about(record.group).items():
+                without = self._agent_id not in claim.voters and self._agent_id not in claim.learners
+                if holder != self._agent_id and without and claim.configuration_index > known:
+                    found.append((record.group, holder))
+                    break
+        return found
+
+    async def _ask(self, group: GroupId, holder: str) -> None:
+        try:
+            answer = await self._roster.request(
+                holder, PeerMessage.GROUP_CONFIGURATION, group.to_bytes(), ASK_TIMEOUT_MS
+            )
+            if answer:
+                async with self._catalog.changing:
+                    await self._retire_if_removed(group, Configuration.from_bytes(answer))
+        except (PeerUnavailable, PeerRequestFailed, WireError) as error:
+            logger.info("%s cannot say who holds %s: %s", holder[:8], group, error)
+        except DISK_FAULTS as error:
+            logger.warning("the removed replica of %s cannot be deleted now: %s", group, error)
+
+    async def _retire_if_removed(self, group: GroupId, configuration: Configuration) -> None:
+        """configuration: a committed one."""
+        record = self._host.replica_record(group)
+        if record is None or record.state is ReplicaState.REMOVED or not is_removed(record, configuration):
+            return
+        logger.info("replica %s of %s was removed from its group: deleting it", record.replica_id, group)
+        self._filling.discard(group)
+        await self._host.retire_group(group)
+
+
+def is_removed(record: ReplicaRecord, configuration: Configuration) -> bool:
+    """Whether a committed configuration proves that this replica is out of its group. One from before the
+    replica was added, which is without it too, proves nothing: an id never returns once it was left out."""
+    generations = {generation_of(item.id) for item in configuration.replicas}
+    if not generations & {None, generation_of(record.replica_id)}:
+        return False  # of another birth of the partition: the catalog says which of them is given up
+    added_at = record.replica_id.index if record.replica_id.term > 0 else 0
+    return configuration.index > added_at and configuration.find(record.replica_id) is None

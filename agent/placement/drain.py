@@ -1,0 +1,99 @@
+"""An agent that shall hold nothing: its wish, kept across restarts, and how far it has come.
+
+Law of this file: it says so (a tag in gossip, a mark in the data directory) and counts; who leads a group
+moves its replica away and its leadership off (steps.py), as for any other agent. Nothing here touches a
+replica. A lost mark is harmless: the agent then takes replicas again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.agent.bootstrap.rules import SMALL_CATALOG_VOTERS
+from shoal.agent.durable.identity import ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.host.host import Host
+from shoal.agent.members.roster import Roster
+from shoal.agent.topics.catalog import Catalog
+from shoal.segment_store.disk.disk import Disk
+
+MARK_NAME = "drained"
+MARK = b"this agent was told to hold no replicas: `shoal drain --undo` takes that back\n"
+MAX_REASONS = 8  # a screenful; the rest are of the same kind
+
+
+class Draining:
+    """One per agent, from its start on. `load()` first."""
+
+    def __init__(self, disk: Disk, directory: str, roster: Roster) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._path = os.path.join(directory, MARK_NAME)
+        self._roster = roster
+        self.wanted = False
+
+    async def load(self) -> None:
+        """Whether it was told so in an earlier run. Raises OSError."""
+        self.wanted = await self._disk.exists(self._path)
+
+    async def begin(self) -> None:
+        """Durable on return; told again, it changes nothing. Raises OSError."""
+        if not await self._disk.exists(self._path):
+            file = await self._disk.open(self._path, create=True)
+            try:
+                await file.write_and_sync(0, MARK)
+            finally:
+                await file.close()
+            await self._disk.sync_directory(self._directory)
+        self._tell(drained=True)
+
+    async def undo(self) -> None:
+        """It takes replicas again, and leads. Raises OSError."""
+        if await self._disk.exists(self._path):
+            await self._disk.unlink(self._path)
+            await self._disk.sync_directory(self._directory)
+        self._tell(drained=False)
+
+    def _tell(self, *, drained: bool) -> None:
+        self.wanted = drained
+        self._roster.set_drained(drained=drained)
+
+    def document(self, host: Host, catalog: Catalog) -> dict[str, Any]:
+        """How far it is. It may be stopped for good when `safe_to_stop`: nothing of it is missed then."""
+        held = [record.group for record in host.replica_records() if record.state is not ReplicaState.REMOVED]
+        return {
+            "draining": self.wanted,
+            "replicas": len(held),
+            "leads": len(host.led_replicas()),
+            "blocked": self._blocked(host, catalog) if self.wanted else [],
+            "safe_to_stop": self.wanted and not held,
+        }
+
+    def _blocked(self, host: Host, catalog: Catalog) -> list[str]:
+        """What cannot leave, because too few others could hold it: a group never gets fewer voters."""
+        able = len(self._roster.placeable())
+        wanted: Mapping[str, int] = {
+            entry.name: entry.settings.replication_factor
+            for entry in catalog.topics.values()
+            if isinstance(entry.settings.replication_factor, int)
+        }
+        short: Counter[tuple[str, int]] = Counter()
+        for record in host.replica_records():
+            if record.state is ReplicaState.REMOVED:
+                continue
+            entry = catalog.by_id(record.group.topic_id)
+            name = "the catalog" if record.group == CATALOG_GROUP else "" if entry is None else entry.name
+            needed = wanted.get(name, 1)
+            if record.group == CATALOG_GROUP and host.has(record.group):
+                configuration = host.status(record.group).configuration
+                voters = 1 if configuration is None else len(configuration.voters)
+                needed = min(SMALL_CATALOG_VOTERS, voters)
+            if able < needed:
+                short[name, needed] += 1
+        agents = f"{able} other agent{'' if able == 1 else 's'} can take them"
+        return [
+            f"{name} wants {needed} replicas, and {agents}" for name, needed in sorted(short)[:MAX_REASONS]
+        ]

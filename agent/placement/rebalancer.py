@@ -1,0 +1,358 @@
+"""Carries out replication/placement/steps.py for every group that is led here, the catalog's among them.
+
+Law of this file: it runs on every agent and acts only where a group is led. It watches the members, asks for
+the next step, proposes it, and tells a new learner's agent to open its replica, once the configuration that
+names it is committed (safety 1, 2). The core checks every step; what the receiving agent makes of it stands
+in assignments.py. Nothing here waits for a peer while groups wait for their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.host.host import Host
+from shoal.agent.members.roster import Roster, candidate_of
+from shoal.agent.partition.replica import Replica
+from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, encode_hold
+from shoal.agent.placement.leader_balancer import Leading
+from shoal.agent.placement.lost_replicas import Losses
+from shoal.agent.placement.quiet_groups import Stragglers
+from shoal.agent.placement.targets import Goals, Observed
+from shoal.agent.topics.catalog import Catalog
+from shoal.errors import ShoalError
+from shoal.format.batch import LogIndex
+from shoal.replication.errors import ReplicationError
+from shoal.replication.interfaces import Configuration, ReplicaId
+from shoal.replication.placement.assignment import Candidate
+from shoal.replication.placement.steps import (
+    AddLearner,
+    Goal,
+    Members,
+    Permits,
+    Promote,
+    Remove,
+    Step,
+    Transfer,
+    apply_step,
+    next_step,
+)
+
+STEP_INTERVAL_S = 0.25
+SETTLE_MS = 2_000  # a member seen for a shorter time may be gone again, or just being introduced
+HOLD_TIMEOUT_MS = 5_000
+HOLD_RETRY_MS = 1_000
+STALL_MS = 60_000
+"""A learner that is sent entries, and syncs none for so long, holds up its group and the head of its log."""
+REFUSED_MS = 600_000
+"""The same while its agent has not opened it: it may be busy with others, or not know the topic yet."""
+AVOID_MS = 300_000
+"""How long an agent on which a learner stalled gets no other."""
+MAX_MOVES = 8
+"""Groups led here that bring learners up at the same time: each copies a whole log."""
+MAX_BALANCING_MOVES = 2
+"""The same for balance alone, which nobody waits for."""
+STEADY_MS = 10_000
+"""How long the members must have been the same before anything moves for balance; never longer than it takes
+to replace a dead one."""
+
+NO_REPLICAS: frozenset[ReplicaId] = frozenset()
+
+logger = logging.getLogger("shoal.agent")
+
+
+class _Learner(NamedTuple):
+    group: GroupId
+    replica_id: ReplicaId
+
+
+class Mover:
+    """run() for the agent's life."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        host: Host,
+        catalog: Callable[[], Catalog],
+        now_ms: Callable[[], int],
+        replace_after_ms: int,
+        losses: Losses,
+    ) -> None:
+        self._losses = losses
+        self._roster = roster
+        self._host = host
+        self._catalog = catalog
+        self._now_ms = now_ms
+        self._replace_after_ms = replace_after_ms
+        self._seen_ms: dict[str, int] = {}
+        self._lost_ms: dict[str, int] = {}
+        self._goals: dict[GroupId, LogIndex] = {}
+        """Of groups with learners: the commit index one interval ago, which a learner must have by now."""
+        self._told: dict[_Learner, bool] = {}
+        """Learners whose agents have opened them; and whether they know that they have caught up."""
+        self._asked_ms: dict[_Learner, int] = {}
+        self._progress: dict[_Learner, tuple[LogIndex, int]] = {}
+        """What a learner had, and since when it has had no more."""
+        self._avoided_ms: dict[str, int] = {}
+        """Agents that took nothing, and when that was noticed."""
+        self._steady_ms = min(STEADY_MS, replace_after_ms)
+        self._placement = Goals(roster.agent_id)
+        self._leading = Leading(host, now_ms, settle_ms=self._steady_ms)
+        self._stragglers = Stragglers()
+        self._belonging: tuple[Candidate, ...] = ()
+        self._belonging_since_ms = now_ms()
+        self._epoch: object = None
+        self._settled: dict[GroupId, tuple[Configuration, Goal]] = {}
+        """Groups for which there was nothing to do, whatever was permitted, in this epoch: the members and
+        what is known of them are the same."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(STEP_INTERVAL_S)
+                self.tick(tasks)
+
+    def tick(self, tasks: asyncio.TaskGroup) -> None:
+        """One look at everything led here. Requests to learners' agents become tasks."""
+        led = self._host.led_replicas()
+        observed = self._observe(led)
+        self._placement.look(observed)
+        self._leading.look({replica.group for replica in led}, self._seen_ms)
+        self._stragglers.look(led, observed.members.live, self._now_ms())
+        self._forget_all_but(led)
+        moving = {replica.group for replica in led if self._is_moving(replica)}
+        for replica in led:
+            if (step := self._step_of(replica, observed, moving, tasks)) is not None:
+                self._carry_out(replica, step, observed)
+                if isinstance(step, AddLearner):
+                    moving.add(replica.group)
+
+    def _is_moving(self, replica: Replica) -> bool:
+        """Whether somebody is brought up. Learners that have everything may stay for ever (`all`)."""
+        learners = replica.core.configuration.learners
+        return any(self._told.get(_Learner(replica.group, learner)) is not True for learner in learners)
+
+    def _forget_all_but(self, led: Sequence[Replica]) -> None:
+        """Who leads now begins anew: told twice is told once."""
+        learners = {
+            _Learner(replica.group, learner)
+            for replica in led
+            for learner in replica.core.configuration.learners
+        }
+        groups = {learner.group for learner in learners}
+        self._goals = {group: goal for group, goal in self._goals.items() if group in groups}
+        self._told = {key: value for key, value in self._told.items() if key in learners}
+        self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
+        self._progress = {key: value for key, value in self._progress.items() if key in learners}
+        if len(self._settled) > 2 * len(led) + MAX_MOVES:
+            ours = {replica.group for replica in led}
+            self._settled = {group: known for group, known in self._settled.items() if group in ours}
+
+    # ---- who is there ----------------------------------------------------------------------------
+
+    def _observe(self, led: Sequence[Replica]) -> Observed:
+        now_ms = self._now_ms()
+        placeable = self._roster.placeable()
+        ours = self._roster.ours()
+        self._seen_ms = {member.name: self._seen_ms.get(member.name, now_ms) for member in placeable}
+        self._avoided_ms = {
+            agent_id: since_ms
+            for agent_id, since_ms in self._avoided_ms.items()
+            if now_ms - since_ms < AVOID_MS
+        }
+        watched = {member.name for member in ours}
+        holders = {item.agent_id for replica in led for item in replica.core.configuration.replicas}
+        watched |= holders  # gossip forgets who has been gone for long, a configuration does not
+        self._lost_ms = {
+            agent_id: self._lost_ms.get(agent_id, now_ms)
+            for agent_id in watched
+            if self._roster.is_lost(agent_id)
+        }
+        settled = {name for name, since_ms in self._seen_ms.items() if now_ms - since_ms >= SETTLE_MS}
+        members = Members(
+            candidates=tuple(
+                candidate_of(member)
+                for member in placeable
+                if member.name in settled and member.name not in self._avoided_ms
+            ),
+            live=self._roster.live_agents(),
+            now_ms=now_ms,
+            replace_after_ms=self._replace_after_ms,
+            lost_since_ms=self._lost_ms,
+            drained=self._roster.drained(),
+        )
+        known = self._roster.met() | holders  # others may be nothing but what somebody gossips
+        belonging = tuple(
+            candidate_of(member)
+            for member in sorted(ours, key=lambda item: item.name)
+            if member.name in known
+            and member.name not in members.drained
+            and not members.is_dead(member.name)
+            and (member.name in settled or member.name not in self._seen_ms)
+        )
+        return Observed(members, belonging, self._is_steady(members, belonging, settled))
+
+    def _is_steady(self, members: Members, belonging: tuple[Candidate, ...], settled: set[str]) -> bool:
+        if belonging != self._belonging:
+            self._belonging = belonging
+            self._belonging_since_ms = members.now_ms
+        steady = members.now_ms - self._belonging_since_ms >= self._steady_ms and all(
+            item.agent_id in settled for item in belonging
+        )
+        dead = frozenset(name for name in self._lost_ms if members.is_dead(name))
+        epoch = (members.candidates, members.live, dead, members.drained, belonging)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._settled.clear()
+        return steady
+
+    # ---- one group -------------------------------------------------------------------------------
+
+    def _step_of(
+        self, replica: Replica, observed: Observed, moving: set[GroupId], tasks: asyncio.TaskGroup
+    ) -> Step | None:
+        configuration = replica.core.configuration
+        if configuration.index > replica.state.committed.last_index:
+            return None  # one step at a time
+        group = replica.group
+        known = self._settled.get(group)
+        lost = self._losses.among(group, configuration)
+        if known is not None and known[0] is configuration and not lost:
+            return None
+        goal = self._placement.goal(group, configuration, self._catalog(), observed)
+        if goal is None:
+            return None
+        members = observed.members
+        caught_up = stalled = NO_REPLICAS
+        if configuration.learners:
+            caught_up, stalled = self._watch_learners(replica)
+            self._tell_learners(replica, configuration, caught_up, tasks)
+        step = next_step(
+            group,
+            configuration,
+            goal,
+            leader=replica.replica_id,
+            caught_up=caught_up,
+            members=members,
+            stalled=stalled,
+            lost=lost,
+            permits=self._permits(replica, goal, observed, moving),
+        )
+        if step is None and not lost and not self._is_moving(replica):
+            self._remember_settled(replica, configuration, goal, members)
+        return step
+
+    def _permits(self, replica: Replica, goal: Goal, observed: Observed, moving: set[GroupId]) -> Permits:
+        leads = self._leading.may_hand_over(replica, goal.leader)  # asked in any case: it remembers
+        return Permits(
+            add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
+            move=observed.steady and len(moving) < MAX_BALANCING_MOVES,
+            lead=observed.steady and leads,
+        )
+
+    def _remember_settled(
+        self, replica: Replica, configuration: Configuration, goal: Goal, members: Members
+    ) -> None:
+        """What nearly every group is nearly always. Dead members become so without a change of the epoch only
+        while they are lost."""
+        if any(item.agent_id in self._lost_ms for item in configuration.replicas):
+            return
+        rest = next_step(
+            replica.group,
+            configuration,
+            goal,
+            leader=replica.replica_id,
+            caught_up=frozenset(configuration.learners),
+            members=members,
+        )
+        if rest is None:
+            self._settled[replica.group] = (configuration, goal)
+
+    def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
+        """Those that have synced what was committed an interval ago (under load nobody ever holds
+        everything), and those that have got nothing for long, though it is there to be had."""
+        statistics = replica.core.statistics()
+        goal = self._goals.get(replica.group)
+        reached = replica.shipments.reached_index  # of one that copies whole segments beside Raft
+        self._goals[replica.group] = statistics.commit_index
+        caught_up, stalled = set(), set()
+        for follower in statistics.followers:
+            learner = _Learner(replica.group, follower.replica_id)
+            if goal is not None and follower.match_index >= goal:
+                caught_up.add(follower.replica_id)
+            elif self._is_stalled(learner, max(follower.match_index, reached(follower.replica_id))):
+                stalled.add(follower.replica_id)
+        for item in statistics.configuration.replicas:
+            if item.learner and item.id in stalled:
+                logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
+                self._avoided_ms[item.agent_id] = self._now_ms()
+        return frozenset(caught_up), frozenset(stalled)
+
+    def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
+        now_ms = self._now_ms()
+        known, since_ms = self._progress.get(learner, (None, now_ms))
+        if known != match_index:
+            since_ms = now_ms
+        self._progress[learner] = (match_index, since_ms)
+        limit_ms = STALL_MS if learner in self._told else REFUSED_MS
+        return now_ms - since_ms >= limit_ms
+
+    def _carry_out(self, replica: Replica, step: Step, observed: Observed) -> None:
+        match step:
+            case Transfer(replica_id):
+                self._leading.hand_over(replica, replica_id, observed.members.drained)
+            case AddLearner() | Promote() | Remove():
+                self._propose(replica, step)
+
+    def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
+        try:
+            replica.propose_configuration(apply_step(replica.core.configuration, step))
+        except (ReplicationError, ShoalError) as error:
+            logger.debug("the replicas of %s stay for now: %s", replica.group, error)
+            return
+        logger.info("%s: %s", replica.group, step)
+
+    # ---- learners --------------------------------------------------------------------------------
+
+    def _tell_learners(
+        self,
+        led: Replica,
+        configuration: Configuration,
+        caught_up: frozenset[ReplicaId],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        """Each learner's agent opens its replica, and hears when it has caught up; repeated until it says
+        yes."""
+        for replica in configuration.replicas:
+            if not replica.learner:
+                continue
+            learner = _Learner(led.group, replica.id)
+            has_all = replica.id in caught_up
+            if self._told.get(learner) in (True, has_all):
+                continue
+            if self._now_ms() - self._asked_ms.get(learner, -HOLD_RETRY_MS) < HOLD_RETRY_MS:
+                continue
+            self._asked_ms[learner] = self._now_ms() + HOLD_TIMEOUT_MS  # not again while this one is out
+            payload = encode_hold(led.group, configuration, caught_up=has_all)
+            tasks.create_task(self._tell(led, replica.agent_id, learner, payload, has_all))
+
+    async def _tell(
+        self, led: Replica, agent_id: str, learner: _Learner, payload: bytes, has_all: bool
+    ) -> None:
+        try:
+            await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
+        except (PeerUnavailable, PeerRequestFailed) as error:
+            logger.info("%s does not hold %s yet: %s", agent_id[:8], learner.group, error)
+            self._asked_ms[learner] = self._now_ms()
+        else:
+            self._told[learner] = has_all
+            self._asked_ms.pop(learner, None)
+            # A group may have gone quiet while that replica was not there to be heard; it never asks itself.
+            led.core.wake_quiet(self._now_ms())
+            led.host.schedule(led)

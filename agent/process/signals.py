@@ -1,0 +1,64 @@
+"""What an agent needs of its process: open files, signals, and one line for what it failed with.
+
+Law of this file: it knows the operating system and the kinds of faults, not the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from shoal.agent.process.errors import StartError
+from shoal.agent.process.ports import PortError
+from shoal.segment_store.errors import StoreError
+
+logger = logging.getLogger("shoal.agent")
+
+
+def allow_open_files() -> None:
+    """As many as the system lets this process have: the soft limit is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_files() -> int:
+    """How many this process may have now: segment files, connections and all."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def report(group: BaseExceptionGroup[BaseException]) -> None:
+    """A part has failed: say which fault it was; faults of the start are no surprise, everything else is."""
+    faults, others = group.split((StartError, PortError, StoreError))
+    for fault in _leaves(faults):
+        logger.error("%s", fault)
+    if others is not None:
+        logger.error("the agent failed and stops", exc_info=others)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseException]:
+    for error in () if group is None else group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+@contextmanager
+def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `ask`."""
+    loop = asyncio.get_running_loop()
+    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

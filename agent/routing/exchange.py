@@ -1,0 +1,331 @@
+"""Keeps this agent's routing table true: says what it holds, hears what others hold.
+
+Law of this file: table.py decides which claim wins; here claims are collected from the host, sent to
+linked peers at once when leadership moves (so that clients learn of it within milliseconds), and pulled
+from a peer whose gossiped placement version is newer than what is known of it. Hints over links are the
+quickest; route events of gossip, which say only that there is news, reach whom a hint did not; the version in
+the tags makes it certain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, PeerMessageError
+from shoal.agent.routing.table import (
+    Claim,
+    OwnClaims,
+    RouteError,
+    RouteTable,
+    decode_delta,
+    decode_request,
+    encode_delta,
+    encode_request,
+)
+
+REFRESH_MS = 1_000  # offsets of own replicas; also the least time between two changes of the gossiped version
+PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring the offsets of others
+REFRESH_ALL_EVERY = 10  # refreshes of which one looks at idle replicas too: a thousand take ten milliseconds
+PULL_TIMEOUT_MS = 2_000
+PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
+RETRY_S = 0.1
+FRESH_S = 0.1
+FRESHEN_TIMEOUT_MS = (
+    500  # whoever asks for counts gets those of a peer that is slower as they were last heard
+)
+MAX_PAGES = 64  # of one pull; the rest follows with the next
+ANNOUNCE_MS = (
+    250  # between two route events: a kill moves hundreds of leaders, Serf keeps 512 events (safety 28)
+)
+MAX_HINT_CLAIMS = 512  # a kill moves hundreds of leaders; a longer list is pulled (safety 28)
+
+logger = logging.getLogger(__name__)
+
+
+class Peers(Protocol):
+    """What the exchange needs of the links and the member list."""
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
+    def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool: ...
+    def live_peers(self) -> list[str]: ...
+    def placement_versions(self) -> dict[str, tuple[str, int]]:
+        """What the live members gossip: (run, placement version)."""
+
+    def known_members(self) -> set[str]:
+        """Everybody in the member list, dead or alive."""
+
+
+class RouteExchange:
+    """Owns the RouteTable of this agent."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        boot: str,
+        peers: Peers,
+        watch: Watch,
+        rng: random.Random,
+        claims: Callable[[], Iterable[Claim]],
+        claim: Callable[[GroupId], Claim | None],
+        touched: Callable[[], Iterable[GroupId]],
+        publish: Callable[[str, int], None],
+        announce: Callable[[str, int], None],
+    ) -> None:
+        """`claims` and `claim`: the replicas held here, and one of them. `touched`: those whose logs may have
+        grown since this was last asked. `publish(run, version)`: into the tags; `announce(run, version)`: as
+        a route event.
+        """
+        self.table = RouteTable()
+        self._own = OwnClaims(agent_id, boot)
+        self._agent_id = agent_id
+        self._peers = peers
+        self._watch = watch
+        self._rng = rng
+        self._claims = claims
+        self._claim = claim
+        self._touched = touched
+        self._publish = publish
+        self._announce = announce
+        self._announced = 0
+        self._may_announce_s = 0.0
+        self._announcing: asyncio.TimerHandle | None = None
+        self._published: tuple[str, int] | None = None
+        self._dirty: set[GroupId] = set()
+        self._hinted = 0
+        self._behind: set[str] = set()
+        self._pulling: set[str] = set()
+        self._pull_now = asyncio.Event()
+        self._flush_scheduled = False
+        self._refreshed_s = 0.0
+        self._round: asyncio.Task[None] | None = None  # of questions to everybody
+        self._next_round: asyncio.Task[None] | None = None
+
+    @property
+    def own(self) -> OwnClaims:
+        return self._own
+
+    # ---- what this agent holds -------------------------------------------------------------------
+
+    def group_changed(self, group: GroupId) -> None:
+        """The host's on_change: role, term, leader, configuration. One hint per loop turn."""
+        self._dirty.add(group)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        dirty, self._dirty = self._dirty, set()
+        if self._refresh_some(dirty):
+            self._merge_own()
+            self._tell()
+
+    def _merge_own(self) -> None:
+        before = self.table.version
+        self.table.apply(self._own.delta(*self.table.known(self._agent_id)))
+        if self.table.version != before:
+            self._watch.changed()
+
+    def _tell(self) -> None:
+        self._hint()
+        if self._announcing is None:
+            loop = asyncio.get_running_loop()
+            self._announcing = loop.call_at(max(loop.time(), self._may_announce_s), self._announce_now)
+
+    def _announce_now(self) -> None:
+        """At most one route event in ANNOUNCE_MS, and always one after the last change."""
+        self._announcing = None
+        self._may_announce_s = asyncio.get_running_loop().time() + ANNOUNCE_MS / 1_000
+        if self._announced != self._own.placement_version:
+            self._announced = self._own.placement_version
+            self._announce(self._own.run, self._announced)
+
+    def _hint(self) -> None:
+        delta = self._own.delta(self._own.run, self._hinted, MAX_HINT_CLAIMS)
+        self._hinted = self._own.counter
+        if delta.more:
+            return  # too much for a hint: the peers will see the gossiped version and ask
+        payload = encode_delta(delta)
+        for peer in self._peers.live_peers():
+            self._peers.send_control(peer, PeerMessage.ROUTES_HINT, payload)
+
+    def freshen(self) -> None:
+        """Before offsets are shown: those of this agent's replicas should be of now. All of them are walked
+        from time to time only.
+        """
+        now_s = asyncio.get_running_loop().time()
+        self.refresh(wholly=now_s - self._refreshed_s >= FRESH_S)
+
+    async def freshen_everywhere(self) -> None:
+        """The same, of the live peers' replicas too, as far as these answer in time. Whoever asks while
+        others are being answered shares the next round: an answer is never older than the question."""
+        self.freshen()
+        if not self._peers.live_peers():
+            return
+        if self._next_round is None:
+            self._next_round = asyncio.create_task(self._ask_everybody(self._round))
+        await asyncio.shield(self._next_round)
+
+    async def _ask_everybody(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._round, self._next_round = self._next_round, None
+        pulls = [asyncio.create_task(self._pull(peer)) for peer in self._peers.live_peers()]
+        if pulls:
+            _, late = await asyncio.wait(pulls, timeout=FRESHEN_TIMEOUT_MS / 1_000)
+            for pull in late:
+                pull.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+
+    def refresh(self, *, wholly: bool = True) -> None:
+        """Offsets and sizes of everything held, or of what has been at work since the last time, and the
+        version that gossip carries."""
+        if wholly:
+            self._refreshed_s = asyncio.get_running_loop().time()
+        touched = self._touched()
+        moved = self._refresh_all() if wholly else self._refresh_some(touched)
+        self._merge_own()
+        if moved:
+            self._tell()
+        published = (self._own.run, self._own.placement_version)
+        if published != self._published:
+            self._published = published
+            self._publish(*published)
+
+    def _refresh_all(self) -> bool:
+        held = {claim.group: claim for claim in self._claims()}
+        moved = False
+        for claim in held.values():
+            moved |= self._own.set(claim)
+        for gone in [claim.group for claim in self._own.held() if claim.group not in held]:
+            moved |= self._own.remove(gone)
+        return moved
+
+    def _refresh_some(self, groups: Iterable[GroupId]) -> bool:
+        moved = False
+        for group in groups:
+            claim = self._claim(group)
+            moved |= self._own.remove(group) if claim is None else self._own.set(claim)
+        return moved
+
+    # ---- what others hold ------------------------------------------------------------------------
+
+    async def on_pull(self, _peer: str, payload: bytes) -> bytes:
+        """The claims of this agent since the number asked for, as they are now."""
+        try:
+            run, after = decode_request(payload)
+        except RouteError as error:
+            raise PeerMessageError(str(error)) from None
+        self.refresh(wholly=False)
+        return encode_delta(self._own.delta(run, after))
+
+    def on_hint(self, peer: str, payload: bytes) -> None:
+        """A peer's newest claims. If they do not follow what is known, ask. Raises PeerMessageError."""
+        try:
+            delta = decode_delta(payload)
+        except RouteError as error:
+            raise PeerMessageError(str(error)) from None
+        if delta.agent_id != peer:
+            raise PeerMessageError("a hint about somebody else")
+        before = self.table.version
+        if not self.table.apply(delta):
+            self._behind.add(peer)
+            self._pull_now.set()
+        if self.table.version != before:
+            self._watch.changed()
+
+    def on_announcement(self, peer: str, run: str, version: int) -> None:
+        """A route event: that agent's placement has this version. Whoever has it already does nothing."""
+        known_run, known_version = self.table.placement_known(peer)
+        if peer in self._peers.live_peers() and (known_run != run or known_version < version):
+            self._behind.add(peer)
+            self._pull_now.set()
+
+    def look(self) -> None:
+        """The member list or its tags have changed: find out who must be asked, and whom to forget."""
+        for peer, (run, version) in self._peers.placement_versions().items():
+            known_run, known_version = self.table.placement_known(peer)
+            if known_run != run or known_version < version:
+                self._behind.add(peer)
+                self._pull_now.set()
+        members = self._peers.known_members()
+        for agent in self.table.agents():
+            if agent not in members and agent != self._agent_id:
+                self.table.forget(agent)
+                self._watch.changed()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._refresh_for_ever())
+                tasks.create_task(self._pull_for_ever(tasks))
+        finally:
+            if self._announcing is not None:
+                self._announcing.cancel()
+            for asking in (self._round, self._next_round):
+                if asking is not None:
+                    asking.cancel()
+
+    async def _refresh_for_ever(self) -> None:
+        rounds = 0
+        while True:
+            self.refresh(wholly=rounds % REFRESH_ALL_EVERY == 0)
+            self.look()
+            rounds += 1
+            if rounds % PULL_ALL_EVERY == 0:
+                self._behind.update(self._peers.live_peers())
+                self._pull_now.set()
+            await asyncio.sleep(REFRESH_MS * self._rng.uniform(0.9, 1.1) / 1_000)
+
+    async def _pull_for_ever(self, tasks: asyncio.TaskGroup) -> None:
+        """Each peer is asked by itself, one question at a time: one that has died answers nobody, and the
+        others' news must not wait for that."""
+        while True:
+            await self._pull_now.wait()
+            await asyncio.sleep(self._rng.uniform(0, PULL_JITTER_MS) / 1_000)
+            self._pull_now.clear()
+            for peer in self._behind - self._pulling:
+                tasks.create_task(self._pull_alone(peer))
+            self._behind &= self._pulling
+
+    async def _pull_alone(self, peer: str) -> None:
+        self._pulling.add(peer)
+        try:
+            await self._pull(peer)
+        finally:
+            self._pulling.discard(peer)
+        if peer in self._behind:
+            self._pull_now.set()
+
+    def _ask_again(self, peer: str) -> None:
+        """A peer that has just joined is not linked yet; the next look() would come a second later."""
+        if peer in self._peers.live_peers():
+            self._behind.add(peer)
+            asyncio.get_running_loop().call_later(RETRY_S, self._pull_now.set)
+
+    async def _pull(self, peer: str) -> None:
+        before = self.table.version
+        try:
+            for _ in range(MAX_PAGES):
+                request = encode_request(*self.table.known(peer))
+                delta = decode_delta(
+                    await self._peers.request(peer, PeerMessage.ROUTES_PULL, request, PULL_TIMEOUT_MS)
+                )
+                if delta.agent_id != peer or not self.table.apply(delta):
+                    raise RouteError("an answer that does not follow the question")
+                if not delta.more:
+                    break
+        except (PeerUnavailable, PeerRequestFailed, RouteError) as error:
+            logger.debug("cannot ask %s for its placement: %s", peer[:8], error)
+            self._ask_again(peer)
+        if self.table.version != before:
+            self._watch.changed()

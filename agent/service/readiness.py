@@ -1,0 +1,49 @@
+"""Whether an agent can serve: the checks behind /readyz, each "ok" or the reason why not.
+
+Law of this file: it looks and says; it changes nothing and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.agent.durable.catalog_version import NO_VERSION, CatalogVersion
+from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.host.free_space import MIN_FREE_BYTES
+from shoal.agent.host.host import Host
+from shoal.agent.topics.catalog_service import CatalogService
+
+
+def catalog_check(
+    service: CatalogService, host: Host, has_leader: bool, versions: Iterable[CatalogVersion]
+) -> str:
+    """versions: of the live peers' catalogs."""
+    if service.halted is not None:
+        return service.halted
+    if not has_leader:
+        return _own_catalog_fault(host) or "the catalog has no leader"
+    if service.astray:
+        return "the state of the catalog here is of another lineage than its log, and waits for a copy"
+    newest = max(versions, default=NO_VERSION)
+    if service.catalog.version < newest:
+        return f"at version {service.catalog.version} of {newest}"
+    return "ok"
+
+
+def _own_catalog_fault(host: Host) -> str | None:
+    """Why this agent's own replica of the catalog cannot help to elect a leader; None when it can, or when
+    it holds none."""
+    status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
+    if status is None or status.state == "active":
+        return None
+    return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
+
+
+def disk_check(host: Host) -> str:
+    """Whether there is room, and every replica here serves."""
+    statistics = host.statistics()
+    if statistics.free_bytes < MIN_FREE_BYTES:
+        return f"{statistics.free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
+    if statistics.failed or statistics.lost:
+        return f"replicas here: {statistics.failed} failed, {statistics.lost} lost; the log says why"
+    return "ok"

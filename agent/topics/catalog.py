@@ -1,0 +1,480 @@
+"""The catalog: which topics exist, with which ids, settings and births. A replicated state machine.
+
+Law of this file: pure. Commands are the records of the `_catalog` log, applied in offset order and never
+otherwise; the same commands give the same state on every agent. It knows no member list, clock, network or
+disk: whoever proposes a command has put everything into it (ids, times, voters). A reader must be able to
+trust that whatever stands here was committed.
+
+Rules kept here (safety 1, 4, 6): a partition's birth changes only while nobody has led it; a deleted topic
+leaves a tombstone until each of its holders has confirmed that the data are gone, or is itself gone for good;
+once the catalog is sealed no topic can be created, and it can be sealed only while it holds none. A state is
+of the lineage that its epoch names (catalog_version.py), and numbers count in that alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from shoal.agent.durable.catalog_version import CatalogVersion
+from shoal.agent.interface import MAX_PARTITIONS
+from shoal.agent.topics.entries import (
+    COMMAND_VERSION,
+    CatalogError,
+    PartitionBirth,
+    Tombstone,
+    TopicEntry,
+    agent_id_in,
+    entry_document,
+    entry_from,
+    generation_in,
+    id_in,
+    integer_in,
+    list_in,
+    load_document,
+    mapping_in,
+    mask_from_text,
+    mask_to_text,
+    partitions_in,
+    settings_in,
+    tombstone_document,
+    tombstone_from,
+    voters_in,
+)
+from shoal.agent.topics.settings import TopicSettings, with_changes
+
+MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
+MAX_STATE_BYTES = 16 << 20
+"""What a catalog shall not outgrow: it is one file of every agent, written anew with every change."""
+MAX_COST = MAX_STATE_BYTES * 3 // 4
+"""Where no topic is made any more: deletions, changes and what becomes of them always find room."""
+MAX_READ_BYTES = 1 << 30
+"""Whatever was written is read again, as before topics had a bound; no more than fits into memory."""
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """Takes effect only if name and id are free, the catalog is not sealed, and has room."""
+
+    entry: TopicEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTopic:
+    """By id too. Only the settings that may change are taken; the last change wins."""
+
+    topic_id: bytes
+    settings: TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """By id, so that a late retry never deletes a namesake. `holders`: agents that hold a replica without
+    having been born with it, as far as the proposer knows."""
+
+    topic_id: bytes
+    holders: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmDeletion:
+    """`agent_id` no longer has any byte of the deleted topic."""
+
+    topic_id: bytes
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """No topic may ever be created here: this empty cluster gives itself up for another."""
+
+    successor: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """What comes from here on belongs to the lineage that a recovery by force has begun. base: digest of the
+    state before it, as the survivor had it: whoever has another one needs a copy of what it became."""
+
+    epoch: int
+    base: bytes
+
+
+class Births(NamedTuple):
+    """Partitions of one topic, as a mask, in one generation of theirs."""
+
+    topic_id: bytes
+    generation: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """These births are led by somebody. They are final from here on, where they were not given up before;
+    only then their leaders serve."""
+
+    births: tuple[Births, ...]
+
+
+class Rebirth(NamedTuple):
+    """Who shall vote in a partition from the given generation on."""
+
+    partition: int
+    generation: int
+    voters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BearAgain:
+    """Births that nobody has led are given up for others. Only the generation that follows the present one
+    counts, and only while that is not born: so of this and Born one comes too late, wherever they meet."""
+
+    topic_id: bytes
+    births: tuple[Rebirth, ...]
+
+
+Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal | BeginEpoch | Born | BearAgain
+Outcome = Literal[
+    "done",
+    "name-taken",
+    "id-taken",
+    "unknown-id",
+    "sealed",
+    "not-empty",
+    "other-base",
+    "full",
+    "already-applied",
+    "too-late",
+]
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The fold of the commands at offsets 0 to offset - 1 of its lineage."""
+
+    offset: int = 0
+    epoch: int = 0
+    topics: dict[str, TopicEntry] = field(default_factory=dict)
+    tombstones: dict[bytes, Tombstone] = field(default_factory=dict)
+    sealed_for: bytes | None = None
+    _by_id: dict[bytes, TopicEntry] = field(default_factory=dict)
+    _cost: int = 0
+
+    def __repr__(self) -> str:
+        names = ",".join(sorted(self.topics))
+        return f"Catalog(version={self.version} topics=[{names}] tombstones={len(self.tombstones)})"
+
+    @property
+    def version(self) -> CatalogVersion:
+        """Equal versions are equal states, newer ones greater."""
+        return CatalogVersion(self.epoch, self.offset)
+
+    def by_id(self, topic_id: bytes) -> TopicEntry | None:
+        return self._by_id.get(topic_id)
+
+    def apply(self, offset: int, command: Command) -> Outcome:
+        """Fold in the command committed at this offset. A replayed offset changes nothing.
+
+        The outcome is a function of state and command alone, so every agent reaches the same one.
+        """
+        if isinstance(command, BeginEpoch) and command.epoch > self.epoch:
+            return self._begin_epoch(offset, command)
+        if offset < self.offset:
+            return "already-applied"
+        assert offset == self.offset, f"catalog at version {self.version} was given offset {offset}"
+        self.offset += 1
+        match command:
+            case CreateTopic(entry):
+                return self._create(entry)
+            case ChangeTopic(topic_id, settings):
+                return self._change(topic_id, settings)
+            case DeleteTopic(topic_id, holders):
+                return self._delete(topic_id, holders)
+            case ConfirmDeletion(topic_id, agent_id):
+                return self._confirm(topic_id, agent_id)
+            case Seal(successor):
+                return self._seal(successor)
+            case Born(births):
+                return self._born(births)
+            case BearAgain(topic_id, rebirths):
+                return self._bear_again(topic_id, rebirths)
+            case BeginEpoch():
+                return "already-applied"
+
+    def _begin_epoch(self, offset: int, command: BeginEpoch) -> Outcome:
+        """The numbers go on from this command's place in the survivor's log, wherever the state was. What is
+        there of partitions is kept: which births were given up or led meanwhile, nobody can know any more."""
+        if self.digest() != command.base:
+            return "other-base"
+        self.epoch, self.offset = command.epoch, offset + 1
+        for entry in [entry for entry in self.topics.values() if entry.unborn]:
+            self._put(replace(entry, unborn=0))
+        return "done"
+
+    def digest(self) -> bytes:
+        """Of the whole state; equal for equal states only."""
+        return blake2b(self.to_bytes(), digest_size=DIGEST_BYTES).digest()
+
+    def cost(self) -> int:
+        """Of all topics and tombstones."""
+        return self._cost
+
+    def subject(self, command: Command) -> TopicEntry | None:
+        """The topic that a command is about, as it stands now."""
+        match command:
+            case CreateTopic(entry):
+                return self.topics.get(entry.name)
+            case ChangeTopic(topic_id, _):
+                return self._by_id.get(topic_id)
+        return None
+
+    def _put(self, entry: TopicEntry) -> None:
+        """In the place of the one of its id."""
+        self.topics[entry.name] = self._by_id[entry.topic_id] = entry
+
+    def _born(self, births: tuple[Births, ...]) -> Outcome:
+        for topic_id, generation, partitions in births:
+            entry = self._by_id.get(topic_id)
+            if entry is None:
+                continue
+            unborn = entry.unborn
+            for partition in partitions_in(partitions & unborn):
+                if entry.partitions[partition].generation == generation:
+                    unborn &= ~(1 << partition)
+            if unborn != entry.unborn:
+                self._put(replace(entry, unborn=unborn))
+        return "done"
+
+    def led_of(self, births: tuple[Births, ...], *, born: bool) -> tuple[Births, ...]:
+        """Those that are present ones of theirs, and born or not."""
+        found = []
+        for topic_id, generation, partitions in births:
+            entry = self._by_id.get(topic_id)
+            if entry is None:
+                continue
+            mask = partitions & ((1 << len(entry.partitions)) - 1)
+            mask &= ~entry.unborn if born else entry.unborn
+            for partition in partitions_in(mask):
+                if entry.partitions[partition].generation != generation:
+                    mask &= ~(1 << partition)
+            if mask:
+                found.append(Births(topic_id, generation, mask))
+        return tuple(found)
+
+    def _bear_again(self, topic_id: bytes, rebirths: tuple[Rebirth, ...]) -> Outcome:
+        entry = self._by_id.get(topic_id)
+        if entry is None:
+            return "unknown-id"
+        births = list(entry.partitions)
+        for partition, generation, voters in rebirths:
+            if not entry.unborn >> partition & 1 or births[partition].generation + 1 != generation:
+                continue
+            births[partition] = replace(births[partition], voters=voters, generation=generation)
+        again = replace(entry, partitions=tuple(births))
+        if again == entry:
+            return "too-late"
+        grown = again.cost() - entry.cost()
+        if grown > 0 and self._cost + grown > MAX_COST:
+            return "full"
+        self._cost += grown
+        self._put(again)
+        return "done"
+
+    def _create(self, entry: TopicEntry) -> Outcome:
+        if self.sealed_for is not None:
+            return "sealed"
+        if entry.name in self.topics:
+            return "name-taken"
+        if entry.topic_id in self._by_id or entry.topic_id in self.tombstones:
+            return "id-taken"
+        if self._cost + entry.cost() > MAX_COST:
+            return "full"
+        self._cost += entry.cost()
+        self._put(entry)
+        return "done"
+
+    def _change(self, topic_id: bytes, settings: TopicSettings) -> Outcome:
+        entry = self._by_id.get(topic_id)
+        if entry is None:
+            return "unknown-id"
+        self._put(replace(entry, settings=with_changes(entry.settings, settings)))
+        return "done"
+
+    def _delete(self, topic_id: bytes, holders: frozenset[str]) -> Outcome:
+        entry = self._by_id.pop(topic_id, None)
+        if entry is None:
+            return "unknown-id"
+        del self.topics[entry.name]
+        waiting_for = entry.holders() | holders
+        tombstone = Tombstone(topic_id, entry.name, len(entry.partitions), waiting_for)
+        self.tombstones[topic_id] = tombstone
+        self._cost += tombstone.cost() - entry.cost()
+        return "done"
+
+    def _confirm(self, topic_id: bytes, agent_id: str) -> Outcome:
+        tombstone = self.tombstones.get(topic_id)
+        if tombstone is None:
+            return "unknown-id"
+        waiting_for = tombstone.waiting_for - {agent_id}
+        self._cost -= tombstone.cost()
+        if waiting_for:
+            tombstone = Tombstone(topic_id, tombstone.name, tombstone.partitions, waiting_for)
+            self.tombstones[topic_id] = tombstone
+            self._cost += tombstone.cost()
+        else:
+            del self.tombstones[topic_id]
+        return "done"
+
+    def _seal(self, successor: bytes) -> Outcome:
+        if self.topics:
+            return "not-empty"
+        if self.sealed_for is None:
+            self.sealed_for = successor
+        return "done"
+
+    def check_invariants(self) -> None:
+        """Asserts; called by tests after every command."""
+        assert {entry.topic_id for entry in self.topics.values()} == set(self._by_id)
+        assert all(name == entry.name for name, entry in self.topics.items())
+        assert all(entry.unborn >> len(entry.partitions) == 0 for entry in self.topics.values())
+        assert not any(entry.unborn and entry.adopted for entry in self.topics.values())
+        assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
+        assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
+        assert self.sealed_for is None or not self.topics
+        assert self._cost == self._counted()
+
+    def _counted(self) -> int:
+        alive = sum(entry.cost() for entry in self.topics.values())
+        return alive + sum(tombstone.cost() for tombstone in self.tombstones.values())
+
+    # ---- snapshots ----------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The whole state, for a follower's pull and for the copy on disk."""
+        document = {
+            "v": COMMAND_VERSION,
+            "version": self.offset,
+            **({"epoch": self.epoch} if self.epoch else {}),
+            "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
+            "topics": [entry_document(self.topics[name]) for name in sorted(self.topics)],
+            "tombstones": [tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Catalog:
+        """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
+        document = load_document(data, MAX_READ_BYTES)
+        catalog = cls(
+            offset=integer_in(document, "version"), epoch=integer_in({"epoch": 0, **document}, "epoch")
+        )
+        sealed_for = document.get("sealed_for")
+        catalog.sealed_for = None if sealed_for is None else id_in(document, "sealed_for")
+        for item in list_in(document, "topics"):
+            entry = entry_from(item)
+            if entry.name in catalog.topics or entry.topic_id in catalog._by_id:
+                raise CatalogError(f"topic {entry.name!r} stands twice in the snapshot")
+            catalog._put(entry)
+        for item in list_in(document, "tombstones"):
+            tombstone = tombstone_from(item)
+            catalog.tombstones[tombstone.topic_id] = tombstone
+        catalog._cost = catalog._counted()
+        return catalog
+
+
+# ---- commands as JSON ----------------------------------------------------------------------------
+
+
+def encode_command(command: Command) -> bytes:
+    """The value of one `_catalog` record."""
+    document: dict[str, Any] = {"v": COMMAND_VERSION}
+    match command:
+        case CreateTopic(entry):
+            document |= {"op": "create", "topic": entry_document(entry)}
+        case ChangeTopic(topic_id, settings):
+            document |= {"op": "change", "id": topic_id.hex(), "settings": settings.to_document()}
+        case DeleteTopic(topic_id, holders):
+            document |= {"op": "delete", "id": topic_id.hex(), "holders": sorted(holders)}
+        case ConfirmDeletion(topic_id, agent_id):
+            document |= {"op": "confirm", "id": topic_id.hex(), "agent": agent_id}
+        case Seal(successor):
+            document |= {"op": "seal", "successor": successor.hex()}
+        case BeginEpoch(epoch, base):
+            document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
+        case Born(births):
+            document |= {"op": "born", "births": [_births_document(item) for item in births]}
+        case BearAgain(topic_id, rebirths):
+            document |= {
+                "op": "rebirth",
+                "id": topic_id.hex(),
+                "births": [_rebirth_document(item) for item in rebirths],
+            }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def decode_command(data: bytes) -> Command:
+    """Raises CatalogError, and nothing else."""
+    document = load_document(data, MAX_COMMAND_BYTES)
+    operation = document.get("op")
+    match operation:
+        case "create":
+            return CreateTopic(entry_from(document.get("topic")))
+        case "change":
+            return ChangeTopic(id_in(document, "id"), settings_in(document.get("settings")))
+        case "delete":
+            holders = list_in(document, "holders") if "holders" in document else []
+            return DeleteTopic(id_in(document, "id"), frozenset(agent_id_in(agent) for agent in holders))
+        case "confirm":
+            return ConfirmDeletion(id_in(document, "id"), agent_id_in(document.get("agent")))
+        case "seal":
+            return Seal(id_in(document, "successor"))
+        case "epoch":
+            return BeginEpoch(integer_in(document, "epoch"), id_in(document, "base"))
+        case "born":
+            return Born(tuple(_births_from(item) for item in list_in(document, "births")))
+        case "rebirth":
+            rebirths = tuple(_rebirth_from(item) for item in list_in(document, "births"))
+            return BearAgain(id_in(document, "id"), rebirths)
+        case _:
+            raise CatalogError(f"unknown operation {operation!r}")
+
+
+def _births_document(births: Births) -> dict[str, Any]:
+    mask = mask_to_text(births.partitions)
+    return {"id": births.topic_id.hex(), "birth": births.generation, "partitions": mask}
+
+
+def _births_from(item: Any) -> Births:
+    document = mapping_in(item)
+    mask = mask_from_text(document.get("partitions"), MAX_PARTITIONS)
+    return Births(id_in(document, "id"), generation_in(document, "birth"), mask)
+
+
+def _rebirth_document(rebirth: Rebirth) -> dict[str, Any]:
+    return {
+        "partition": rebirth.partition,
+        "birth": rebirth.generation,
+        "voters": list(rebirth.voters),
+    }
+
+
+def _rebirth_from(item: Any) -> Rebirth:
+    document = mapping_in(item)
+    partition = integer_in(document, "partition")
+    if partition >= MAX_PARTITIONS:
+        raise CatalogError(f"partition {partition} of at most {MAX_PARTITIONS}")
+    return Rebirth(partition, generation_in(document, "birth"), voters_in(document))
+
+
+__all__ = [
+    "COMMAND_VERSION",
+    "CatalogError",
+    "PartitionBirth",
+    "Tombstone",
+    "TopicEntry",
+    "entry_document",
+    "entry_from",
+]

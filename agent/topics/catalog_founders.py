@@ -1,0 +1,64 @@
+"""Who votes in the catalog, as this agent's own replica of it says: for one whose cluster's file is gone.
+
+Law of this file: it reads, and says nothing that the log does not. Every log begins with a checkpoint, the
+first of all with the configuration of its birth. That of a log whose head was trimmed is newer, which harms
+nothing: every agent that it names has taken its replica id by a committed entry, which its registry knows and
+which counts more than a birth; whoever it does not name holds nothing of the catalog (safety 1).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from shoal.agent.durable.identity import ReplicaRegistry, ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP, IdentityError
+from shoal.agent.partition.state.log_state import Checkpoint, FoldError
+from shoal.agent.topics.cluster_file import MAX_VOTERS
+from shoal.format.batch import DEFAULT_SCHEMA, Kind, LogIdentity, control_payload
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.errors import StoreError
+from shoal.segment_store.log.log import PartitionLog
+
+CATALOG_SEGMENT_BYTES = 4 * 2**20
+HEAD_BYTES = 2**20  # of a log's first frame, which is read whole in any case
+
+logger = logging.getLogger("shoal.agent")
+
+
+async def birth_from_log(disk: Disk, directory: str, cluster_id: bytes) -> tuple[str, ...] | None:
+    """Agent ids of the voters, by ordinal where they are those of the birth. None: this agent has no replica
+    of the catalog that can say. To be asked only of an agent whose registry was made: one that is gone is not
+    begun anew here."""
+    try:
+        registry = await ReplicaRegistry.open(disk, directory, was_made=True)
+    except IdentityError:
+        return None  # said again, and aloud, when the agent opens it
+    record = registry.get(CATALOG_GROUP)
+    await registry.close()
+    path = os.path.join(directory, "topics", CATALOG_GROUP.topic_id.hex(), str(CATALOG_GROUP.partition))
+    if record is None or record.state is not ReplicaState.ACTIVE or not await disk.exists(path):
+        return None
+    identity = LogIdentity(cluster_id, CATALOG_GROUP.topic_id, CATALOG_GROUP.partition)
+    try:
+        log = await PartitionLog.open(
+            disk, path, identity, DEFAULT_SCHEMA, LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES)
+        )
+    except StoreError as error:
+        logger.warning("the catalog's log here cannot say who votes in it: %s", error)
+        return None
+    try:
+        if log.last_index == 0:
+            return None
+        (head, *_) = await log.read(log.first_index, log.first_index, HEAD_BYTES)
+        if head.stamp.kind != Kind.CHECKPOINT:
+            return None
+        configuration = Checkpoint.from_bytes(control_payload(head.data)).configuration
+    except (StoreError, FoldError) as error:
+        logger.warning("the catalog's log here cannot say who votes in it: %s", error)
+        return None
+    finally:
+        await log.close()
+    voters = sorted((item.id, item.agent_id) for item in configuration.replicas if not item.learner)
+    return tuple(agent_id for _, agent_id in voters) if 1 <= len(voters) <= MAX_VOTERS else None

@@ -1,0 +1,175 @@
+"""What an agent keeps about its cluster: the birth of the catalog, and the last state of the catalog it knew.
+
+Law of this file: two copies, each replaced whole and synced; bytes <-> value is pure, the rest is disk
+operations. A copy that is damaged, missing or older is made anew from the other one. The birth is needed to
+open the catalog's group again after a restart. The state is a copy of something committed, so that an agent
+can open its replicas before it has reached anybody; it may be old, it is never wrong. The files are written
+before the identity names the cluster: an identity with a cluster id always has them (safety 2, 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import crc32c
+
+from shoal.agent.config import DEFAULT_CLUSTER, AgentConfig
+from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.process.errors import StartError
+from shoal.agent.topics.catalog import MAX_READ_BYTES, Catalog, CatalogError
+from shoal.agent.topics.kept import Remembered, remembered_document, remembered_from
+from shoal.segment_store.disk.disk import Disk
+
+FILE_NAMES = ("cluster.a", "cluster.b")
+SINGLE_FILE_NAME = "cluster"  # the only copy, as it was before there were two; read until these are there
+_MAGIC = b"shoal-cluster-1"
+MAX_VOTERS = 7
+MAX_FILE_BYTES = 2 * MAX_READ_BYTES  # with what is kept beside it
+
+logger = logging.getLogger("shoal.agent")
+
+
+class ClusterFileError(Exception):
+    """The file is damaged or was written by a newer version. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """`catalog_birth`: agent ids of the catalog's birth voters, by ordinal. `kept`: topics held here that an
+    earlier catalog knew and this one does not, by id."""
+
+    cluster: str
+    cluster_id: bytes
+    catalog_birth: tuple[str, ...]
+    catalog: bytes  # Catalog.to_bytes()
+    kept: Mapping[bytes, Remembered] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """A line with magic and checksum, a line of JSON, then the catalog's own bytes."""
+        document: dict[str, Any] = {
+            "cluster": self.cluster,
+            "id": self.cluster_id.hex(),
+            "birth": list(self.catalog_birth),
+        }
+        if self.kept:
+            document["kept"] = remembered_document(self.kept)
+        head = json.dumps(document, separators=(",", ":")).encode()
+        body = head + b"\n" + self.catalog
+        return b"%s %08x\n" % (_MAGIC, crc32c.crc32c(body)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ClusterRecord:
+        """Raises ClusterFileError, and nothing else."""
+        try:
+            first, body = data.split(b"\n", 1)
+            magic, checksum = first.split(b" ")
+            if magic != _MAGIC or int(checksum, 16) != crc32c.crc32c(body):
+                raise ValueError("the checksum does not match")
+            head, catalog = body.split(b"\n", 1)
+            document = json.loads(head)
+            record = cls(
+                str(document["cluster"]),
+                bytes.fromhex(document["id"]),
+                tuple(str(voter) for voter in document["birth"]),
+                catalog,
+                remembered_from(document.get("kept", [])),
+            )
+            if len(record.cluster_id) != ID_BYTES or not 1 <= len(record.catalog_birth) <= MAX_VOTERS:
+                raise ValueError("an id or a birth that cannot be")
+            Catalog.from_bytes(catalog)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CatalogError) as error:
+            raise ClusterFileError(str(error)) from None
+        return record
+
+
+def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
+    """The record of which these are the copies, None for one that is not there. Raises ClusterFileError when
+    there are some, and none can be read."""
+    records, fault = [], None
+    for data in dict.fromkeys(data for data in copies if data is not None):
+        try:
+            record = ClusterRecord.from_bytes(data)
+        except ClusterFileError as error:
+            fault = error
+        else:
+            records.append((Catalog.from_bytes(record.catalog).version, record))
+    if not records and fault is not None:
+        raise fault
+    return max(records, key=lambda item: item[0])[1] if records else None
+
+
+async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
+    """None when the agent never belonged to a cluster. Mends what one copy lacks. Raises ClusterFileError."""
+    copies = [await _read(disk, os.path.join(directory, name)) for name in FILE_NAMES]
+    if copies == [None, None]:
+        copies = [await _read(disk, os.path.join(directory, SINGLE_FILE_NAME))]
+    try:
+        record = newest_copy(copies)
+    except ClusterFileError as error:
+        raise ClusterFileError(
+            f"no copy of {directory}/cluster (.a, .b) can be read ({error}): move them away, and this agent"
+            " will learn what they said from its peers, or from its own log of the catalog"
+        ) from None
+    if record is not None and (len(copies) == 1 or copies[0] != copies[1]):
+        logger.warning(
+            "a copy of %s was damaged or missing: it is made anew", os.path.join(directory, "cluster")
+        )
+        try:
+            await save_cluster(disk, directory, record)
+        except OSError as error:
+            logger.warning("it cannot be written now, and is with the next news: %s", error)
+    return record
+
+
+async def _read(disk: Disk, path: str) -> bytes | None:
+    """Damaged when it is larger than any that was written."""
+    if not await disk.exists(path):
+        return None
+    file = await disk.open(path)
+    try:
+        return await file.read(0, min(await file.size(), MAX_FILE_BYTES))
+    finally:
+        await file.close()
+
+
+async def save_cluster(disk: Disk, directory: str, record: ClusterRecord) -> None:
+    """Durable on return: a crash leaves the old or the new in each copy."""
+    data = record.to_bytes()
+    await asyncio.gather(*(_replace(disk, os.path.join(directory, name), data) for name in FILE_NAMES))
+    await disk.sync_directory(directory)
+    single = os.path.join(directory, SINGLE_FILE_NAME)
+    if await disk.exists(single):
+        await disk.unlink(single)
+
+
+async def _replace(disk: Disk, path: str, data: bytes) -> None:
+    temporary = f"{path}.new"
+    if await disk.exists(temporary):
+        await disk.unlink(temporary)
+    file = await disk.open(temporary, create=True)
+    try:
+        await file.write_and_sync(0, data)
+    finally:
+        await file.close()
+    await disk.rename(temporary, path)
+
+
+def settle_cluster(config: AgentConfig, record: ClusterRecord | None) -> AgentConfig:
+    """The cluster's name: that of the directory unless another was asked for, which is a mistake.
+
+    Raises StartError.
+    """
+    if record is None or record.cluster == config.cluster:
+        return config
+    if config.cluster_is_explicit:
+        raise StartError(
+            f"{config.data} belongs to cluster {record.cluster!r}, not {config.cluster!r}: "
+            f"start with --cluster {record.cluster}, or give another --data"
+        )
+    return replace(config, cluster=record.cluster, cluster_is_explicit=record.cluster != DEFAULT_CLUSTER)

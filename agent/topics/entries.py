@@ -1,0 +1,278 @@
+"""What stands in the catalog: topics with their births, and what is left of deleted ones; as JSON, too.
+
+Law of this file: pure. A birth is who shall vote in a partition's group when it begins. Until the catalog
+has taken that one was led (`unborn`), the group serves nobody, and may get another birth; from then on it is
+final, and what an agent holds of an earlier birth is nobody's. What was written before there were such births
+is born.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.agent.durable.catalog_version import MAX_NUMBER
+from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.topics.settings import TopicSettings, settings_from_body
+from shoal.errors import ShoalError
+from shoal.format.hash_ranges import HashRange
+from shoal.replication.interfaces import BIRTH_ORDINALS, MAX_GENERATION
+
+COMMAND_VERSION = 1
+HEX_DIGITS = frozenset("0123456789abcdef")
+_TOPIC_COST = (
+    1_024  # name apart: settings, id, time and who is unborn, as JSON with room for settings to come
+)
+_PARTITION_COST = 64
+_NAME_COST = 3  # quotes and a comma
+
+
+class CatalogError(ValueError):
+    """Bytes that are no catalog command or snapshot of a version this code understands."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBirth:
+    """Hash range and birth voters (agent ids; the first is the preferred leader). generation: how many births
+    of the partition were given up before this one, because nobody had led them."""
+
+    hash_range: HashRange
+    voters: tuple[str, ...]
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """One topic as the catalog holds it. Times are unix microseconds. adopted: it came back into a catalog
+    that did not know it. Nobody gives birth to its replicas then: who was born with one and has it no more
+    has forgotten its vote (safety 2). unborn: partitions, as a mask, of which nobody is known to have led
+    their present birth; they have taken nothing."""
+
+    name: str
+    topic_id: bytes
+    settings: TopicSettings
+    partitions: tuple[PartitionBirth, ...]
+    created_us: int
+    adopted: bool = False
+    unborn: int = 0
+
+    def is_born(self, partition: int, generation: int) -> bool:
+        """Whether that birth of the partition was led, and is final."""
+        birth = self.partitions[partition]
+        return birth.generation == generation and not self.unborn >> partition & 1
+
+    def holders(self) -> frozenset[str]:
+        """Every agent that the catalog asks to hold a replica. Who held one of a birth that was given up
+        knows itself that the topic was there (catalog_reconciler.py)."""
+        return frozenset(agent for partition in self.partitions for agent in partition.voters)
+
+    def cost(self) -> int:
+        """What the topic takes of MAX_COST: never less than its bytes in a state, and the same for ever,
+        whatever a later version writes: agents of all versions must refuse the same topics."""
+        voters = sum(len(voter) + _NAME_COST for birth in self.partitions for voter in birth.voters)
+        return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A deleted topic whose data some holders may still have on their disks."""
+
+    topic_id: bytes
+    name: str
+    partitions: int
+    waiting_for: frozenset[str]
+
+    def cost(self) -> int:
+        """As of a topic."""
+        return _TOPIC_COST + len(self.name) + sum(len(agent) + _NAME_COST for agent in self.waiting_for)
+
+
+# ---- sets of partitions --------------------------------------------------------------------------
+
+
+def mask_of(partitions: Iterable[int]) -> int:
+    """A set of partitions as one number: bit p stands for partition p."""
+    mask = 0
+    for partition in partitions:
+        mask |= 1 << partition
+    return mask
+
+
+def partitions_in(mask: int) -> Iterator[int]:
+    """Ascending."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def mask_to_text(mask: int) -> str:
+    """Hexadecimal digits; mask_from_text() reads them."""
+    return f"{mask:x}"
+
+
+def mask_from_text(text: Any, partitions: int) -> int:
+    """A set of partitions below that number. Raises CatalogError."""
+    if isinstance(text, str) and 0 < len(text) <= partitions // 4 + 1 and not set(text) - HEX_DIGITS:
+        mask = int(text, 16)
+        if mask >> partitions == 0:
+            return mask
+    raise CatalogError(f"not a set of partitions below {partitions}")
+
+
+# ---- as JSON -------------------------------------------------------------------------------------
+
+
+def entry_document(entry: TopicEntry) -> dict[str, Any]:
+    """A topic as JSON; entry_from() reads it."""
+    return {
+        "name": entry.name,
+        "id": entry.topic_id.hex(),
+        "settings": entry.settings.to_document(),
+        "created_us": entry.created_us,
+        **({"adopted": True} if entry.adopted else {}),
+        **({"unborn": mask_to_text(entry.unborn)} if entry.unborn else {}),
+        "partitions": [_birth_document(birth) for birth in entry.partitions],
+    }
+
+
+def _birth_document(birth: PartitionBirth) -> dict[str, Any]:
+    bounds = [birth.hash_range.low, birth.hash_range.high]
+    generation = {"birth": birth.generation} if birth.generation else {}
+    return {"range": bounds, "voters": list(birth.voters), **generation}
+
+
+def entry_from(item: Any) -> TopicEntry:
+    """Raises CatalogError, and nothing else."""
+    document = mapping_in(item)
+    settings = settings_in(document.get("settings"))
+    partitions = tuple(_birth_from(birth) for birth in list_in(document, "partitions"))
+    if len(partitions) != settings.partitions:
+        raise CatalogError("the number of births is not the number of partitions")
+    name = document.get("name")
+    if not isinstance(name, str) or not name:
+        raise CatalogError("a topic without a name")
+    adopted = document.get("adopted") is True  # what is there of it is kept: nothing of it is unborn
+    return TopicEntry(
+        name,
+        id_in(document, "id"),
+        settings,
+        partitions,
+        integer_in(document, "created_us"),
+        adopted=adopted,
+        unborn=0 if adopted else mask_from_text(document.get("unborn", "0"), len(partitions)),
+    )
+
+
+def settings_in(item: Any) -> TopicSettings:
+    """A topic's settings."""
+    try:
+        return settings_from_body(mapping_in(item))[0]
+    except ShoalError as error:
+        raise CatalogError(f"settings: {error.detail}") from None
+
+
+def _birth_from(item: Any) -> PartitionBirth:
+    document = mapping_in(item)
+    bounds = list_in(document, "range")
+    if len(bounds) != 2 or not all(type(bound) is int for bound in bounds):
+        raise CatalogError("a hash range is two whole numbers")
+    low, high = bounds
+    if not 0 <= low <= high < 2**32:
+        raise CatalogError(f"hash range {low} to {high} is not inside 32 bits")
+    generation = generation_in(document, "birth") if "birth" in document else 0
+    return PartitionBirth(HashRange(low, high), voters_in(document), generation)
+
+
+def voters_in(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Agent ids. Raises CatalogError, as all of these do."""
+    voters = tuple(agent_id_in(voter) for voter in list_in(document, "voters"))
+    if not 1 <= len(voters) <= BIRTH_ORDINALS or len(set(voters)) != len(voters):
+        raise CatalogError(f"a birth needs 1 to {BIRTH_ORDINALS} voters, each of them once")
+    return voters
+
+
+def generation_in(document: Mapping[str, Any], name: str) -> int:
+    """Of a birth."""
+    generation = integer_in(document, name)
+    if generation > MAX_GENERATION:
+        raise CatalogError(f"{name} is no number of a birth: at most {MAX_GENERATION}")
+    return generation
+
+
+def tombstone_document(tombstone: Tombstone) -> dict[str, Any]:
+    """A tombstone as JSON; tombstone_from() reads it."""
+    return {
+        "id": tombstone.topic_id.hex(),
+        "name": tombstone.name,
+        "partitions": tombstone.partitions,
+        "waiting_for": sorted(tombstone.waiting_for),
+    }
+
+
+def tombstone_from(item: Any) -> Tombstone:
+    """Raises CatalogError, and nothing else."""
+    document = mapping_in(item)
+    waiting_for = frozenset(agent_id_in(agent) for agent in list_in(document, "waiting_for"))
+    name = document.get("name")
+    if not isinstance(name, str) or not waiting_for:
+        raise CatalogError("a tombstone needs a name and somebody to wait for")
+    return Tombstone(id_in(document, "id"), name, integer_in(document, "partitions"), waiting_for)
+
+
+def load_document(data: bytes, limit: int) -> Mapping[str, Any]:
+    """A JSON object of our version, of at most that many bytes."""
+    if len(data) > limit:
+        raise CatalogError(f"{len(data)} bytes, over the limit of {limit}")
+    try:
+        document = mapping_in(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"not JSON: {type(error).__name__}") from None
+    if document.get("v") != COMMAND_VERSION:
+        raise CatalogError(
+            f"version {document.get('v')!r}: this agent understands {COMMAND_VERSION}; upgrade it"
+        )
+    return document
+
+
+def mapping_in(value: Any) -> Mapping[str, Any]:
+    """An object."""
+    if not isinstance(value, dict):
+        raise CatalogError("an object is needed")
+    return value
+
+
+def list_in(document: Mapping[str, Any], name: str) -> list[Any]:
+    """A list."""
+    value = document.get(name)
+    if not isinstance(value, list):
+        raise CatalogError(f"{name} must be a list")
+    return value
+
+
+def integer_in(document: Mapping[str, Any], name: str) -> int:
+    """A whole number below MAX_NUMBER."""
+    value = document.get(name)
+    if type(value) is not int or not 0 <= value < MAX_NUMBER:
+        raise CatalogError(f"{name} must be a whole number")
+    return value
+
+
+def id_in(document: Mapping[str, Any], name: str) -> bytes:
+    """An id, in hexadecimal digits."""
+    value = document.get(name)
+    if isinstance(value, str) and len(value) == 2 * ID_BYTES:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise CatalogError(f"{name} must be {2 * ID_BYTES} hex digits")
+
+
+def agent_id_in(value: Any) -> str:
+    """An agent id."""
+    if not isinstance(value, str) or not 1 <= len(value) <= 64:
+        raise CatalogError("an agent id is 1 to 64 characters")
+    return value

@@ -1,0 +1,177 @@
+"""Replicas of topics that the catalog does not know: kept on their disks, shown, and taken back when asked.
+
+Law of this file: pure. A catalog that was recovered by force may lack topics whose records others hold, and
+absence is never a deletion (safety 4). What is known of such a topic is the entry that the catalog here had
+before it was replaced by one of another lineage; with it the topic can be adopted: it gets its old id, hash
+ranges and settings again, so that the replicas that are there serve as before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.agent.durable.catalog_version import CatalogVersion, version_from_text
+from shoal.agent.durable.ids import ID_BYTES, GroupId
+from shoal.agent.topics.catalog import Catalog, CatalogError, TopicEntry, entry_document, entry_from
+
+MAX_LISTED = 1_000  # topics of one agent's answer: whoever keeps more lists again once these are adopted
+MAX_ANSWER_BYTES = 8 << 20
+
+
+class Remembered(NamedTuple):
+    """A topic as a version of an earlier catalog had it."""
+
+    version: CatalogVersion
+    entry: TopicEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one agent holds of a topic that its catalog does not know. name and count (of partitions): None
+    where no catalog it had ever said so. partitions: those held, ascending."""
+
+    topic_id: bytes
+    name: str | None
+    count: int | None
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTopic:
+    """The same over all agents that answered; holders: agent ids by partition."""
+
+    topic_id: bytes
+    name: str | None
+    count: int | None
+    holders: Mapping[int, tuple[str, ...]]
+
+    def document(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """As GET /v1/kept-topics shows it. names: of agents, by id."""
+        return {
+            "id": self.topic_id.hex(),
+            "name": self.name,
+            "partitions": self.count,
+            "adoptable": self.count is not None,
+            "held": [
+                {
+                    "partition": partition,
+                    "agents": [{"id": item, "name": names.get(item, item)} for item in holders],
+                }
+                for partition, holders in sorted(self.holders.items())
+            ],
+        }
+
+
+def remember(
+    known: Mapping[bytes, Remembered], old: Catalog, new: Catalog, held: Iterable[GroupId]
+) -> dict[bytes, Remembered]:
+    """What must be remembered when the state `new` takes the place of `old`: of each topic held here that it
+    does not know the newest entry. A tombstone is a deletion in any lineage."""
+    entries = dict(known)
+    if new.epoch != old.epoch:
+        for group in held:
+            entry = old.by_id(group.topic_id)
+            if entry is not None:
+                entries[group.topic_id] = Remembered(old.version, entry)
+    ids = {group.topic_id for group in held}
+    return {
+        topic_id: item
+        for topic_id, item in entries.items()
+        if topic_id in ids and new.by_id(topic_id) is None and topic_id not in new.tombstones
+    }
+
+
+def gathered(answers: Mapping[str, Sequence[Kept]]) -> list[KeptTopic]:
+    """What all agents keep, by topic; in a stable order. answers: by agent id."""
+    names: dict[bytes, str | None] = {}
+    counts: dict[bytes, int | None] = {}
+    holders: dict[bytes, dict[int, list[str]]] = {}
+    for agent_id, kept in sorted(answers.items()):
+        for item in kept:
+            names[item.topic_id] = names.get(item.topic_id) or item.name
+            counts[item.topic_id] = counts.get(item.topic_id) or item.count
+            for partition in item.partitions:
+                holders.setdefault(item.topic_id, {}).setdefault(partition, []).append(agent_id)
+    return [
+        KeptTopic(
+            topic_id,
+            names[topic_id],
+            counts[topic_id],
+            {partition: tuple(found) for partition, found in held.items()},
+        )
+        for topic_id, held in sorted(holders.items(), key=lambda item: (names[item[0]] or "~", item[0]))
+    ]
+
+
+# ---- as JSON -------------------------------------------------------------------------------------
+
+
+def remembered_document(remembered: Mapping[bytes, Remembered]) -> list[dict[str, Any]]:
+    """For the cluster's file."""
+    return [
+        {"version": str(item.version), "topic": entry_document(item.entry)}
+        for _, item in sorted(remembered.items())
+    ]
+
+
+def remembered_from(document: Any) -> dict[bytes, Remembered]:
+    """Raises CatalogError, and nothing else."""
+    if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
+        raise CatalogError("what is kept is a list of objects")
+    found = [
+        Remembered(version_from_text(str(item.get("version"))), entry_from(item.get("topic")))
+        for item in document
+    ]
+    return {item.entry.topic_id: item for item in found}
+
+
+def encode_kept(kept: Sequence[Kept]) -> bytes:
+    """An answer to a peer that lists."""
+    return json.dumps(
+        [[item.topic_id.hex(), item.name, item.count, list(item.partitions)] for item in kept[:MAX_LISTED]],
+        separators=(",", ":"),
+    ).encode()
+
+
+def decode_kept(data: bytes) -> list[Kept]:
+    """Raises CatalogError, and nothing else."""
+    items = _load(data)
+    if not isinstance(items, list):
+        raise CatalogError("what a peer keeps is a list")
+    return [_kept_from(item) for item in items[:MAX_LISTED]]
+
+
+def encode_remembered(remembered: Remembered) -> bytes:
+    """An answer to a peer that adopts."""
+    return json.dumps(remembered_document({b"": remembered}), separators=(",", ":")).encode()
+
+
+def decode_remembered(data: bytes) -> Remembered | None:
+    """None: the peer knows nothing of it. Raises CatalogError, and nothing else."""
+    return next(iter(remembered_from(_load(data)).values()), None) if data else None
+
+
+def _load(data: bytes) -> Any:
+    if len(data) > MAX_ANSWER_BYTES:
+        raise CatalogError(f"{len(data)} bytes about what is kept")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"not JSON: {type(error).__name__}") from None
+
+
+def _kept_from(item: Any) -> Kept:
+    try:
+        topic_id, name, count, partitions = item
+        kept = Kept(bytes.fromhex(topic_id), name, count, tuple(partitions))
+    except (ValueError, TypeError) as error:
+        raise CatalogError(f"not what a peer keeps: {error}") from None
+    whole = all(type(number) is int and 0 <= number < 2**32 for number in kept.partitions)
+    named = name is None or (isinstance(name, str) and len(name) <= 512)
+    counted = count is None or (type(count) is int and count > 0)
+    if len(kept.topic_id) != ID_BYTES or not (whole and named and counted):
+        raise CatalogError("not what a peer keeps: its fields cannot be")
+    return kept

@@ -1,0 +1,156 @@
+"""Replicas of topics that the catalog does not know, over all agents: listed, reported, remembered.
+
+Law of this file: what counts as kept is decided here from the registry and the catalog, how it is shown in
+kept.py; nothing is ever deleted here. An agent answers for itself; whoever lists or adopts asks every live
+member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Protocol
+
+from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
+from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
+from shoal.agent.peers.messages import PeerMessage, decode_topic_id
+from shoal.agent.topics.catalog import Catalog, CatalogError
+from shoal.agent.topics.kept import (
+    Kept,
+    KeptTopic,
+    Remembered,
+    decode_kept,
+    decode_remembered,
+    encode_kept,
+    encode_remembered,
+    gathered,
+)
+from shoal.errors import ShoalError
+
+ASK_TIMEOUT_MS = 2_000
+
+logger = logging.getLogger("shoal.agent")
+
+
+class Peers(Protocol):
+    """What is needed of the links and the member list."""
+
+    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
+    def live_peers(self) -> list[str]: ...
+
+
+class Keeping:
+    """One per catalog service."""
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        peers: Peers,
+        records: Callable[[], Iterator[ReplicaRecord]],
+        catalog: Callable[[], Catalog],
+        dead: Callable[[], Container[bytes]],
+        remembered: Callable[[], Mapping[bytes, Remembered]],
+    ) -> None:
+        """`records`: of all replicas here. `dead`: topics whose deletion is committed. `remembered`: what
+        earlier catalogs said of topics that the present one does not know."""
+        self._agent_id = agent_id
+        self._peers = peers
+        self._records = records
+        self._catalog = catalog
+        self._dead = dead
+        self._remembered = remembered
+        self._reported: set[bytes] = set()
+
+    def here(self) -> list[Kept]:
+        """Topics of which replicas are here, that neither the catalog nor a deletion knows (safety 4)."""
+        held: dict[bytes, list[int]] = {}
+        dead, catalog = self._dead(), self._catalog()
+        for record in self._records():
+            topic_id, partition = record.group
+            unknown = catalog.by_id(topic_id) is None and topic_id not in dead
+            if unknown and record.group != CATALOG_GROUP and record.state is not ReplicaState.REMOVED:
+                held.setdefault(topic_id, []).append(partition)
+        return [self._kept(topic_id, partitions) for topic_id, partitions in sorted(held.items())]
+
+    def _kept(self, topic_id: bytes, partitions: list[int]) -> Kept:
+        known = self._remembered().get(topic_id)
+        name, count = (None, None) if known is None else (known.entry.name, len(known.entry.partitions))
+        return Kept(topic_id, name, count, tuple(sorted(partitions)))
+
+    def report(self) -> None:
+        """A warning for each, once. To be called while the catalog here is as new as anybody's."""
+        for item in self.here():
+            if item.topic_id not in self._reported:
+                self._reported.add(item.topic_id)
+                logger.warning(
+                    "topic %s (%s): the catalog does not know it; replicas of %d of its partitions are here,"
+                    " and are kept: `shoal topic adopt` lists such topics and takes them back",
+                    item.name or "of an unknown name",
+                    item.topic_id.hex(),
+                    len(item.partitions),
+                )
+
+    async def on_kept(self, _peer: str, payload: bytes) -> bytes:
+        """What is kept here; or, for a topic id, what is remembered of it."""
+        if not payload:
+            return encode_kept(self.here())
+        remembered = self._remembered().get(decode_topic_id(payload))
+        return b"" if remembered is None else encode_remembered(remembered)
+
+    async def everywhere(self) -> list[KeptTopic]:
+        """What the live members keep, as far as they answer."""
+        peers = self._peers.live_peers()
+        answers = await asyncio.gather(*(self._ask(peer, b"") for peer in peers))
+        found = {self._agent_id: self.here()}
+        for peer, answer in zip(peers, answers, strict=True):
+            try:
+                found[peer] = [] if answer is None else decode_kept(answer)
+            except CatalogError as error:
+                logger.warning("what %s keeps cannot be read: %s", peer[:8], error)
+        catalog = self._catalog()
+        return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
+
+    async def find(self, name_or_id: str) -> Remembered:
+        """The newest that any member remembers of a kept topic. ShoalError unknown-topic when nobody keeps
+        it, or nobody knows its settings; bad-request when several have had that name."""
+        wanted = [item for item in await self.everywhere() if name_or_id in (item.name, item.topic_id.hex())]
+        if not wanted:
+            raise ShoalError(
+                "unknown-topic",
+                f"no live agent keeps a topic {name_or_id[:64]!r} that the catalog does not know:"
+                " `shoal topic adopt` lists those that are kept",
+            )
+        if len(wanted) > 1:
+            ids = ", ".join(item.topic_id.hex() for item in wanted)
+            raise ShoalError("bad-request", f"{len(wanted)} kept topics had that name: use the id, of {ids}")
+        return await self._newest(wanted[0])
+
+    async def _newest(self, topic: KeptTopic) -> Remembered:
+        own = self._remembered().get(topic.topic_id)
+        found = [] if own is None else [own]
+        for peer in self._peers.live_peers():
+            answer = await self._ask(peer, topic.topic_id)
+            try:
+                remembered = None if answer is None else decode_remembered(answer)
+            except CatalogError as error:
+                logger.warning("what %s remembers cannot be read: %s", peer[:8], error)
+                continue
+            if remembered is not None and remembered.entry.topic_id == topic.topic_id:
+                found.append(remembered)
+        if not found:
+            raise ShoalError(
+                "unknown-topic",
+                f"no live agent remembers the settings of {topic.topic_id.hex()}, without which it cannot be"
+                " adopted: its records can be read with `shoal log export` at a stopped agent that holds it",
+            )
+        return max(found, key=lambda item: item.version)
+
+    async def _ask(self, peer: str, payload: bytes) -> bytes | None:
+        try:
+            return await self._peers.request(peer, PeerMessage.CATALOG_KEPT, payload, ASK_TIMEOUT_MS)
+        except (PeerUnavailable, PeerRequestFailed) as error:
+            logger.info("%s cannot say what it keeps: %s", peer[:8], error)
+            return None

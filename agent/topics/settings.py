@@ -1,0 +1,239 @@
+"""What a topic was asked to be: the body of PUT /v1/topics/{topic}, checked and frozen.
+
+Law of this file: pure. It decides what a legal name and a legal body are, and how settings are written in
+JSON, in both directions, for the API and for the catalog alike. It knows no partition, replica or member.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
+from shoal.errors import ShoalError
+from shoal.format.timestamps import parse_duration_ms
+
+MAX_TOPIC_NAME_CHARACTERS = 249
+ALL_REPLICAS_VOTERS = 5  # `all`: three to five voters, the others only follow (safety 5)
+DEFAULT_REPLICATION_TARGET = 3
+DAY_MS = 86_400_000
+LONGEST_AGE_MS = 100 * 365 * DAY_MS
+
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """Ages in milliseconds, sizes in bytes; None means without limit."""
+
+    kind: str = "log"
+    partitions: int = 1
+    replication_factor: int | Literal["all"] = DEFAULT_REPLICATION_TARGET
+    retention_age_ms: int | None = None
+    retention_bytes: int | None = None
+    segment_bytes: int = 64 << 20
+    segment_age_ms: int | None = DAY_MS
+    fsync: bool = True
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON shape of http-api; from_body() of it gives equal settings."""
+        return {
+            "kind": self.kind,
+            "partitions": self.partitions,
+            "replication_factor": self.replication_factor,
+            "retention": {"age": format_duration(self.retention_age_ms), "bytes": self.retention_bytes},
+            "segment": {"bytes": self.segment_bytes, "age": format_duration(self.segment_age_ms)},
+            "fsync": self.fsync,
+        }
+
+    def differences(self, other: TopicSettings) -> list[str]:
+        """The names of the settings in which the two differ, for people."""
+        return [
+            f"{field.name.removesuffix('_ms')} is {mine}, asked was {theirs}"
+            for field in fields(self)
+            if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+        ]
+
+    def wanted_replicas(self, live_members: int) -> int:
+        """How many voters each partition should have now, with that many members to place on."""
+        if self.replication_factor == "all":
+            return voters_of_all(live_members)
+        return max(1, min(self.replication_factor, live_members))
+
+
+def voters_of_all(agents: int) -> int:
+    """How many of the replicas that every agent holds should vote: a fourth adds nothing to three."""
+    voters = max(1, min(agents, ALL_REPLICAS_VOTERS))
+    return voters - 1 if voters == 4 else voters
+
+
+def check_topic_form(name: str) -> None:
+    """Raises ShoalError illegal-name for what nobody's topic could be called. Names never reach the file
+    system; the rule keeps URLs and shells simple.
+    """
+    if TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
+        raise ShoalError(
+            "illegal-name",
+            f"{name[:64]!r} is no topic name: use 1 to {MAX_TOPIC_NAME_CHARACTERS} of letters, digits, . _ - "
+            "(not . or ..)",
+        )
+
+
+def check_topic_name(name: str) -> None:
+    """Raises ShoalError illegal-name for what no user's topic may be called."""
+    check_topic_form(name)
+    if name.startswith("_"):
+        raise ShoalError(
+            "illegal-name", f"{name[:64]!r}: names that begin with _ are the system's; choose another"
+        )
+
+
+def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, bool]:
+    """The settings a request asks for, and whether it named a replication factor itself.
+
+    Raises ShoalError bad-request, naming the field at fault and what it may be.
+    """
+    body = body or {}
+    known = {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"}
+    unknown = sorted(set(body) - known)
+    if unknown:
+        raise ShoalError(
+            "bad-request", f"unknown field {unknown[0]!r}: a topic has {', '.join(sorted(known))}"
+        )
+    retention = _table(body, "retention", {"age", "bytes"})
+    segment = _table(body, "segment", {"bytes", "age"})
+    default = TopicSettings()
+    factor = body.get("replication_factor")
+    settings = TopicSettings(
+        kind=_kind(body.get("kind")),
+        partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
+        replication_factor=_factor(factor),
+        retention_age_ms=_age(retention, "retention.age", "age", default.retention_age_ms),
+        retention_bytes=_optional_bytes(retention),
+        segment_bytes=_integer(segment, "bytes", default.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+        segment_age_ms=_age(segment, "segment.age", "age", default.segment_age_ms),
+        fsync=_fsync(body.get("fsync", True)),
+    )
+    return settings, factor is not None
+
+
+def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
+    """The settings after PATCH: what the body names is changed, the rest stays.
+
+    Raises ShoalError bad-request. What decides where records live (kind, partitions, replicas) and what was
+    promised to whoever wrote them (fsync) is fixed at birth.
+    """
+    body = body or {}
+    unknown = sorted(set(body) - {"retention", "segment"})
+    if unknown:
+        raise ShoalError(
+            "bad-request",
+            f"{unknown[0]!r} of an existing topic cannot be changed: only retention and segment",
+        )
+    if not body:
+        raise ShoalError(
+            "bad-request", 'nothing to change: name retention or segment, as {"retention": {"age": "7d"}}'
+        )
+    retention = _table(body, "retention", {"age", "bytes"})
+    segment = _table(body, "segment", {"bytes", "age"})
+    return replace(
+        current,
+        retention_age_ms=_age(retention, "retention.age", "age", current.retention_age_ms),
+        retention_bytes=_optional_bytes(retention) if "bytes" in retention else current.retention_bytes,
+        segment_bytes=_integer(segment, "bytes", current.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+        segment_age_ms=_age(segment, "segment.age", "age", current.segment_age_ms),
+    )
+
+
+def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
+    """`current` with the changeable settings of `asked`."""
+    return replace(
+        current,
+        retention_age_ms=asked.retention_age_ms,
+        retention_bytes=asked.retention_bytes,
+        segment_bytes=asked.segment_bytes,
+        segment_age_ms=asked.segment_age_ms,
+    )
+
+
+def format_duration(duration_ms: int | None) -> str | None:
+    """The shortest of `7d 5m 30s 500ms` that is exact; parse_duration_ms() reads it back."""
+    if duration_ms is None:
+        return None
+    for unit, size_ms in (("d", DAY_MS), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if duration_ms and duration_ms % size_ms == 0:
+            return f"{duration_ms // size_ms}{unit}"
+    return f"{duration_ms}ms"
+
+
+def _kind(value: Any) -> str:
+    if value in (None, "log"):
+        return "log"
+    raise ShoalError("bad-request", f'kind {value!r} is not served by this version: the only kind is "log"')
+
+
+def _factor(value: Any) -> int | Literal["all"]:
+    if value is None:
+        return DEFAULT_REPLICATION_TARGET
+    if value == "all":
+        return "all"
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_REPLICATION_FACTOR:
+        return value
+    raise ShoalError("bad-request", f'replication_factor must be 1 to {MAX_REPLICATION_FACTOR}, or "all"')
+
+
+def _fsync(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ShoalError("bad-request", "fsync must be true or false")
+
+
+def _table(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ShoalError("bad-request", f"{name} must be an object with {', '.join(sorted(known))}")
+    unknown = sorted(set(value) - known)
+    if unknown:
+        raise ShoalError(
+            "bad-request", f"unknown field {unknown[0]!r} in {name}: use {', '.join(sorted(known))}"
+        )
+    return value
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ShoalError("bad-request", f"{name} must be a whole number from {low} to {high}")
+    return value
+
+
+def _optional_bytes(retention: Mapping[str, Any]) -> int | None:
+    value = retention.get("bytes")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < MIN_SEGMENT_BYTES:
+        raise ShoalError("bad-request", f"retention.bytes must be null or at least {MIN_SEGMENT_BYTES}")
+    return value
+
+
+def _age(table: Mapping[str, Any], label: str, name: str, default: int | None) -> int | None:
+    if name not in table:
+        return default
+    value = table[name]
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise ShoalError("bad-request", "not a duration")
+        age_ms = parse_duration_ms(str(value))
+    except ShoalError:
+        raise ShoalError("bad-request", f'{label} must be null or a duration such as "7d" or "30m"') from None
+    if not 1_000 <= age_ms <= LONGEST_AGE_MS:
+        raise ShoalError("bad-request", f"{label} must be at least one second and at most 100 years")
+    return age_ms

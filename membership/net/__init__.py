@@ -1,0 +1,1 @@
+"""Gossip's sockets: UDP, TCP and mDNS around the pure cores."""

@@ -1,0 +1,216 @@
+"""Who is in the list, and with what status: alive, suspect, leaving, left, failed.
+
+Law of this file: SWIM's changes and Serf's intents become the status of members here, and nowhere else.
+Nothing is sent from here; whether an intent was news is the answer, telling it on is the caller's business.
+
+    alive --leave intent--> leaving --silence or dead--> left        alive --silence or dead--> failed
+    failed --leave intent (force-leave)--> left                      any --alive claim--> alive
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from shoal.membership.config import GossipConfig
+from shoal.membership.serf.events import LamportClock
+from shoal.membership.serf.member import SerfMember, Status
+from shoal.membership.serf.ready import EventKind, MemberChange
+from shoal.membership.swim.ready import Change, ChangeKind
+from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.serf import JoinIntent, LeaveIntent, decode_tags
+
+MAX_RECENT_INTENTS = 1024
+"""Intents about members not yet known; the oldest give way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentIntent:
+    leaves: bool
+    ltime: int
+    heard_ms: int
+
+
+class Heard(Enum):
+    """What an intent was: nothing new, news to be told on, or a false word about ourselves to be undone."""
+
+    OLD = auto()
+    NEWS = auto()
+    FALSE = auto()
+
+
+class MemberList:
+    """Members by name, and the Lamport clock of intents."""
+
+    def __init__(self, config: GossipConfig) -> None:
+        self._config = config
+        self._members: dict[str, SerfMember] = {}
+        self._recent_intents: dict[str, RecentIntent] = {}
+        self.clock = LamportClock()
+        self.changes: list[MemberChange] = []
+        self.version = 0
+        self.wire_faults = 0
+
+    def __iter__(self) -> Iterator[SerfMember]:
+        return iter(self._members.values())
+
+    def get(self, name: str) -> SerfMember | None:
+        return self._members.get(name)
+
+    # Member status
+
+    def on_change(self, change: Change, now_ms: int) -> None:
+        match change.kind:
+            case ChangeKind.JOIN:
+                self._on_node_join(change, now_ms)
+            case ChangeKind.LEAVE:
+                self._on_node_leave(change, now_ms)
+            case ChangeKind.CONFLICT:
+                if (member := self._members.get(change.name)) is not None:
+                    claimant = replace(member)
+                    self._refresh(claimant, change)
+                    self.changes.append(MemberChange(EventKind.CONFLICT, claimant))
+            case ChangeKind.UPDATE | ChangeKind.SUSPECT | ChangeKind.REFUTED:
+                member = self._members[change.name]
+                self._refresh(member, change)
+                self._set_suspected(member, change.kind is ChangeKind.SUSPECT, now_ms)
+                kind = EventKind.SUSPECTED if change.kind is ChangeKind.SUSPECT else EventKind.UPDATED
+                self._tell(kind, member)
+
+    def _on_node_join(self, change: Change, now_ms: int) -> None:
+        member = self._members.get(change.name)
+        if member is None:
+            self._make_room()
+            member = SerfMember(
+                change.name, change.endpoint, {}, change.vsn, change.incarnation, Status.ALIVE, now_ms
+            )
+            self._members[change.name] = member
+        self._refresh(member, change)
+        member.suspected = False
+        self._set_status(member, Status.ALIVE, now_ms)
+        intent = self._recent_intents.pop(change.name, None)
+        if intent is not None and intent.ltime > member.status_ltime:
+            member.status_ltime = intent.ltime
+            if intent.leaves:
+                self._set_status(member, Status.LEAVING, now_ms)
+        self._tell(EventKind.JOINED, member)
+
+    def _on_node_leave(self, change: Change, now_ms: int) -> None:
+        member = self._members[change.name]
+        self._refresh(member, change)
+        member.suspected = False
+        if member.status == Status.LEAVING:
+            self._set_status(member, Status.LEFT, now_ms)
+            self._tell(EventKind.LEFT, member)
+        elif member.status == Status.ALIVE:
+            self._set_status(member, Status.FAILED, now_ms)
+            self._tell(EventKind.FAILED, member)
+
+    def _refresh(self, member: SerfMember, change: Change) -> None:
+        member.endpoint, member.vsn, member.incarnation = change.endpoint, change.vsn, change.incarnation
+        member.answered = member.answered or change.answered
+        try:
+            member.tags = decode_tags(change.meta)
+        except WireError:
+            self.wire_faults += 1
+            member.tags = {}  # the node is a member all the same, as in Serf
+
+    def _set_status(self, member: SerfMember, status: Status, now_ms: int) -> None:
+        if member.status != status:
+            member.status = status
+            member.since_ms = now_ms
+
+    def _set_suspected(self, member: SerfMember, suspected: bool, now_ms: int) -> None:
+        if member.suspected != suspected:
+            member.suspected = suspected
+            member.since_ms = now_ms
+
+    def _tell(self, kind: EventKind, member: SerfMember) -> None:
+        self.version += 1
+        self.changes.append(MemberChange(kind, replace(member)))
+
+    # Intents
+
+    def on_join_intent(self, intent: JoinIntent, now_ms: int) -> bool:
+        """True when it was news and should be told on."""
+        self.clock.witness(intent.ltime)
+        member = self._members.get(intent.node)
+        if member is None:
+            return self._remember_intent(intent.node, RecentIntent(False, intent.ltime, now_ms))
+        if intent.ltime <= member.status_ltime:
+            return False
+        member.status_ltime = intent.ltime
+        if member.status == Status.LEAVING:
+            self._set_status(member, Status.ALIVE, now_ms)
+            self._tell(EventKind.UPDATED, member)
+        return True
+
+    def on_leave_intent(self, intent: LeaveIntent, now_ms: int, *, leaving: bool) -> Heard:
+        """`leaving`: we ourselves are, so that an intent about us is true."""
+        self.clock.witness(intent.ltime)
+        member = self._members.get(intent.node)
+        if member is None:
+            news = self._remember_intent(intent.node, RecentIntent(True, intent.ltime, now_ms))
+            return Heard.NEWS if news else Heard.OLD
+        if intent.ltime <= member.status_ltime:
+            return Heard.OLD
+        if intent.node == self._config.name and not leaving:
+            return Heard.FALSE
+        member.status_ltime = intent.ltime
+        if member.status == Status.ALIVE:
+            self._set_status(member, Status.LEAVING, now_ms)
+            self._tell(EventKind.UPDATED, member)
+        elif member.status == Status.FAILED:
+            member.status = Status.LEFT  # it has been gone since it failed, as in Serf
+            self._tell(EventKind.LEFT, member)
+        if intent.prune and member.status == Status.LEFT:
+            self._erase(member)
+        return Heard.NEWS
+
+    def _remember_intent(self, name: str, intent: RecentIntent) -> bool:
+        held = self._recent_intents.get(name)
+        if held is not None and intent.ltime <= held.ltime:
+            return False
+        self._recent_intents.pop(name, None)
+        self._recent_intents[name] = intent  # last in the order of insertion, which is the order of age
+        if len(self._recent_intents) > MAX_RECENT_INTENTS:
+            del self._recent_intents[next(iter(self._recent_intents))]
+        return True
+
+    # Keeping the list
+
+    def reap(self, now_ms: int) -> None:
+        """Drop members gone for long, and intents that nobody came for."""
+        limits = {
+            Status.FAILED: self._config.reconnect_timeout_ms,
+            Status.LEFT: self._config.tombstone_timeout_ms,
+        }
+        for member in list(self._members.values()):
+            limit_ms = limits.get(member.status)
+            if limit_ms is not None and now_ms - member.since_ms > limit_ms:
+                self._erase(member)
+        horizon_ms = now_ms - self._config.recent_intent_timeout_ms
+        for name in [name for name, held in self._recent_intents.items() if held.heard_ms < horizon_ms]:
+            del self._recent_intents[name]
+
+    def _erase(self, member: SerfMember) -> None:
+        """Forget the member; SWIM may remember it as gone for a while, and would report
+        its return as a join."""
+        assert member.status in (Status.FAILED, Status.LEFT)
+        del self._members[member.name]
+        self._tell(EventKind.REAPED, member)
+
+    def _make_room(self) -> None:
+        """A flood of names that come and go must not grow the list: beyond the bound those gone longest are
+        erased, and those that never answered before any that did."""
+        if len(self._members) < self._config.max_members:
+            return
+        gone = [member for member in self._members.values() if member.status in (Status.FAILED, Status.LEFT)]
+        gone.sort(key=lambda member: (member.answered, member.since_ms))
+        for member in gone[: max(1, self._config.max_members // 8)]:
+            self._erase(member)
+
+    def check_invariants(self) -> None:
+        assert len(self._recent_intents) <= MAX_RECENT_INTENTS
+        for name, member in self._members.items():
+            assert name == member.name
+            assert not member.suspected or member.status in (Status.ALIVE, Status.LEAVING)

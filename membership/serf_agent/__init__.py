@@ -1,0 +1,1 @@
+"""A Serf agent that gossips for this process, asked over its RPC."""

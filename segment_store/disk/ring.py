@@ -1,0 +1,672 @@
+"""The disk through io_uring: the only file that knows liburing.
+
+One ring per disk, one disk per event loop. Operations asked for in one turn of the loop are prepared
+together and submitted by one system call (call_soon); the loop watches the ring's own file descriptor, which
+is readable as long as there are completions. Nothing here waits inside the ring: io_uring_wait_cqe would hold
+the interpreter's lock. A small write with its sync goes past the ring while the disk is quick and idle
+(inline_sync.py). Invariants:
+
+- operations in flight never exceed the submission queue, and the completion queue is twice as long, so
+  neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
+  all the same, the kernel keeps the rest, and it is fetched.
+- a buffer handed to the kernel stays referenced by its operation until the completion has been read.
+- a write with sync is a linked pair, a large one a longer chain (_prepare_chain). A short write breaks the
+  link (the sync completes with ECANCELED): the rest is submitted again with its sync. A sync that fails is
+  never tried again. One that is made in the call is judged by the same rules.
+
+Directory operations have no gain from a ring and run on the threads of ThreadDisk.
+"""
+
+import asyncio
+import ctypes
+import errno
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+
+import liburing as uring
+
+from shoal.segment_store.disk.disk import (
+    EARLY_WRITEBACK_BYTES,
+    MAX_EARLY_PIECES,
+    MAX_INTERRUPTIONS,
+    RELEASE_MODE,
+    RELEASE_UNSUPPORTED,
+    TRANSIENT_ERRORS,
+    Buffer,
+    Data,
+    Done,
+    File,
+    Helper,
+    ReadInto,
+    ThreadDisk,
+    after_prefix,
+    buffers_of,
+    call_when_done,
+    early_piece_bytes,
+    forget_cached,
+    length_of,
+    pieces_of,
+    sync_fully,
+    unfinished,
+    wait_for,
+    whole_pages,
+    write_resident,
+)
+from shoal.segment_store.disk.inline_sync import QuickSyncs
+from shoal.segment_store.errors import SyncFailed
+
+logger = logging.getLogger(__name__)
+
+RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we know, reads want more
+MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
+DIRECTORY_THREADS = 4
+_SUBMIT_RETRY_S = 0.001
+_UNKNOWN_CALL = (errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How a file system says that it cannot begin to write back: it is not asked again."""
+_PAIR_FLAGS = uring.IOSQE_IO_LINK | uring.IOSQE_CQE_SKIP_SUCCESS  # one wake-up for a pair, not two
+
+
+class _View(ctypes.Structure):
+    """Py_buffer (PEP 3118), of which PyBuffer_Release asks whose it is."""
+
+    _fields_ = (("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("others", ctypes.c_byte * 128))
+
+
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_View)]
+_release_buffer.restype = None
+
+
+def _keeps_buffers() -> bool:
+    """Whether the binding's vector takes each memoryview's buffer and never gives it back, as in liburing
+    2026.3.30: everything that was ever written would stay in memory."""
+    buffer = memoryview(bytearray(1))
+    before = sys.getrefcount(buffer)
+    vector = uring.Iovec([buffer])
+    del vector
+    return sys.getrefcount(buffer) > before
+
+
+_KEEPS_BUFFERS = _keeps_buffers()
+
+
+def _vector(buffers: Sequence[Buffer]) -> uring.Iovec:
+    """The buffers for the kernel. It keeps none of them: their operation does."""
+    vector = uring.Iovec(buffers)
+    if _KEEPS_BUFFERS:
+        for buffer in buffers:
+            if isinstance(buffer, memoryview):
+                _release_buffer(ctypes.byref(_View(obj=id(buffer))))
+    return vector
+
+
+class _Kind(Enum):
+    READ = auto()
+    WRITE = auto()
+    WRITE_AND_SYNC = auto()
+    SYNC = auto()
+    ALLOCATE = auto()
+    RELEASE = auto()
+
+
+class _Operation:
+    """One thing asked of the ring: one submission entry, or two linked ones. Lives until all its
+    completions are in, whatever became of the caller."""
+
+    __slots__ = (
+        "began_us",
+        "buffers",
+        "done",
+        "entries",
+        "error",
+        "fd",
+        "file",
+        "interruptions",
+        "kind",
+        "length",
+        "offset",
+        "pieces",
+        "result",
+        "sync_result",
+        "vectors",
+    )
+
+    def __init__(
+        self,
+        file: "RingFile",
+        fd: int,
+        kind: _Kind,
+        offset: int,
+        buffers: list[Buffer],
+        length: int,
+        done: Done,
+    ) -> None:
+        self.file = file
+        self.fd = fd
+        self.kind = kind
+        self.offset = offset
+        self.buffers = buffers
+        self.length = length  # bytes still to be read, written or allocated
+        self.entries = 2 if kind is _Kind.WRITE_AND_SYNC else 1  # of the submission queue; a chain has more
+        self.vectors: list[uring.Iovec] = []
+        self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
+        self.done = done
+        self.began_us = 0  # of a write with sync that began with nothing beside it
+        self.error: OSError | None = None
+        self.result = 0
+        self.sync_result = 0
+        self.interruptions = 0
+
+    @property
+    def sync_failed(self) -> bool:
+        """Whether it was the sync that failed, not the write before it."""
+        return self.kind is _Kind.SYNC or (self.kind is _Kind.WRITE_AND_SYNC and self.result == self.length)
+
+    def cut(self, pieces: list[list[Buffer]]) -> None:
+        """It goes as a chain, of one write-back fewer than writes, and the sync; without pieces as a pair."""
+        self.pieces = pieces
+        self.entries = 2 * len(pieces) or 2
+
+
+class RingDisk(ThreadDisk):
+    """io_uring for the bytes of files. OSError from the constructor: the kernel or a container refuses it."""
+
+    kind = "ring"
+
+    def __init__(self, entries: int = RING_ENTRIES) -> None:
+        super().__init__(DIRECTORY_THREADS)
+        self._loop = asyncio.get_running_loop()
+        self._entries = entries
+        self._ring = uring.Ring()
+        uring.io_uring_queue_init(entries, self._ring, 0)
+        if not self._ring.features & uring.IORING_FEAT_CQE_SKIP:
+            uring.io_uring_queue_exit(self._ring)
+            raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.17")
+        self._completion = uring.Cqe()
+        self._waiting: deque[_Operation] = deque()
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: asyncio.Future[None] | None = None
+        self._in_flight: dict[int, _Operation] = {}
+        self._quick_syncs = QuickSyncs()
+        self._made_in_call: list[_Operation] = []  # until their callers are told
+        self._entries_in_flight = 0
+        self._unsubmitted = 0
+        self._next_number = 0
+        self._flush_planned = False
+        self._chains = entries >= 4 * MAX_EARLY_PIECES  # until one of them fails
+        self._closed = False
+        self._loop.add_reader(self._ring.ring_fd, self._reap)
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        return RingFile(self, path, await self.open_descriptor(path, create))
+
+    async def perform(
+        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int
+    ) -> int:
+        """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
+        gave it."""
+        ended: asyncio.Future[None] = self._loop.create_future()
+        done = partial(_settle, ended)
+        operation = _Operation(file, file.descriptor(), kind, offset, buffers, length, done)
+        file.active += 1
+        try:
+            while len(self._waiting) >= MAX_WAITING_OPERATIONS:
+                room: asyncio.Future[None] = self._loop.create_future()
+                self._room.append(room)
+                await room
+            self._check_open()
+        except BaseException:
+            file.finished()
+            raise
+        self._waiting.append(operation)
+        self._plan_flush()
+        await ended
+        return operation.result
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether an operation can go in without waiting."""
+        return not self._closed and len(self._waiting) < MAX_WAITING_OPERATIONS
+
+    def begin(self, operation: _Operation) -> None:
+        """Submit an operation in this very call, while `takes_more`; with many logs at work that costs a
+        system call each, with few it spares a turn of the loop."""
+        operation.file.active += 1
+        if not self._entries_in_flight and not self._waiting:
+            now_us = time.monotonic_ns() // 1_000
+            if self._quick_syncs.begin(operation.length, now_us):
+                self._write_in_call(operation, now_us)
+                return
+            operation.began_us = now_us
+        else:
+            self._quick_syncs.crowd()
+        if (
+            self._waiting
+            or self._flush_planned
+            or self._entries_in_flight + operation.entries > self._entries
+        ):
+            self._waiting.append(operation)
+            if not self._flush_planned:
+                self._submit_waiting()
+            return
+        self._prepare(operation)
+        try:
+            self._unsubmitted -= uring.io_uring_submit(self._ring) or 0
+        except OSError:
+            self._submit()  # knows what may be tried again
+            return
+        if self._unsubmitted:
+            self._submit()
+
+    def _write_in_call(self, operation: _Operation, began_us: int) -> None:
+        """With the results that a pair's completions would bring."""
+        try:
+            operation.result = os.pwritev(operation.fd, operation.buffers, operation.offset)
+            if operation.result == operation.length:
+                sync_fully(operation.fd)
+        except SyncFailed as error:
+            operation.sync_result = -(error.errno or errno.EIO)
+        except OSError as error:
+            operation.result = -(error.errno or errno.EIO)
+        self._quick_syncs.ended(began_us, time.monotonic_ns() // 1_000, in_call=True)
+        if not self._made_in_call:
+            self._loop.call_soon(self._tell_of_calls)  # the answer never comes within the question
+        self._made_in_call.append(operation)
+
+    def _tell_of_calls(self) -> None:
+        made, self._made_in_call = self._made_in_call, []
+        self._tell([operation for operation in made if self._is_over(operation)])
+
+    def cut(self, operation: _Operation) -> None:
+        """A large write with sync goes in pieces."""
+        if self._chains:
+            operation.cut(pieces_of(operation.buffers, early_piece_bytes(operation.length)))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "the disk is closed")
+
+    def _plan_flush(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Prepare what fits, submit it by one call, and read what completed at once."""
+        self._flush_planned = False
+        if not self._closed and self._submit_waiting() and uring.io_uring_cq_ready(self._ring):
+            self._reap()
+
+    def _submit_waiting(self) -> bool:
+        """Prepare what fits and submit it by one call; whether the kernel took it all."""
+        while self._waiting and self._entries_in_flight + self._waiting[0].entries <= self._entries:
+            self._prepare(self._waiting.popleft())
+        while self._room and len(self._waiting) < MAX_WAITING_OPERATIONS:
+            room = self._room.popleft()
+            if not room.done():
+                room.set_result(None)
+                break  # one caller a turn takes the room it was promised; each flush wakes the next
+        return not self._unsubmitted or self._submit()
+
+    def _submit(self) -> bool:
+        try:
+            self._unsubmitted -= uring.io_uring_submit(self._ring) or 0
+        except OSError as error:
+            if error.errno not in (*TRANSIENT_ERRORS, errno.EBUSY):
+                raise
+        if self._unsubmitted:
+            # The kernel is short of memory or busy: the entries stay in the submission queue.
+            self._flush_planned = True
+            self._loop.call_later(_SUBMIT_RETRY_S, self._flush)
+            return False
+        return True
+
+    def _prepare(self, operation: _Operation) -> None:
+        number = self._next_number
+        self._next_number += 1
+        self._in_flight[number] = operation
+        self._entries_in_flight += operation.entries
+        self._unsubmitted += operation.entries
+        if operation.pieces:
+            self._prepare_chain(operation, number)
+            return
+        kind = operation.kind
+        if kind is _Kind.WRITE_AND_SYNC:
+            self._prepare_pair(operation, number)
+            return
+        entry = self._entry(number * 2)
+        if kind is _Kind.WRITE:
+            operation.vectors = [_vector(operation.buffers)]
+            uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[0], operation.offset, 0)
+        elif kind is _Kind.READ:
+            operation.vectors = [_vector(operation.buffers)]
+            uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
+        elif kind is _Kind.SYNC:
+            uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
+        else:
+            mode = RELEASE_MODE if kind is _Kind.RELEASE else 0
+            uring.io_uring_prep_fallocate(entry, operation.fd, mode, operation.offset, operation.length)
+        uring.io_uring_sqe_set_data64(entry, number * 2)
+
+    def _prepare_pair(self, operation: _Operation, number: int) -> None:
+        """A write and its sync, in as few steps as there are: every append waits for them."""
+        ring, descriptor, buffers = self._ring, operation.fd, operation.buffers
+        entry = uring.io_uring_get_sqe(ring)
+        assert entry is not None
+        if len(buffers) == 1 and type(only := buffers[0]) is bytes:  # needs no vector
+            uring.io_uring_prep_write(entry, descriptor, only, operation.offset)
+        else:
+            vector = _vector(buffers)
+            operation.vectors = [vector]
+            uring.io_uring_prep_writev(entry, descriptor, vector, operation.offset, 0)
+        uring.io_uring_sqe_set_data64(entry, number * 2)
+        uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+        entry = uring.io_uring_get_sqe(ring)
+        assert entry is not None
+        uring.io_uring_prep_fsync(entry, descriptor, uring.IORING_FSYNC_DATASYNC)
+        uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
+
+    def _prepare_sync(self, operation: _Operation, number: int) -> None:
+        entry = self._entry(number * 2 + 1)
+        uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
+        uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
+
+    def _prepare_chain(self, operation: _Operation, number: int) -> None:
+        """Write, begin to write back, write the next, ... and sync. Beginning to write back neither waits nor
+        takes an error away from the sync. Whatever breaks the chain before its sync, the operation goes
+        again as a pair, from its start."""
+        at = operation.offset
+        operation.vectors = [_vector(piece) for piece in operation.pieces]
+        last = len(operation.pieces) - 1
+        for place, piece in enumerate(operation.pieces):
+            entry = self._entry(number * 2)
+            uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[place], at, 0)
+            uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+            uring.io_uring_sqe_set_data64(entry, number * 2)
+            end = at + length_of(piece)
+            start, length = whole_pages(at, end)
+            if place < last and length:
+                entry = self._entry(number * 2)
+                flags = uring.SYNC_FILE_RANGE_WRITE
+                uring.io_uring_prep_sync_file_range(entry, operation.fd, length, start, flags)
+                uring.io_uring_sqe_set_flags(entry, _PAIR_FLAGS)
+                uring.io_uring_sqe_set_data64(entry, number * 2)
+            at = end
+        self._prepare_sync(operation, number)
+
+    def _entry(self, number: int) -> uring.SQE:
+        entry = uring.io_uring_get_sqe(self._ring)
+        assert entry is not None, f"submission queue full at {number}: more in flight than entries"
+        return entry
+
+    def _completions(self) -> list[tuple[int, int]]:
+        """Every completion that is there: (number, result). What the kernel kept back because the queue was
+        full comes once there is room and it is asked."""
+        completions = self._queued_completions()
+        while uring.io_uring_cq_has_overflow(self._ring):
+            uring.io_uring_get_events(self._ring)
+            more = self._queued_completions()
+            if not more:
+                break  # the ring is readable until the rest has come
+            completions += more
+        return completions
+
+    def _queued_completions(self) -> list[tuple[int, int]]:
+        """Only cqe[0] of the iterator is valid; indexing further does not wrap at the ring's end."""
+        completions: list[tuple[int, int]] = []
+        iterator = uring.io_uring_cqe_iter_init(self._ring)
+        while uring.io_uring_cqe_iter_next(iterator, self._completion):
+            completion = self._completion[0]
+            try:
+                result = completion.res
+            except OSError as error:  # how this binding gives a negative result
+                result = -(error.errno or errno.EIO)
+            completions.append((completion.user_data, result))
+        if completions:
+            uring.io_uring_cq_advance(self._ring, len(completions))
+        return completions
+
+    def _reap(self) -> None:
+        """Hand every completion to its operation. Each has exactly one: a pair either that of its sync, or,
+        when the write was short or failed, that of its write alone. Then, all being in order, tell the
+        callers."""
+        completions = self._completions()
+        if not completions:
+            return  # read already by the flush of this turn
+        ended: list[_Operation] = []
+        for number, result in completions:
+            operation = self._in_flight.pop(number >> 1)
+            self._entries_in_flight -= operation.entries
+            if number & 1:  # the sync of a pair: its write is whole, or this would not have run
+                if result == 0:
+                    if operation.began_us:
+                        self._quick_syncs.ended(
+                            operation.began_us, time.monotonic_ns() // 1_000, in_call=False
+                        )
+                    operation.length = operation.result = 0
+                    ended.append(operation)
+                    continue
+                operation.result, operation.sync_result = operation.length, result
+            elif operation.pieces:
+                self._chains = self._chains and -result not in _UNKNOWN_CALL
+                operation.cut([])
+                self._again(operation)
+                continue
+            else:
+                operation.result = result
+            if self._is_over(operation):
+                ended.append(operation)
+        self._tell(ended)
+
+    def _tell(self, ended: list[_Operation]) -> None:
+        if self._waiting or self._room:
+            self._plan_flush()
+        self.before_completions()
+        for operation in ended:
+            self._finish(operation)
+        if self._idle is not None and not self._is_busy:
+            self._idle.set_result(None)
+            self._idle = None
+        self.after_completions()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._in_flight or self._waiting or self._made_in_call)
+
+    def _is_over(self, operation: _Operation) -> bool:
+        """All completions of the operation are in: done, failed, or the rest goes in again (False)."""
+        problem = _problem(operation)
+        if problem == 0 and _advance(operation):
+            return True
+        if problem == 0:
+            operation.interruptions = 0
+        elif problem in TRANSIENT_ERRORS and operation.interruptions < MAX_INTERRUPTIONS:
+            operation.interruptions += 1
+        else:
+            kind = SyncFailed if operation.sync_failed else OSError
+            operation.error = kind(problem, os.strerror(problem), operation.file.path)
+            return True
+        self._again(operation)
+        return False
+
+    def _again(self, operation: _Operation) -> None:
+        # In front: an interrupted operation has waited already. It was counted before, so the bound holds.
+        self._waiting.appendleft(operation)
+        self._plan_flush()
+
+    def _finish(self, operation: _Operation) -> None:
+        operation.vectors = []
+        operation.file.finished()
+        try:
+            operation.done(operation.error)
+        except Exception:
+            # One caller's bug must not keep the completions of the others.
+            logger.exception("the completion of an operation on %s was not taken", operation.file.path)
+
+    async def close(self) -> None:
+        """Wait for what is in flight, then give the ring back."""
+        while self._is_busy:
+            self._idle = self._idle or self._loop.create_future()
+            await asyncio.wait([self._idle])
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._ring.ring_fd)
+            uring.io_uring_queue_exit(self._ring)
+        await super().close()
+
+
+def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    if ended.done():
+        return  # the caller was cancelled meanwhile
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+
+
+def _problem(operation: _Operation) -> int:
+    """The errno the operation ended with, 0 for none. An interrupted sync counts as failed, never as
+    transient: the kernel may have forgotten which pages were dirty."""
+    if operation.result < 0:
+        transient = -operation.result in TRANSIENT_ERRORS
+        return errno.EIO if transient and operation.kind is _Kind.SYNC else -operation.result
+    if operation.result == 0 and operation.kind in (_Kind.WRITE, _Kind.WRITE_AND_SYNC):
+        return errno.EIO  # no byte accepted: going on would spin
+    if operation.kind is not _Kind.WRITE_AND_SYNC or operation.result < operation.length:
+        return 0  # a pair whose write was short: the rest goes again, with its sync
+    sync_error = -operation.sync_result
+    return errno.EIO if sync_error in TRANSIENT_ERRORS else sync_error
+
+
+def _advance(operation: _Operation) -> bool:
+    """Take the result in; True when nothing is left to do. `result` becomes the bytes not moved (a read met
+    the end of the file)."""
+    if operation.kind in (_Kind.SYNC, _Kind.ALLOCATE, _Kind.RELEASE):
+        operation.result = 0
+        return True
+    moved = operation.result
+    operation.offset += moved
+    operation.length -= moved
+    if operation.length == 0 or moved == 0:
+        operation.result = operation.length
+        return True
+    operation.buffers = after_prefix(operation.buffers, moved)
+    return False
+
+
+class RingFile:
+    """An open file of RingDisk."""
+
+    def __init__(self, disk: RingDisk, path: str, fd: int) -> None:
+        self.path = path
+        self.active = 0
+        self._disk = disk
+        self._fd = fd
+        self._idle: asyncio.Future[None] | None = None
+        self._begun: set[asyncio.Future[None]] = set()
+        self._helpers: list[Helper] = []
+
+    def descriptor(self) -> int:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "file is closed", self.path)
+        return self._fd
+
+    def finished(self) -> None:
+        """One operation of this file has ended (called by the disk)."""
+        self.active -= 1
+        if not self.active and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def size(self) -> int:
+        return os.fstat(self.descriptor()).st_size
+
+    async def read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        filled = await self.read_into(offset, memoryview(buffer))
+        return bytes(memoryview(buffer)[:filled])
+
+    async def read_into(self, offset: int, buffer: memoryview) -> int:
+        await self._disk.next_turn()
+        filled = self._disk.read_resident(self.descriptor(), offset, buffer)
+        if filled == len(buffer):
+            return filled
+        rest = buffer[filled:]
+        left = await self._disk.perform(self, _Kind.READ, offset + filled, [rest], len(rest))
+        return len(buffer) - left
+
+    def read_resident(self, offset: int, buffer: memoryview) -> int:
+        return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
+
+    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
+        helper = self._disk.start_helper(self.descriptor(), work)
+        self._helpers = [*unfinished(self._helpers), helper]
+        return helper
+
+    async def write(self, offset: int, data: Data) -> None:
+        buffers = buffers_of(data)
+        if buffers:
+            await self._disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
+
+    def write_at_once(self, offset: int, data: Data) -> bool:
+        # Not through the ring: the kernel hands every buffered write to another thread there.
+        return self._fd >= 0 and write_resident(self._fd, offset, buffers_of(data))
+
+    async def sync(self) -> None:
+        await self._disk.perform(self, _Kind.SYNC, 0, [], 0)
+
+    async def write_and_sync(self, offset: int, data: Data) -> None:
+        buffers = buffers_of(data)
+        if not buffers:
+            await self.sync()
+            return
+        await self._disk.perform(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers))
+
+    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
+        buffers: list[Buffer]
+        if type(data) is bytes and data:
+            buffers, length = [data], len(data)
+        else:
+            buffers = buffers_of(data)
+            length = length_of(buffers)
+        if self._fd >= 0 and length and self._disk.takes_more:
+            operation = _Operation(self, self._fd, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
+            if length >= EARLY_WRITEBACK_BYTES:
+                self._disk.cut(operation)
+            self._disk.begin(operation)
+            return
+        task = asyncio.ensure_future(self.write_and_sync(offset, buffers))
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+        call_when_done(task, done)
+
+    def forget_cached(self, offset: int, length: int) -> None:
+        forget_cached(self.descriptor(), offset, length)
+
+    async def allocate(self, length: int) -> None:
+        size = await self.size()
+        if length > size:
+            await self._disk.perform(self, _Kind.ALLOCATE, size, [], length - size)
+
+    async def release(self, offset: int, length: int) -> None:
+        try:
+            await self._disk.perform(self, _Kind.RELEASE, offset, [], length)
+        except OSError as error:
+            if error.errno not in RELEASE_UNSUPPORTED:
+                raise
+
+    async def close(self) -> None:
+        """Waits for operations under way, also those whose callers were cancelled: the kernel knows the
+        number only."""
+        fd, self._fd = self._fd, -1
+        while self.active:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        await wait_for(self._helpers)
+        if fd >= 0:
+            os.close(fd)

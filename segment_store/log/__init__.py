@@ -1,0 +1,1 @@
+"""One partition's log in segment files: written, read, cut, recycled."""

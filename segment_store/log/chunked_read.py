@@ -1,0 +1,348 @@
+"""A long stretch of stored frames, given out piece by piece: each is read into one buffer, verified, and gone
+before the next is read, so that it is sent while the processor still has it at hand.
+
+Law of this file: no byte of a frame is given out before its whole frame has verified: just now, or earlier
+in the very memory that is lent (page_lending.py). What lies where was
+looked up beforehand (log.py), for entries that are committed, so that the length of it all is known before
+anything is read. A segment's file is pinned while its pieces are being read; between two pieces the caller
+may let go of it, and what was trimmed then is refused. Knows neither Raft nor sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from shoal.format.batch import LogIndex, Offset, is_frame
+from shoal.segment_store.disk.open_files import Handle
+from shoal.segment_store.errors import Damaged, StoreError
+from shoal.segment_store.log.page_lending import Lent, Stretch
+from shoal.segment_store.log.run_reader import Run, damage_of, part_of, verify_run
+from shoal.segment_store.log.segment import SegmentFiles
+
+PIECE_BYTES = 512 * 2**10
+"""A quarter of what a core's own cache holds today: the socket's copy has to lie there too. A longer frame is
+a piece of its own."""
+PIECE_FRAMES = 128  # verifying so many small ones takes as long as a large piece
+JOINED_BYTES = 64 * 2**10  # frames in memory below this are copied together: a write for each would cost more
+
+Buffer: TypeAlias = bytes | memoryview
+
+
+class Stored(NamedTuple):
+    """Adjoining entries of one file. `offsets`: the first of each, and the one behind the last."""
+
+    run: Run
+    offsets: array[int]
+
+
+class Held(NamedTuple):
+    """Adjoining entries that are in memory, verified when they came. `offsets` as in Stored."""
+
+    frames: list[Buffer]
+    offsets: array[int]
+
+
+class Source(Protocol):
+    """The log, as far as its pieces ask."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether check_branch would raise nothing."""
+
+    def is_sealed(self, run: Run) -> bool:
+        """Whether nothing is appended to the run's segment any more."""
+
+    def check_branch(self) -> None:
+        """Raises LogClosed, and OffsetOutOfRange if the log was truncated since places were looked up."""
+
+    def check_there(self, run: Run) -> None:
+        """Raises OffsetOutOfRange when the log no longer holds the run's segment."""
+
+
+class StoredPieces:
+    """See the module. One caller, one call at a time; `let_go` at the end."""
+
+    def __init__(self, files: SegmentFiles, parts: Sequence[Stored | Held], source: Source) -> None:
+        """`parts`: in order, together at least one entry."""
+        self._open_files = files.open_files
+        self._lending = files.shared.lending
+        self._identity = files.identity
+        self._source = source
+        self._parts = list(parts)
+        self._part = self._entry = 0  # which come next
+        self._given = 0  # bytes of the entry that comes next, lent already
+        self._gapless = -1  # the last part that was found to have no gap
+        self._stretch: Stretch | None = None  # what is about to be read, watched
+        self._handle: Handle | None = None  # of the part that comes next
+        self._past: Handle | None = None  # of the one before, not let go of yet
+        self._problem: Damaged | None = None  # of the entry that comes next
+        self._first: Buffer | None = None  # what was read before it was asked for
+        self.size_bytes = sum(map(_size, parts))
+        longest = max((max(part.run.lengths) for part in parts if isinstance(part, Stored)), default=0)
+        self._room = max(longest, min(PIECE_BYTES, self.size_bytes)) if longest else 0
+        self._buffer = memoryview(b"")
+
+    @property
+    def base_offset(self) -> Offset:
+        """Of the first entry."""
+        return Offset(self._parts[0].offsets[0])
+
+    @property
+    def next_offset(self) -> Offset:
+        """Behind the last entry."""
+        return Offset(self._parts[-1].offsets[-1])
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that this takes until it is dropped: the longest frame, what the log's cache may hold."""
+        return self._room + sum(_size(part) for part in self._parts if isinstance(part, Held))
+
+    async def begin(self) -> None:
+        """Have the first piece ready before anything is promised: its damage is met here, and what lies
+        behind damage in it is no part of the whole. Raises as `next`. Afterwards no file is pinned."""
+        # Arrow's allocator: neither zeros nor, mostly, page faults.
+        self._buffer = memoryview(pa.allocate_buffer(self._room)).cast("B")
+        try:
+            if not self._begins_verified():
+                self._first = await self.next()
+        finally:
+            await self.let_go()
+        if self._problem is not None:
+            self._parts = [_leading(self._parts[0], self._entry)]
+            self._part, self._entry, self._problem = 1, 0, None
+            self.size_bytes = _size(self._parts[0])
+
+    def _begins_verified(self) -> bool:
+        """Whether the first piece need not be read, as it was before, and its memory has stayed."""
+        part = self._parts[0]
+        return isinstance(part, Stored) and self._lending.has(part.run.segment.path, part.run.start)
+
+    def lend(self) -> Lent | None:
+        """The next bytes, of any number of frames, uncopied, if they were verified before and their memory
+        has stayed, and this takes no waiting; None where `at_once` or `next` has to be asked."""
+        if self._first is not None or self._problem is not None or self._part == len(self._parts):
+            return None
+        part = self._parts[self._part]
+        if not isinstance(part, Stored) or not self._source.is_same:
+            return None
+        run, start = part.run, part.run.positions[self._entry] + self._given
+        if not self._lending.knows(run.segment.path, start) or not self._holds_at_once(run):
+            return None
+        assert self._handle is not None, "it is held"
+        if self._gapless != self._part and run.length != sum(run.lengths):
+            return None
+        self._gapless = self._part
+        lent = self._lending.take(self._handle.file, start, run.start + run.length)
+        if lent is not None:
+            run.segment.was_lent = True
+            self._skip_to(part, start + len(lent))
+        return lent
+
+    def _holds_at_once(self, run: Run) -> bool:
+        """Pin the run's file, which is open, unless it is pinned."""
+        if self._handle is not None:
+            return True
+        if self._past is not None and not self._open_files.rest(self._past):
+            return False
+        self._past = None
+        try:
+            self._source.check_there(run)
+        except StoreError:
+            return False  # who reads instead meets it
+        self._handle = self._open_files.acquire_open(run.segment.path)
+        return self._handle is not None
+
+    def _skip_to(self, part: Stored, position: int) -> None:
+        """Everything before has been given."""
+        run = part.run
+        if position == run.start + run.length:
+            self._given = 0
+            self._advance(part, len(run.lengths))
+        else:
+            self._entry = bisect_right(run.positions, position, self._entry) - 1
+            self._given = position - run.positions[self._entry]
+
+    def at_once(self) -> Buffer | None:
+        """The next piece as `next` gives it, if a file is pinned, its bytes are in memory, and this turn of
+        the loop has room for them; None where `next` has to be awaited, which also says what is wrong.
+
+        Between two pieces a megabyte went through the processor's cache, and took this code out of it: few
+        steps here are worth more than elsewhere.
+        """
+        handle = self._handle
+        if handle is None or not self._source.is_same:
+            return None
+        part, begin = self._parts[self._part], self._entry
+        assert isinstance(part, Stored), "only those have a file"
+        run = part.run
+        start, length, stop = run.positions[begin], run.lengths[begin], begin + 1
+        if length < PIECE_BYTES:
+            stop = piece_stop(run, begin)
+            length = run.positions[stop - 1] + run.lengths[stop - 1] - start
+        view = self._buffer[:length]
+        self._watch(handle, run, start, start + length)
+        if handle.file.read_resident(start, view) < length:
+            return None
+        return self._verified(part, begin, stop, view)
+
+    async def next(self) -> Buffer | None:
+        """Whole verified frames, in memory that the next call uses again; None behind the last.
+
+        Raises Damaged when the next frame does not verify, LogClosed, and OffsetOutOfRange when it was
+        trimmed after the file had been let go of.
+        """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._problem is not None:
+            await self.let_go()
+            raise self._problem
+        if self._part == len(self._parts):
+            return None
+        part = self._parts[self._part]
+        if isinstance(part, Stored):
+            return await self._read(part, self._entry)
+        await asyncio.sleep(0)  # others get their turn, as they do from a disk
+        piece, taken = _joined(part.frames, self._entry)
+        self._advance(part, self._entry + taken)
+        return piece
+
+    async def let_go(self) -> None:
+        """Unpin the file: whoever waits for a slow reader must not keep what is trimmed. Idempotent."""
+        pinned = self._past, self._handle
+        self._past = self._handle = None
+        self._stop_watching()
+        for handle in pinned:
+            if handle is not None:
+                await self._open_files.release(handle)
+
+    async def _read(self, part: Stored, begin: int) -> Buffer:
+        run = part.run
+        stop = piece_stop(run, begin)
+        length = run.positions[stop - 1] + run.lengths[stop - 1] - run.positions[begin]
+        try:
+            if self._handle is None:
+                await self.let_go()
+                self._source.check_there(run)
+                self._handle = await self._open_files.acquire(run.segment.path)
+            start = run.positions[begin]
+            self._watch(self._handle, run, start, start + length)
+            filled = await self._handle.file.read_into(start, self._buffer[:length])
+        except OSError as error:
+            self._source.check_there(run)  # trimmed meanwhile: that is the answer then
+            raise damage_of(_entries(part, begin, stop), f"read failed: {error}") from error
+        self._source.check_branch()
+        piece = self._verified(part, begin, stop, self._buffer[:filled])
+        if piece is None:
+            assert self._problem is not None, "there is a reason"
+            raise self._problem
+        return piece
+
+    def _verified(self, part: Stored, begin: int, stop: int, view: memoryview) -> Buffer | None:
+        """The piece that was read there, if need be only what lies before damage; None if that is nothing."""
+        run = part.run
+        is_one = stop == begin + 1 and len(view) == run.lengths[begin]
+        if is_one and is_frame(view, 0, len(view), LogIndex(run.first_index + begin), self._identity):
+            return self._all_of(part, stop, view)
+        run = _entries(part, begin, stop)
+        verified = verify_run(run, view, self._identity)
+        if verified.problem is None:
+            return self._all_of(part, stop, view)
+        self._stop_watching()
+        self._lending.look_away(run.segment.path)
+        good = len(verified.frames)
+        self._problem = damage_of(_entries(part, begin + good, stop), verified.problem)
+        self._past, self._handle = self._handle, None  # nothing more is read here
+        self._entry += good
+        given, self._given = self._given, 0
+        return view[given : sum(run.lengths[:good])] if good else None
+
+    def _all_of(self, part: Stored, stop: int, view: memoryview) -> memoryview:
+        """It has verified: the piece, without what was lent of it before."""
+        stretch, handle = self._stretch, self._handle
+        if stretch is not None and handle is not None and not handle.stale:
+            self._stretch = None
+            self._lending.keep(stretch)
+        elif handle is not None and not handle.stale:
+            self._lending.note(part.run.segment.path, len(view))
+        self._advance(part, stop)
+        if self._given:
+            view, self._given = view[self._given :], 0
+        return view
+
+    def _watch(self, handle: Handle, run: Run, start: int, stop: int) -> None:
+        """Have what is about to be read known again if it verifies."""
+        stretch = self._stretch
+        if stretch is not None:
+            if (stretch.path, stretch.start, stretch.stop) == (run.segment.path, start, stop):
+                return  # the reading that was begun is going on
+            self._stop_watching()
+        if not handle.stale and self._source.is_sealed(run):
+            segment = run.segment
+            frames_bytes = segment.planned_end - len(segment.header)
+            self._stretch = self._lending.watch(handle.file, start, stop, frames_bytes)
+
+    def _stop_watching(self) -> None:
+        if self._stretch is not None:
+            self._lending.drop(self._stretch)
+            self._stretch = None
+
+    def _advance(self, part: Stored | Held, entry: int) -> None:
+        self._entry = entry
+        if entry == len(part.offsets) - 1:
+            self._part, self._entry = self._part + 1, 0
+            if self._handle is not None:  # else the one before may be pinned still
+                self._past, self._handle = self._handle, None
+
+
+def _entries(part: Stored, begin: int, stop: int) -> Run:
+    run = part.run
+    if begin == 0 and stop == len(run.lengths):
+        return run
+    return part_of(run, begin, stop, (part.offsets[begin], part.offsets[begin + 1]))
+
+
+def piece_stop(run: Run, begin: int) -> int:
+    """Behind the last of the entries that are read at once from `begin` on: about PIECE_BYTES, without a gap
+    between them, and at least one."""
+    positions, lengths = run.positions, run.lengths
+    limit = positions[begin] + PIECE_BYTES
+    stop = bisect_right(positions, limit, begin, min(len(positions), begin + PIECE_FRAMES))
+    while stop > begin + 1 and positions[stop - 1] + lengths[stop - 1] > limit:
+        stop -= 1
+    stop = max(stop, begin + 1)
+    if positions[stop - 1] + lengths[stop - 1] - positions[begin] != sum(lengths[begin:stop]):
+        gaps = (at for at in range(begin + 1, stop) if positions[at] != positions[at - 1] + lengths[at - 1])
+        stop = next(gaps)  # an unreadable stretch lies there
+    return stop
+
+
+def _joined(frames: list[Buffer], begin: int) -> tuple[Buffer, int]:
+    """A long frame as it is, or some short ones as one; how many those are."""
+    if len(frames[begin]) >= JOINED_BYTES:
+        return frames[begin], 1
+    taken: list[Buffer] = []
+    size = 0
+    for frame in islice(frames, begin, None):
+        if len(frame) >= JOINED_BYTES or size >= PIECE_BYTES:
+            break
+        taken.append(frame)
+        size += len(frame)
+    return b"".join(taken), len(taken)
+
+
+def _size(part: Stored | Held) -> int:
+    return sum(part.run.lengths) if isinstance(part, Stored) else sum(map(len, part.frames))
+
+
+def _leading(part: Stored | Held, count: int) -> Stored:
+    """Its first entries."""
+    assert isinstance(part, Stored), "what is in memory has no problem"
+    return Stored(_entries(part, 0, count), part.offsets[: count + 1])

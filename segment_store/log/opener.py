@@ -1,0 +1,480 @@
+"""Opening a log: directory to segments, by the rules of recovery.py (safety 7 to 12). Streams in bounded
+buffers.
+
+Sealed segments are taken from their index files and not read; the active one is read from its last indexed
+entry on. What this writes: index files that were missing or short, a torn tail's zeros, and every frame
+above the last index known synced, again and in place, since the page cache may hold what the disk does not.
+"""
+
+import logging
+from typing import NamedTuple
+
+from shoal.format.batch import (
+    MAX_FRAME_BYTES,
+    BatchError,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Term,
+    decode_stream,
+    parse_frame,
+)
+from shoal.segment_store.disk.disk import File
+from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, WrongSchema, is_no_space
+from shoal.segment_store.format.index import Entry, decode_index_file
+from shoal.segment_store.format.layout import SegmentName, sort_directory
+from shoal.segment_store.format.recovery import (
+    Chain,
+    Found,
+    bridge,
+    find_frame,
+    find_tail_records,
+    follow_chain,
+    nonzero_extent,
+)
+from shoal.segment_store.format.tail_record import (
+    TAIL_RECORD_BYTES,
+    TRAILER_BYTES,
+    TailRecord,
+    decode_trailer,
+)
+from shoal.segment_store.format.torn_write import Verdict, found_at, judge, newest_of, range_to_judge
+from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES, release_old
+from shoal.segment_store.log.page_lending import may_have_been_lent
+from shoal.segment_store.log.recycling import may_be_reused
+from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
+
+MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
+
+logger = logging.getLogger(__name__)
+
+
+class Recovered(NamedTuple):
+    """The segments in log order, what is damaged in them, what was done (for the log and for people), and
+    names of files for segments to come."""
+
+    segments: list[Segment]
+    damage: list[Damaged]
+    notes: list[str]
+    term_runs: list[tuple[LogIndex, Term]]
+    spares: list[str]
+    cleared_behind: LogIndex | None = None
+    """The entry behind which the beginning of another write stood, that was cleared."""
+
+
+class _Window:
+    """A bounded look into a file that moves forward."""
+
+    def __init__(self, file: File, start: int, size: int, chunk_bytes: int) -> None:
+        self._file = file
+        self._size = size
+        self._chunk_bytes = chunk_bytes
+        self.base = start
+        self.buffer = bytearray()
+
+    async def extend(self) -> bool:
+        """More bytes behind the buffer, as many again as it holds; False at the end of the file."""
+        held = len(self.buffer)
+        length = min(max(self._chunk_bytes, held), self._size - self.base - held)
+        if length <= 0:
+            return False
+        extended = bytearray(held + length)
+        extended[:held] = self.buffer
+        filled = await self._file.read_into(self.base + held, memoryview(extended)[held:])
+        if filled < length:
+            del extended[held + filled :]
+        self.buffer = extended
+        return filled > 0
+
+    def advance(self, position: int) -> None:
+        self.buffer = self.buffer[position - self.base :]
+        self.base = position
+
+
+class _Beyond(NamedTuple):
+    """What lies behind the last good frame: the greatest synced index any tail record there proves, where
+    bytes that are not zero begin and end (equal: none), and the newest tail record that knows of entries
+    behind that frame."""
+
+    synced_index: int
+    dirty_start: int
+    dirty_end: int
+    newest: TailRecord | None = None
+
+
+class _Scan:
+    """Follows one segment's chain from `position`, over damage where knowledge says that there was more."""
+
+    def __init__(self, segment: Segment, file: File, size: int, chain: Chain, position: int) -> None:
+        self._segment = segment
+        self._file = file
+        self._size = size
+        self.chain = chain
+        self.end_position = position
+        self.entries: list[Entry] = []
+        self.damage: list[Damaged] = []
+        self.beyond = _Beyond(0, position, position)
+
+    def _window(self, start: int) -> _Window:
+        return _Window(self._file, start, self._size, self._segment.files.config.read_chunk_bytes)
+
+    async def run(self, known_index: int, successor: Found | None) -> None:
+        """`known_index`: the last entry known to have been synced; `successor`: the next segment's first
+        entry."""
+        while True:
+            reason = await self._follow()
+            self.beyond = await self._look_beyond()
+            last = max(known_index, self.beyond.synced_index)
+            verdict = await self._judge()
+            if last < self.chain.next_index and not verdict.was_written:
+                return
+            found = verdict.behind or await self._find_later() or successor or found_at(self.beyond.newest)
+            if found is not None and found is successor and await self._ends_cleanly():
+                return  # not damage here: a whole segment is missing behind this one
+            if found is None:
+                first = self.chain.next_index
+                raise Damaged(self._segment.path, self.end_position, reason, first, last)
+            self._cross(found, reason)
+            if found is successor:
+                return
+
+    async def _ends_cleanly(self) -> bool:
+        record = await read_tail_record(self._segment, self._file, self.chain, self.end_position)
+        return record is not None
+
+    async def _follow(self) -> str:
+        """Take good frames; why that ended."""
+        window = self._window(self.end_position)
+        identity = self._segment.files.identity
+        while True:
+            stretch = follow_chain(window.buffer, window.base, self.chain, identity)
+            self.entries += stretch.entries
+            self.chain, self.end_position = stretch.chain, stretch.end_position
+            window.advance(stretch.end_position)
+            if stretch.reason != "short" or not await window.extend():
+                return f"{stretch.reason}: {stretch.detail}"
+
+    async def _look_beyond(self) -> _Beyond:
+        """Read to the end of the file for evidence and for bytes that must be cleared."""
+        synced, start, end = 0, self.end_position, self.end_position
+        newest: TailRecord | None = None
+        window = self._window(self.end_position)
+        while await window.extend():
+            extent = nonzero_extent(window.buffer, window.base)
+            if extent is not None:
+                records = find_tail_records(window.buffer, window.base, self._segment.files.identity)
+                synced = max([synced, *(record.synced_index for record in records)])
+                newest = newest_of([*records, *([newest] if newest else [])], self.chain)
+                start, end = (start if end > start else extent[0]), max(end, extent[1])
+            overlap = min(len(window.buffer), TAIL_RECORD_BYTES)
+            window.advance(window.base + len(window.buffer) - overlap)
+        return _Beyond(synced, start, end, newest)
+
+    async def _judge(self) -> Verdict:
+        """What the next frame is, of which nothing verifies."""
+        newest = self.beyond.newest
+        start, length = range_to_judge(self.end_position, self.beyond.dirty_end, newest)
+        data = await self._file.read(start, length)
+        return judge(data, start, self.end_position, self.chain, newest, self._segment.files.identity)
+
+    async def _find_later(self) -> Found | None:
+        """The next whole frame behind a damaged one, with at most a frame and a chunk in memory."""
+        window = self._window(self.end_position)
+        chunk = self._segment.files.config.read_chunk_bytes
+        while True:
+            more = True
+            while more and len(window.buffer) < MAX_FRAME_BYTES + chunk:
+                more = await window.extend()
+            search = max(chunk, len(window.buffer) - MAX_FRAME_BYTES) if more else len(window.buffer)
+            identity = self._segment.files.identity
+            found = find_frame(window.buffer, window.base, search, self.chain, identity)
+            if found is not None or not more:
+                return found
+            window.advance(window.base + search)
+
+    def _cross(self, found: Found, reason: str) -> None:
+        path = self._segment.path
+        entries = bridge(path, self.end_position, self.chain, found.entry, found.previous_term)
+        first, last = entries[0], entries[-1]
+        offsets, length = (first.base_offset, last.end_offset), last.end_position - first.position
+        damage = Damaged(path, first.position, reason, first.index, last.index, offsets, length)
+        self.damage.append(damage)
+        self.entries += entries
+        time = self.chain.append_time_us
+        entry = found.entry
+        self.chain = Chain(entry.index, entry.base_offset, found.previous_term, time)
+        self.end_position = entry.position
+
+
+async def recover(files: SegmentFiles) -> Recovered:
+    """Every segment of the directory (created when missing), ready to append to and to read.
+
+    Damaged when the log's numbers cannot be established; ForeignIdentity when the files are another log's,
+    WrongSchema when they have other columns.
+    None of them changes anything on the disk.
+    """
+    await files.disk.make_directory(files.directory)
+    names, orphans, spares = sort_directory(await files.disk.list(files.directory))
+    opening = _Opening(files)
+    for place, name in enumerate(names):
+        await opening.take(name, names[place + 1] if place + 1 < len(names) else None)
+    for orphan in orphans:
+        opening.notes.append(f"removed {orphan}, left by an interrupted change")
+        if await files.disk.exists(files.path(orphan)):  # no longer where that index was written again above
+            await files.disk.unlink(files.path(orphan))
+    if orphans:
+        await files.disk.sync_directory(files.directory)
+    for note in opening.notes:
+        logger.debug("%s: %s", files.directory, note)
+    for damage in opening.damage:
+        logger.error("%s", damage)
+    return Recovered(
+        opening.segments,
+        opening.damage,
+        opening.notes,
+        opening.term_runs,
+        list(spares),
+        opening.cleared_behind,
+    )
+
+
+class _Opening:
+    """Segment after segment, with the chain that leads from each to the next."""
+
+    def __init__(self, files: SegmentFiles) -> None:
+        self.files = files
+        self.chain: Chain | None = None
+        self.segments: list[Segment] = []
+        self.damage: list[Damaged] = []
+        self.notes: list[str] = []
+        self.cleared_behind: LogIndex | None = None
+        self.term_runs: list[tuple[LogIndex, Term]] = []
+
+    async def take(self, name: SegmentName, successor: SegmentName | None) -> None:
+        chain = self.chain
+        path = self.files.path(name.segment_file)
+        if chain is not None and (name.first_index, name.first_offset) != (
+            chain.next_index,
+            chain.next_offset,
+        ):
+            detail = f"the segment before ends at entry {chain.next_index - 1}, offset {chain.next_offset}"
+            raise Damaged(path, 0, detail, chain.next_index, LogIndex(name.first_index - 1))
+        async with self.files.open_files.pin(path) as file:
+            segment = await self._read(name, file, successor)
+        if segment is None:
+            return
+        self.segments.append(segment)
+        for index, term in segment.index.term_runs():
+            if not self.term_runs or self.term_runs[-1][1] != term:
+                self.term_runs.append((index, term))
+        release_old(self.segments, self.files.config.index_bytes)
+
+    async def _read(self, name: SegmentName, file: File, successor: SegmentName | None) -> Segment | None:
+        size = await file.size()
+        previous_term = await self._previous_term(name, file, size)
+        segment = Segment(self.files, name, previous_term)
+        segment.was_lent = may_have_been_lent(file)
+        segment.allocated = size
+        segment.is_over_zeros = successor is None  # settling clears what lies behind the last entry
+        header_problem = await _header_problem(segment, file)
+        time = self.chain.append_time_us if self.chain else 0
+        scan = _Scan(
+            segment,
+            file,
+            size,
+            Chain(name.first_index, name.first_offset, previous_term, time),
+            len(segment.header),
+        )
+        await self._load_index(segment, scan)
+        known = max(segment.indexed_index, successor.first_index - 1 if successor else 0)
+        if successor is None or known > segment.indexed_index:
+            found = await self._successor_entry(successor, size) if successor else None
+            await self._scan(segment, scan, known, found, header_problem)
+        self.damage += scan.damage
+        for entry in scan.entries:
+            segment.index.append(entry)
+        if not len(segment.index):
+            await self._drop_empty(segment, file, scan, header_problem)
+            return None
+        last = segment.index.entry(segment.last_index)
+        segment.planned_end = segment.written_end = last.end_position
+        if header_problem:
+            await self._mend_header(segment, file, header_problem)
+        if successor is None:
+            await self._settle_active(segment, file, scan)
+        else:
+            await self._complete_index(segment)
+            if not may_be_reused(segment):  # a crash may have come between
+                await segment.release_rest(file)
+        self.chain = scan.chain
+        return segment
+
+    async def _previous_term(self, name: SegmentName, file: File, size: int) -> Term:
+        """Known from the segment before; the first segment's own header says it for a log whose head was
+        trimmed."""
+        if self.chain is not None:
+            return self.chain.previous_term
+        if name.first_index == 1:
+            return Term(0)
+        head = await file.read(0, min(size, self.files.config.read_chunk_bytes))
+        try:
+            return parse_frame(head, 0, self.files.identity).stamp.previous_term
+        except BatchError as error:
+            raise Damaged(self.files.path(name.segment_file), 0, f"segment header: {error}") from error
+
+    async def _successor_entry(self, successor: SegmentName, size: int) -> Found | None:
+        """The next segment's first entry as the end of a damaged stretch; its header knows the term before
+        it."""
+        async with self.files.open_files.pin(self.files.path(successor.segment_file)) as file:
+            head = await file.read(0, self.files.config.read_chunk_bytes)
+        try:
+            stamp = parse_frame(head, 0, self.files.identity).stamp
+        except BatchError:
+            return None  # then nothing tells the terms of the stretch: the caller reports the damage
+        place = size - size % 8
+        entry = Entry(successor.first_index, successor.first_offset, place, 8, 0, Term(0), 0)
+        return Found(entry, stamp.previous_term)
+
+    async def _load_index(self, segment: Segment, scan: _Scan) -> None:
+        disk = self.files.disk
+        if not await disk.exists(segment.index_path):
+            self.notes.append(f"{segment.name.index_file} is missing; read from the segment")
+            return
+        file = await disk.open(segment.index_path)
+        try:
+            data = await file.read(0, min(await file.size(), MAX_INDEX_FILE_BYTES))
+        finally:
+            await file.close()
+        name = segment.name
+        loaded = decode_index_file(data, name.first_index, name.first_offset, self.files.identity)
+        if loaded.problem:
+            self.notes.append(f"{name.index_file} is good up to {loaded.problem}")
+        segment.index.extend(loaded.held)
+        segment.index_bytes = loaded.good_bytes
+        segment.index_is_ragged = loaded.good_bytes < len(data)
+        segment.indexed_index = segment.last_index
+        if len(loaded.held):
+            last = loaded.held.entry(loaded.held.last_index)
+            scan.chain = scan.chain.after(last)
+            scan.end_position = last.end_position
+
+    async def _scan(
+        self, segment: Segment, scan: _Scan, known: int, found: Found | None, header_problem: str | None
+    ) -> None:
+        try:
+            await scan.run(known, found)
+        except Damaged as damage:
+            if header_problem and not scan.entries and not len(segment.index):
+                detail = f"nothing in the file verifies as this log's: {header_problem}"
+                raise ForeignIdentity(f"{segment.path}: {detail}") from damage
+            raise
+
+    async def _drop_empty(
+        self, segment: Segment, file: File, scan: _Scan, header_problem: str | None
+    ) -> None:
+        """A segment whose creation was interrupted before its first frame: nothing in it was ever
+        acknowledged."""
+        beyond = scan.beyond.dirty_end > len(segment.header) + TRAILER_BYTES
+        if header_problem and beyond:
+            owner = await _owner(file, self.files.identity)
+            raise ForeignIdentity(f"{segment.path}: nothing verifies as this log's; it says it is of {owner}")
+        self.notes.append(f"{segment.name.segment_file} holds no entry; removed")
+        await segment.remove()
+        await self.files.disk.sync_directory(self.files.directory)
+
+    async def _mend_header(self, segment: Segment, file: File, problem: str) -> None:
+        """The header follows from the log's identity and the segment before: damage that needs no peer."""
+        self.notes.append(f"{segment.name.segment_file}: header written again ({problem})")
+        await file.write_and_sync(0, segment.header)
+
+    async def _settle_active(self, segment: Segment, file: File, scan: _Scan) -> None:
+        """Rewrite what may be in the page cache only, clear a torn tail, and sync, before anything is
+        answered."""
+        last, end = segment.last_index, scan.end_position
+        newest = await read_tail_record(segment, file, scan.chain, end)
+        clean = newest is not None
+        synced = max(segment.indexed_index, min(scan.beyond.synced_index, last))
+        dirty_end = max(scan.beyond.dirty_end, end)
+        if clean and synced == last and dirty_end <= end + TRAILER_BYTES:
+            await self._complete_index(segment)
+            return
+        written = 0
+        if synced < last:
+            start = segment.index.entry(LogIndex(synced + 1)).position
+            await self._rewrite(file, start, end)
+            if newest is not None and newest.start_position == start:
+                written = newest.written_bytes  # the same bytes at the same place: what it says holds on
+        if dirty_end > end + TRAILER_BYTES or not clean:
+            self.notes.append(f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}")
+            if dirty_end > end + TRAILER_BYTES:
+                self.cleared_behind = last
+        await segment.reserve(file, end + TRAILER_BYTES)
+        segment.count_unused(0)  # counted with the rest once the whole log has opened
+        await write_zeros(file, end, dirty_end)
+        entry = segment.index.entry(last)
+        record = TailRecord(last, entry.term, end, LogIndex(synced), entry.end_offset, written)
+        await file.write_and_sync(end, segment.trailer(record))
+        await self._complete_index(segment)
+
+    async def _complete_index(self, segment: Segment) -> None:
+        first = segment.indexed_index + 1
+        if first > segment.last_index:
+            return
+        try:
+            await segment.write_index(segment.last_index)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            self.notes.append(f"{segment.name.index_file} not completed: {error}")  # it only saves time
+        else:
+            self.notes.append(f"{segment.name.index_file} completed from entry {first}")
+
+    async def _rewrite(self, file: File, start: int, end: int) -> None:
+        chunk = self.files.config.read_chunk_bytes
+        for at in range(start, end, chunk):
+            await file.write(at, await file.read(at, min(chunk, end - at)))
+
+
+async def read_tail_record(segment: Segment, file: File, chain: Chain, end: int) -> TailRecord | None:
+    """The tail record at `end` if it says that the chain's last entry was the last one."""
+    try:
+        record = decode_trailer(await file.read(end, TRAILER_BYTES), 0, segment.files.identity)
+    except FormatError:
+        return None
+    is_end = record.end_position == end and record.last_index == chain.next_index - 1
+    return record if is_end else None
+
+
+async def _header_problem(segment: Segment, file: File) -> str | None:
+    """None when the file opens with this log's header, which may be longer or shorter than the one we would
+    write (another version of Arrow). Whether one that does not verify is damaged or foreign, the frames
+    decide. Raises WrongSchema."""
+    if await file.read(0, len(segment.header)) == segment.header:
+        return None
+    data = await file.read(0, MAX_HEADER_BYTES)
+    identity = segment.files.identity
+    try:
+        frame = parse_frame(data, 0, identity)
+    except BatchError as error:
+        return str(error)
+    stamp = frame.stamp
+    if (stamp.kind, stamp.index, stamp.base_offset) != (Kind.SCHEMA, *segment.name):
+        return "the header is another segment's"
+    stored = decode_stream(bytes(frame.data))[0]
+    if not stored.equals(segment.files.schema, check_metadata=False):
+        problem = f"it holds the columns {stored.names}, not {segment.files.schema.names}"
+        raise WrongSchema(f"{segment.path}: {problem}, or they are of other types")
+    segment.header = bytes(frame.data)
+    segment.planned_end = len(frame.data)
+    return None
+
+
+async def _owner(file: File, identity: LogIdentity) -> str:
+    """Whose file it says it is, for an error message: nothing of it has been verified."""
+    try:
+        header = bytes(parse_frame(await file.read(0, MAX_HEADER_BYTES), 0, identity, verify=False).data)
+        metadata = decode_stream(header)[0].metadata or {}
+    except BatchError:
+        return "an unknown log"
+    topic, partition = metadata.get(b"shoal.topic_id", b"?"), metadata.get(b"shoal.partition", b"?")
+    return f"topic {topic.decode('ascii', 'replace')}, partition {partition.decode('ascii', 'replace')}"

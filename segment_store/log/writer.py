@@ -1,0 +1,639 @@
+"""The writer of one log: works off its queue on the disk, one thing at a time, and keeps the index behind it.
+
+`written_index` is what the files hold. `stored_index` is how much of the log as planned they hold, and
+`synced_index` how much of that is known to survive a power failure: a truncation lowers both when it is
+asked for, not when it is done. Faults are sorted here: no space refuses what was queued and heals; a failed
+sync, or a write that failed for any other reason, ends this log's writing for good.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from shoal.format.batch import LogIndex, Offset
+from shoal.segment_store.disk.disk import Buffer, Data, File
+from shoal.segment_store.disk.open_files import Handle
+from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
+from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord
+from shoal.segment_store.log.recycling import Spares, may_be_reused
+from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
+from shoal.segment_store.log.write_queue import Append, Roll, Trim, Truncate, Work, take_group
+
+logger = logging.getLogger(__name__)
+
+COMPANY_BYTES = 32 * 2**10
+"""A write of this size waits for a turn of the loop: its time on the disk is long beside the turn, and what
+arrives in between shares its sync."""
+
+JOINED_BYTES = 4 * 2**10
+"""So short a frame is copied together with what ends a write: one piece is quicker than a list of them."""
+
+ONLY_ENTRY_INTERVALS = 10
+"""How much later than others the first entry of a log is indexed while no other follows: there is nothing to
+be found in it, and a thousand logs may have just begun."""
+
+AHEAD_WRITES = 2
+"""Blocks for so many more writes are asked for beforehand."""
+
+
+class Writer:
+    """`roll_back(index)` is called after a fault: nothing behind `index` is, or will be, on the disk."""
+
+    def __init__(
+        self,
+        files: SegmentFiles,
+        active: Segment | None,
+        last_index: LogIndex,
+        roll_back: Callable[[LogIndex], None],
+        spares: Spares,
+    ) -> None:
+        self.written_index = last_index
+        self.stored_index = last_index
+        self.synced_index = last_index
+        self.generation = 0  # counts truncations asked for
+        self.failure: DiskFailed | None = None
+        self.queued_bytes = 0
+        self.writes = 0
+        self.syncs = 0
+        self._files = files
+        self._roll_back = roll_back
+        self._queue: deque[Work] = deque()
+        self._refusing: DiskFull | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_waiting = False  # for company, until the next turn of the loop
+        self._is_writing = False  # a write is under way that no task awaits
+        self._write_over: asyncio.Future[None] | None = None
+        self._active = active
+        self._handle: Handle | None = None
+        self._is_held = False  # the handle is pinned; between writes it rests
+        self._spares = spares
+        self.index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, mending, close
+        self._index_timer: asyncio.TimerHandle | None = None
+        self._index_is_far = False  # the timer is that of an only entry
+        self._index_task: asyncio.Task[None] | None = None
+        self._unindexed_bytes = 0
+        self._reserving: asyncio.Task[None] | None = None
+        self._sealed: list[Segment] = []  # whose reserved space is to be given back, with the next index
+        self.is_closed = False
+
+    @property
+    def recycled(self) -> int:
+        """How many segments began in a file that was one before."""
+        return self._spares.recycled
+
+    def check_open(self) -> None:
+        """Raise LogClosed after close."""
+        if self.is_closed:
+            raise LogClosed(f"{self._files.directory} is closed")
+
+    def check_disk(self) -> None:
+        """Raise DiskFailed once the disk has."""
+        if self.failure is not None:
+            raise DiskFailed(str(self.failure)) from self.failure
+
+    def check(self) -> None:
+        """Raise what an append would meet right now."""
+        if self.is_closed or self.failure is not None:
+            self.check_open()
+            self.check_disk()
+        if self._refusing is not None:
+            raise DiskFull(str(self._refusing))
+
+    def submit(self, work: Work) -> None:
+        """Queue it, and begin with it when nothing is under way."""
+        assert not self.is_closed
+        if type(work) is Append:
+            self.queued_bytes += work.length
+        elif isinstance(work, Truncate):
+            self.generation += 1
+            self.synced_index = LogIndex(min(self.synced_index, work.from_index - 1))
+            self.stored_index = LogIndex(min(self.stored_index, work.from_index - 1))
+        self._queue.append(work)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take up what is queued, unless something is under way: a plain write without a task, which costs as
+        much as the rest of an append; whatever has to be prepared for, in one."""
+        if not self._queue or self._task is not None or self._is_writing or self._is_waiting:
+            return
+        work = self._queue[0]
+        if type(work) is Append and work.length >= COMPANY_BYTES and self._files.config.fsync:
+            self._is_waiting = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        elif not self._begin_write():
+            self._work(None)
+
+    def _begin(self) -> None:
+        self._is_waiting = False
+        if not self._begin_write():
+            self._work(None)
+
+    def _work(self, error: BaseException | None) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work_off(error))
+
+    def _begin_write(self) -> bool:
+        """The common case: the active segment's file is open, clean, and has blocks for the frames. False:
+        nothing was begun."""
+        first = self._queue[0]
+        if type(first) is not Append:
+            return False
+        segment = first.segment
+        if segment is not self._active or self.failure is not None:
+            return False
+        if segment.soiled_end or not (self._is_held or self._hold()):
+            return False
+        assert self._handle is not None
+        group = take_group(self._queue, self._files.config.max_write_bytes)
+        last = group[-1]
+        if last.position + last.length + TRAILER_BYTES > segment.allocated:
+            self._queue.extendleft(reversed(group))
+            return False
+        file, position, buffers = self._handle.file, group[0].position, self._buffers(group)
+        ended = partial(self._write_ended, group)
+        if self._files.config.fsync:
+            file.begin_write_and_sync(position, buffers, ended)
+        elif file.write_at_once(position, buffers):
+            asyncio.get_running_loop().call_soon(ended, None)  # the answer never comes within the question
+        else:
+            segment.soiled_end = 0  # the same bytes go there next, by the longer way
+            self._queue.extendleft(reversed(group))
+            return False
+        self._is_writing = True
+        if last.length >= COMPANY_BYTES:
+            self._reserve_ahead(segment, file, last)
+        return True
+
+    def _reserve_ahead(self, segment: Segment, file: File, last: Append) -> None:
+        """Blocks for the next writes of this size while this one runs: none waits for them, and a disk that
+        has none is met by the write that needs them."""
+        wanted = last.position + (1 + AHEAD_WRITES) * last.length + TRAILER_BYTES
+        if wanted <= segment.allocated or wanted > self._files.config.segment_bytes:
+            return
+        if self._reserving is None:
+            self._reserving = asyncio.get_running_loop().create_task(self._reserve(segment, file, wanted))
+
+    async def _reserve(self, segment: Segment, file: File, wanted: int) -> None:
+        try:
+            await segment.reserve(file, wanted)
+        except OSError as error:
+            logger.debug("%s: no blocks reserved ahead: %s", segment.path, error)
+        finally:
+            self._reserving = None
+            self._rest()
+
+    async def _wait_for_reserve(self) -> None:
+        """A file that is about to be sealed, cut or removed must not grow behind our back."""
+        if self._reserving is not None:
+            await asyncio.wait([self._reserving])
+
+    def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
+        self._is_writing = False
+        if error is not None:
+            self._queue.extendleft(reversed(group))  # the fault is answered to them first
+            self._work(error)
+        else:
+            self.syncs += self._files.config.fsync
+            self._written(group)
+            if self._queue:
+                self._go_on()  # before anybody hears of it: what they queue shares the write after the next
+            for work in group:
+                if work.answer is not None:
+                    work.answer(None)
+            self._rest()
+        if self._write_over is not None:
+            self._write_over.set_result(None)
+            self._write_over = None
+
+    async def _work_off(self, error: BaseException | None) -> None:
+        try:
+            if isinstance(error, OSError):
+                await self._fault(error)
+            elif error is not None:
+                raise error
+            while self._queue:
+                if self.failure is not None:  # the index's task met it
+                    self._fail(self.failure)
+                    return
+                try:
+                    await self._next()
+                except OSError as error:
+                    await self._fault(error)
+        except BaseException as error:
+            # A bug or the end of the loop: nobody may wait for ever, nothing may be acknowledged any more.
+            self._fail(DiskFailed(f"writing stopped: {error!r}"))
+            raise
+        finally:
+            self._task = None
+            self._rest()
+
+    async def _next(self) -> None:
+        work = self._queue[0]
+        if isinstance(work, Append):
+            group = take_group(self._queue, self._files.config.max_write_bytes)
+            try:
+                await self._write(group)
+            except OSError:
+                self._queue.extendleft(reversed(group))  # the fault is answered to them first
+                raise
+            return
+        await self._wait_for_reserve()
+        if isinstance(work, Roll):
+            await self._roll(work)
+        elif isinstance(work, Trim):
+            await self._trim(work)
+        else:
+            await self._truncate(work)
+        # Off the queue only when done, so that a fault finds it there.
+        assert self._queue[0] is work
+        self._queue.popleft()
+        if isinstance(work, Truncate | Trim):
+            _answer(work, None)
+
+    async def _file(self, segment: Segment) -> File:
+        """The active segment's file, pinned until nothing is under way or another becomes active."""
+        if self._active is not segment or not self._hold():
+            await self._let_go()
+            await self._take(segment, create=False)
+        assert self._handle is not None
+        return self._handle.file
+
+    async def _take(self, segment: Segment, *, create: bool) -> None:
+        self._handle = await self._files.open_files.acquire(segment.path, create=create)
+        self._is_held = True
+        self._active = segment
+
+    def _hold(self) -> bool:
+        """Pin the active file if it is open still."""
+        if self._handle is not None and not self._is_held:
+            self._is_held = self._files.open_files.wake(self._handle)
+            if not self._is_held:
+                self._handle = None
+        return self._handle is not None
+
+    def _rest(self) -> None:
+        """With nothing under way and nothing unsynced, the file may be closed for want of room."""
+        idle = self._task is None and not self._is_writing and not self._queue and self._reserving is None
+        if not idle or not self._is_held or self.failure is not None or self._handle is None:
+            return
+        synced = self._files.config.fsync or self.synced_index >= self.stored_index
+        if synced and self._active is not None and not self._active.soiled_end:
+            self._is_held = not self._files.open_files.rest(self._handle)
+
+    async def _let_go(self) -> None:
+        handle, self._handle = self._handle, None
+        held, self._is_held = self._is_held, False
+        if handle is not None and held:
+            await self._files.open_files.release(handle)
+
+    async def _write(self, group: list[Append]) -> None:
+        """One write of all the frames, the marker and the tail record, and one sync."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        file = await self._file(segment)
+        if end + TRAILER_BYTES > segment.allocated:
+            await segment.reserve(file, end + TRAILER_BYTES)
+        if segment.soiled_end:
+            await self._clean(segment, file)
+        buffers = self._buffers(group)
+        if self._files.config.fsync:
+            await file.write_and_sync(group[0].position, buffers)
+            self.syncs += 1
+        else:
+            await file.write(group[0].position, buffers)
+        self._written(group)
+        for work in group:
+            _answer(work, None)
+
+    def _buffers(self, group: list[Append]) -> Data:
+        """What a write consists of; its place is soiled until it has succeeded."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        stamp = last.frames[-1].stamp
+        buffers: list[Buffer]
+        if len(group) == 1 and len(last.frames) == 1:
+            buffers = [last.frames[0].data]
+        else:
+            buffers = [frame.data for work in group for frame in work.frames]
+        # Without a sync for each, what several writes have left stands there, in any mixture.
+        written = end - group[0].position if segment.is_over_zeros and self._files.config.fsync else 0
+        end_offset = Offset(stamp.base_offset + stamp.record_count)
+        # Its own constructor is five times as slow.
+        fields = (stamp.index, stamp.term, end, self.synced_index, end_offset, written)
+        record = tuple.__new__(TailRecord, fields)
+        buffers.append(segment.trailer(record))
+        segment.soiled_end = end + TRAILER_BYTES
+        if end + TRAILER_BYTES > segment.prewritten_end:
+            buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
+        elif end - group[0].position <= JOINED_BYTES:
+            return b"".join(buffers)
+        return buffers
+
+    async def _clean(self, segment: Segment, file: File) -> None:
+        """Clear what a refused write left: a frame of it behind the next, other write must not join the
+        log."""
+        await write_zeros(file, segment.written_end, segment.soiled_end)
+        await file.sync()
+        segment.soiled_end = 0
+
+    def _written(self, group: list[Append]) -> None:
+        """A write has succeeded, with its sync."""
+        segment, last = group[0].segment, group[-1]
+        end = last.position + last.length
+        length = end - group[0].position
+        segment.soiled_end = 0
+        segment.written_end = end
+        self.writes += 1
+        self.queued_bytes -= length
+        self.written_index = kept = last.frames[-1].stamp.index
+        if last.generation != self.generation:
+            # A truncation that is queued behind takes back what it removes, and others may be planned there
+            # already.
+            kept = self._kept_of(kept)
+        if kept > self.stored_index:
+            self.stored_index = kept
+        if self._files.config.fsync:
+            self.synced_index = self.stored_index
+        self._unindexed_bytes += length
+        if self._unindexed_bytes >= self._files.config.index_interval_bytes:
+            self._start_indexing()
+        elif self._index_task is None and (self._index_timer is None or self._index_is_far):
+            self._index_later()
+
+    def _kept_of(self, index: LogIndex) -> LogIndex:
+        for work in self._queue:
+            if isinstance(work, Truncate):
+                index = LogIndex(min(index, work.from_index - 1))
+        return index
+
+    async def _sync_active(self) -> None:
+        """Without fsync per append, what was written becomes known synced here."""
+        if self._files.config.fsync or self._active is None:
+            return
+        written = self.written_index
+        async with self._files.open_files.pin(self._active.path) as file:
+            await file.sync()
+        self.syncs += 1
+        # What was written meanwhile is not covered, what was truncated meanwhile does not count.
+        self.synced_index = LogIndex(max(self.synced_index, min(written, self.stored_index)))
+
+    async def _roll(self, work: Roll) -> None:
+        """Seal and sync the old segment with its index, then the new one's header and directory entry."""
+        previous, segment = work.previous, work.segment
+        if previous is not None:
+            self._active = self._active or previous
+            await (
+                self._sync_active()
+            )  # also what a queued truncation will remove: a gap before N + 1 is damage
+            async with self.index_lock:
+                await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
+            self._spares.settle(previous)
+        await self._let_go()
+        recycled = await self._spares.reuse(segment)
+        await self._take(segment, create=not recycled)
+        if not recycled:
+            assert self._handle is not None
+            await segment.create(self._handle.file)
+        await self._files.disk.sync_directory(self._files.directory)
+        if previous is not None:
+            self._sealed.append(previous)
+
+    async def _release_sealed(self) -> None:
+        """Once a segment has a successor with an entry nothing comes behind its end any more: what was
+        reserved there goes back to the disk. Before that a full disk may make it the active one again."""
+        async with self.index_lock:
+            sealed = [item for item in self._sealed if item.last_index < self.stored_index]
+            self._sealed = [item for item in self._sealed if item not in sealed]
+            for segment in sealed:
+                try:
+                    await self._release_rest(segment)
+                except FileNotFoundError:
+                    continue  # trimmed meanwhile
+                except OSError as error:
+                    logger.warning("%s: reserved space not given back: %s", segment.path, error)
+
+    async def _release_rest(self, sealed: Segment) -> None:
+        if not may_be_reused(sealed):
+            async with self._files.open_files.pin(sealed.path) as file:
+                await sealed.release_rest(file)
+        sealed.count_unused(0)
+
+    async def _truncate(self, work: Truncate) -> None:
+        """Safety 8, in an order in which every crash leaves a log that recovery takes for a shorter or an
+        unchanged one: whole segments newest first, then the index, then the tail record, then the
+        frames."""
+        async with self.index_lock:
+            self._sealed = [item for item in self._sealed if item is not work.kept]
+            for segment in reversed(work.removed):
+                await self._remove(segment)
+            if work.kept is not None and self.written_index >= work.from_index:
+                await self._zero_suffix(work.kept, work.from_index, work)
+            self.written_index = LogIndex(min(self.written_index, work.from_index - 1))
+
+    async def _zero_suffix(self, segment: Segment, from_index: LogIndex, work: Truncate) -> None:
+        start, end = work.cut_position, max(segment.written_end, segment.soiled_end - TRAILER_BYTES)
+        if start >= end:
+            return  # the segment ended right there: only later segments went
+        last = LogIndex(from_index - 1)
+        if segment.indexed_index >= from_index:
+            # Later truncations may have cut the plan further, and others planned there: only what all keep
+            # is true.
+            await self._shorten_index(segment, self._kept_of(last))
+        file = await self._file(segment)
+        # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
+        await file.write_and_sync(segment.written_end, bytes(TRAILER_BYTES))
+        await write_zeros(file, start + TRAILER_BYTES, end)
+        synced = last if self._files.config.fsync else LogIndex(0)
+        record = TailRecord(last, work.last_term, start, synced, work.end_offset)
+        await file.write_and_sync(start, segment.trailer(record))
+        segment.written_end = start
+        segment.soiled_end = 0
+
+    async def _trim(self, work: Trim) -> None:
+        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap. What
+        stays is durable before that: it alone says where the log stands."""
+        await self._sync_active()
+        for segment in work.removed:
+            if not await self._spares.retire(segment, work.kept):
+                await self._remove(segment)
+
+    async def _shorten_index(self, segment: Segment, last: LogIndex) -> None:
+        try:
+            await segment.replace_index(last)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            await segment.remove_index()  # a log without an index is slow to open, never wrong
+
+    async def _fault(self, error: OSError) -> None:
+        refusal = disk_fault(error, self._files.directory)
+        if isinstance(refusal, DiskFailed):
+            self._fail(refusal)
+            return
+        self._refusing = refusal
+        logger.warning("appends refused: %s", refusal)
+        refused: list[Append] = []
+        try:
+            await self._wait_for_reserve()
+            await self._spares.drop()
+            await self._refuse_queued(refused)
+            await self._drop_empty_active()
+        except OSError as second:
+            self._fail(DiskFailed(f"{self._files.directory}: {second}, while the disk was full ({error})"))
+        else:
+            self._roll_back(self.written_index)
+            self.stored_index = self.written_index
+        finally:
+            self._refusing = None
+        for work in refused:  # only now: who hears of it may offer the same frames again at once
+            _answer(work, DiskFull(str(refusal)))
+
+    async def _refuse_queued(self, refused: list[Append]) -> None:
+        """Take everything off the queue: appends in vain, truncations done (they need no space)."""
+        while self._queue:
+            work = self._queue[0]
+            if isinstance(work, Append):
+                self.queued_bytes -= work.length
+                refused.append(work)
+            elif isinstance(work, Roll):
+                await self._undo_roll(work)
+            else:
+                await (self._trim(work) if isinstance(work, Trim) else self._truncate(work))
+                _answer(work, None)
+            self._queue.popleft()
+
+    async def _undo_roll(self, work: Roll) -> None:
+        await self._remove(work.segment)
+
+    async def _drop_empty_active(self) -> None:
+        """A segment that was rolled to and then refused its first frame: another leader may not roll
+        there."""
+        if self._active is not None and self._active.first_index > self.written_index:
+            await self._remove(self._active)
+
+    async def _remove(self, segment: Segment) -> None:
+        if self._active is segment:
+            await self._let_go()
+            self._active = None
+        self._sealed = [item for item in self._sealed if item is not segment]
+        self._spares.settle(segment)
+        await segment.remove()
+        await self._files.disk.sync_directory(self._files.directory)
+
+    def _fail(self, failure: DiskFailed) -> None:
+        """Nothing is written any more; everybody who waits is told."""
+        if self.failure is None:
+            self.failure = failure
+            logger.error("%s: this log accepts no append until it is opened again", failure)
+        waiting = [work for work in self._queue if not isinstance(work, Roll)]
+        self._queue.clear()
+        self.queued_bytes = 0
+        self._roll_back(self.written_index)
+        for work in waiting:
+            _answer(work, DiskFailed(str(failure)))
+
+    def _index_later(self) -> None:
+        is_only = self.written_index == 1
+        if self._index_timer is not None:
+            if is_only:
+                return
+            self._index_timer.cancel()
+        self._index_is_far = is_only
+        delay_s = self._files.config.index_interval_ms / 1000 * (ONLY_ENTRY_INTERVALS if is_only else 1)
+        self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
+
+    def _start_indexing(self) -> None:
+        if self._index_timer is not None:
+            self._index_timer.cancel()
+            self._index_timer = None
+        if self._index_task is None and not self.is_closed:
+            self._unindexed_bytes = 0
+            self._index_task = asyncio.get_running_loop().create_task(self._index_once())
+
+    async def _index_once(self) -> None:
+        try:
+            await self.write_index()
+            if self._sealed:
+                await self._release_sealed()
+        except OSError as error:
+            if is_no_space(error):
+                # The index saves time, it proves nothing that the segment does not: the next append tries
+                # again.
+                logger.warning("%s: index not written: %s", self._files.directory, error)
+            else:
+                self.failure = self.failure or DiskFailed(f"{self._files.directory}: index: {error}")
+                logger.error("%s: this log accepts no append until it is opened again", self.failure)
+        else:
+            if self._is_behind() and self._index_timer is None and not self.is_closed:
+                self._index_later()
+        finally:
+            self._index_task = None
+            self._rest()
+
+    def _is_behind(self) -> bool:
+        """Whether something was written while the index was, for which nothing else would come back."""
+        active = self._active
+        if active is not None and min(self.stored_index, active.last_index) > active.indexed_index:
+            return True
+        return any(item.last_index < self.stored_index for item in self._sealed)
+
+    async def write_index(self) -> None:
+        """Bring the active segment's index file up to what is known synced."""
+        async with self.index_lock:
+            if self.synced_index < self.stored_index:
+                await self._sync_active()
+            segment = self._active
+            if segment is not None:
+                await segment.write_index(LogIndex(min(self.synced_index, segment.last_index)))
+
+    async def drain(self) -> None:
+        """Return when nothing is queued or under way."""
+        while self._task is not None or self._is_writing or self._is_waiting or self._reserving is not None:
+            if self._reserving is not None:
+                await asyncio.wait([self._reserving])
+            elif self._task is not None:
+                await asyncio.wait([self._task])
+            elif self._is_waiting:
+                await asyncio.sleep(0)
+            else:
+                self._write_over = self._write_over or asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._write_over])
+
+    async def close(self, *, flush: bool) -> None:
+        """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
+        next opening knows everything to be synced; where that last step fails, it only reads more."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        await self.drain()
+        if self._index_timer is not None:
+            self._index_timer.cancel()
+        if self._index_task is not None:
+            await asyncio.wait([self._index_task])
+        try:
+            if flush and self.failure is None:
+                await self.write_index()
+                await self._release_sealed()
+        except OSError as error:
+            if not is_no_space(error):
+                self._fail(DiskFailed(f"{self._files.directory}: {error}"))
+        finally:
+            await self._let_go()
+            self._spares.close()
+            if self._active is not None:
+                self._spares.settle(self._active)
+            self._files.shared.lending.close(self._files.directory)
+            await self._files.open_files.close(self._files.directory)
+
+
+def _answer(work: Append | Truncate | Trim, error: StoreError | None) -> None:
+    if isinstance(work, Append):
+        if work.answer is not None:
+            work.answer(error)
+    elif work.done.done():
+        return  # the caller was cancelled meanwhile
+    elif error is None:
+        work.done.set_result(None)
+    else:
+        work.done.set_exception(error)

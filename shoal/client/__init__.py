@@ -1,0 +1,1 @@
+"""The Python clients: asyncio, and blocking on a thread of its own."""

@@ -1,0 +1,269 @@
+"""What a client asks of a cluster as a whole: members, topics, keys, joining, leaving, recovering.
+
+Law of this file: HTTP and JSON only. Records and Arrow are the matter of async_client.py, whose client can
+all of this too: a command that asks one question starts without them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack
+from urllib.parse import quote
+
+from shoal.client.http.discovery import urls_by_mdns, urls_of_seeds
+from shoal.client.http.requests import Call, ClientConfig, Cluster, topic_path
+from shoal.client.http.routing import bootstrap_urls
+from shoal.errors import ShoalError
+from shoal.unpicklable import LiveObject
+
+
+class Retention(TypedDict, total=False):
+    """What of a partition is kept: batches so young ("7d"), and at least so many bytes. None: without end."""
+
+    age: str | None
+    bytes: int | None
+
+
+class Segment(TypedDict, total=False):
+    """How large ("bytes") and how old ("1d") a segment file grows: retention drops whole ones."""
+
+    bytes: int
+    age: str | None
+
+
+class ChangeableOptions(TypedDict, total=False):
+    """Settings of a topic that may change."""
+
+    retention: Retention
+    segment: Segment
+
+
+class TopicOptions(ChangeableOptions, total=False):
+    """Settings of a topic; those left out have the agents' defaults."""
+
+    kind: str
+    partitions: int
+    replication_factor: int | Literal["all"]
+    fsync: bool
+
+
+class AdminClient(LiveObject):
+    """Of one cluster, as AsyncClient, whose parameters and errors it has."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        config: ClientConfig | None = None,
+        *,
+        seeds: Sequence[str] | None = None,
+        mdns: str | bool | None = None,
+        gossip_key: str | None = None,
+        gossip_label: str = "",
+    ) -> None:
+        if sum(way is not None for way in (bootstrap, seeds, mdns)) > 1:
+            raise ValueError("name agents in one way: bootstrap, seeds or mdns")
+        self._seeds, self._mdns = seeds, mdns
+        self._gossip_key, self._gossip_label = gossip_key, gossip_label
+        self._cluster = Cluster(
+            bootstrap_urls(bootstrap, os.environ.get("SHOAL_AGENT")), config or ClientConfig()
+        )
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> Self:
+        """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Idempotent."""
+        if self._cluster.is_open:
+            return self
+        sealed = {"gossip_key": self._gossip_key, "gossip_label": self._gossip_label}
+        if self._seeds is not None:
+            self._cluster.agents.replace(await urls_of_seeds(self._seeds, **sealed))  # type: ignore[arg-type]
+        elif self._mdns:
+            cluster = self._mdns if isinstance(self._mdns, str) else None
+            self._cluster.agents.replace(await urls_by_mdns(cluster, **sealed))  # type: ignore[arg-type]
+        await self._cluster.open()
+        return self
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent; `open` opens it again."""
+        await self._cluster.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self._cluster.agents.in_order()[:3])}>"
+
+    @property
+    def asked(self) -> str:
+        """The URL of the agent that answers questions: the first one that is not down."""
+        return self._cluster.agents.in_order()[0]
+
+    @property
+    def retries(self) -> int:
+        """Attempts that were repeated, over everything this client did."""
+        return self._cluster.retries
+
+    @property
+    def leader_changes(self) -> int:
+        """How often this client saw a partition move to another leader."""
+        return self._cluster.routes.leader_changes
+
+    async def agent(self) -> dict[str, Any]:
+        """GET /v1/agent of the first agent that answers."""
+        return await self._get("/v1/agent")
+
+    async def ready(self) -> bool:
+        """Whether the first agent that answers can serve: joined, catalog caught up, disk writable."""
+        return await self.unready_reason() is None
+
+    async def unready_reason(self) -> str | None:
+        """Why the first agent that answers cannot serve; None when it can."""
+        try:
+            await self._cluster.anywhere(Call("GET", "/readyz"))
+        except ShoalError as error:
+            if error.code in ("not-ready", "stopping"):
+                return error.detail
+            raise
+        return None
+
+    async def members(self) -> dict[str, Any]:
+        """GET /v1/members."""
+        return await self._get("/v1/members")
+
+    async def routes(self, topic: str | None = None) -> dict[str, Any]:
+        """GET /v1/routes."""
+        return await self._get("/v1/routes", {} if topic is None else {"topic": topic})
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """Every topic, all pages of GET /v1/topics."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, str] = {}
+        while True:
+            document = await self._get("/v1/topics", params)
+            found.extend(document.get("topics", []))
+            if not document.get("next_cursor"):
+                return found
+            params = {"cursor": str(document["next_cursor"])}
+
+    async def topic_offsets(self, topic: str, at: str | None = None) -> list[dict[str, Any]]:
+        """GET /v1/topics/{topic}/offsets, by partition; with `at` each has the `offset` of that time."""
+        document = await self._get(f"{topic_path(topic)}/offsets", {} if at is None else {"at": at})
+        return sorted(document["partitions"], key=lambda entry: entry["partition"])
+
+    async def topic(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
+        return await self._get(topic_path(name))
+
+    async def create_topic(
+        self, name: str, settings: Mapping[str, Any] | None = None, **named: Unpack[TopicOptions]
+    ) -> tuple[bool, dict[str, Any]]:
+        """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings. They
+        may be named: `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
+        body = {**(settings or {}), **named}
+        answer = await self._cluster.anywhere(
+            _json_call("PUT", topic_path(name), body or None), retry_ms=self._retry_ms
+        )
+        return answer.status == 201, answer.document()
+
+    async def alter_topic(self, name: str, **named: Unpack[ChangeableOptions]) -> dict[str, Any]:
+        """PATCH /v1/topics/{topic}: the topic with these settings changed, the others as they were."""
+        call = _json_call("PATCH", topic_path(name), dict(named))
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+
+    async def trim(self, topic: str, partition: int, before: int) -> dict[str, Any]:
+        """POST .../trim: drop whole segments whose records all lie below offset `before`. The answer has the
+        new `log_start_offset`."""
+        call = _json_call("POST", f"{topic_path(topic)}/partitions/{partition}/trim", {"before": before})
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+
+    async def delete_topic(self, name: str) -> None:
+        """DELETE /v1/topics/{topic}: its records are gone for good. Raises unknown-topic if it was not there.
+
+        It is looked up first: then, that it is unknown to the deletion can only mean that an earlier
+        attempt was carried out and its answer lost (aiohttp repeats a DELETE by itself when a connection
+        breaks).
+        """
+        await self.topic(name)
+        try:
+            await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry_ms=self._retry_ms)
+        except ShoalError as error:
+            if error.code != "unknown-topic":
+                raise
+
+    async def kept_topics(self) -> list[dict[str, Any]]:
+        """GET /v1/kept-topics: topics that the catalog does not know, and whose replicas live agents keep."""
+        return list((await self._get("/v1/kept-topics")).get("topics", []))
+
+    async def adopt_topic(self, kept: str, name: str | None = None) -> dict[str, Any]:
+        """POST /v1/kept-topics/{kept}/adopt, by the name it had or by its id: the catalog knows it again,
+        under another name if one is given. Returns the topic."""
+        path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+        call = _json_call("POST", path, {} if name is None else {"name": name})
+        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+
+    async def join(self, addresses: Sequence[str]) -> dict[str, Any]:
+        """POST /v1/agent/join: the first bootstrap agent contacts the gossip addresses ("host:port")."""
+        call = _json_call("POST", "/v1/agent/join", {"addresses": list(addresses)})
+        return (await self._cluster.at_agent(call)).document()
+
+    async def leave(self) -> None:
+        """POST /v1/agent/leave: the first bootstrap agent hands over and stops. No other is asked instead."""
+        await self._cluster.at_agent(Call("POST", "/v1/agent/leave"))
+
+    async def drain(self, *, undo: bool = False) -> dict[str, Any]:
+        """POST or DELETE /v1/agent/drain at the first bootstrap agent: hold and lead nothing, or take that
+        back. The answer says how far it is."""
+        call = Call("DELETE" if undo else "POST", "/v1/agent/drain")
+        return (await self._cluster.at_agent(call)).document()
+
+    async def drain_status(self) -> dict[str, Any]:
+        """GET /v1/agent/drain at the first bootstrap agent."""
+        return (await self._cluster.at_agent(Call("GET", "/v1/agent/drain"))).document()
+
+    async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
+        """GET /v1/agent/recover at the first bootstrap agent: what recovering by force would do there."""
+        query = {"topic": topic, "partition": str(partition)}
+        call = Call("GET", "/v1/agent/recover", query)
+        return (await self._cluster.at_agent(call)).document()
+
+    async def recover_partition(self, topic: str, partition: int) -> dict[str, Any]:
+        """POST /v1/agent/recover at the first bootstrap agent: its replica goes on alone. What only the lost
+        replicas had is lost for ever."""
+        body = {"topic": topic, "partition": partition, "accept_data_loss": True}
+        return (await self._cluster.at_agent(_json_call("POST", "/v1/agent/recover", body))).document()
+
+    async def force_leave(self, member: str) -> None:
+        """POST /v1/members/{member}/force-leave: a failed member counts as left."""
+        await self._cluster.anywhere(Call("POST", f"/v1/members/{quote(member, safe='')}/force-leave"))
+
+    async def gossip_keys(self) -> dict[str, Any]:
+        """GET /v1/keys: fingerprints of the gossip keys, and how many members hold and use each."""
+        return await self._get("/v1/keys")
+
+    async def change_gossip_keys(self, change: str, key: str, *, force: bool = False) -> dict[str, Any]:
+        """POST /v1/keys/{change}: `install`, `use` or `remove` a key on every member. Asks the first
+        bootstrap agent, once.
+        """
+        call = _json_call("POST", f"/v1/keys/{change}", {"key": key, "force": force})
+        return (await self._cluster.at_agent(call)).document()
+
+    @property
+    def _retry_ms(self) -> int:
+        return self._cluster.config.retry.total_ms
+
+    async def _get(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any]:
+        return (await self._cluster.anywhere(Call("GET", path, params or {}))).document()
+
+
+def _json_call(method: str, path: str, document: dict[str, Any] | None) -> Call:
+    if document is None:
+        return Call(method, path)
+    return Call(
+        method, path, headers={"Content-Type": "application/json"}, body=json.dumps(document).encode()
+    )

@@ -1,0 +1,169 @@
+"""The blocking client's consumer: positions, polling and frames, over an event loop in the client's thread.
+
+Law of this file: it decides nothing; an interrupt (Ctrl-C) between any two steps leaves the positions where
+the user's own loop has come.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from shoal.client.consume.consumer import AsyncConsumer
+from shoal.client.consume.fetch import Fetched
+from shoal.client.consume.record import Record
+from shoal.client.loop_thread import LoopThread
+from shoal.format.tabular import FrameKind, check_kind
+from shoal.format.timestamps import Timestamp
+from shoal.unpicklable import LiveObject
+
+if TYPE_CHECKING:
+    from shoal.client.blocking import Client
+
+
+class Consumer(LiveObject):
+    """Reads one topic; made by Client.consumer. Iterating gives records; use it from one thread at a time.
+
+    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
+    """
+
+    def __init__(self, client: Client, thread: LoopThread, inner: AsyncConsumer) -> None:
+        self._client = client  # it lives as long as anything that was made by it
+        self._thread = thread
+        self._inner = inner
+        weakref.finalize(self, thread.start, inner.close)  # dropped in mid-reading: nothing more is fetched
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("AsyncConsumer", type(self).__name__, 1)
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything that a bounded reading wants was taken. Never while following."""
+        return self._inner.at_end
+
+    def __iter__(self) -> Iterator[Record]:
+        inner = self._inner
+        while True:
+            before = inner.positions()
+            try:
+                found = self._next_rows(None)
+                if found is None:
+                    return
+                records = inner.records(found)
+                reached = inner.reached(found.partition)
+            except BaseException:
+                self._rewind(before)
+                raise
+            for record in records:
+                reached.position = record.offset + 1  # the last step: after it the user has the record
+                yield record
+
+    def poll(self, timeout_seconds: float | None = None) -> Fetched | None:
+        """The next rows of some partition; None at the end, or when none came within `timeout_seconds`.
+
+        Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
+        may seek, or try again. So it does when it is interrupted.
+        """
+        before = self._inner.positions()
+        try:
+            found = self._next_rows(timeout_seconds)
+        except BaseException:
+            self._rewind(before)
+            raise
+        return found
+
+    def _next_rows(self, timeout_seconds: float | None) -> Fetched | None:
+        found = self._inner.ready()
+        return found if found is not None else self._thread.run(self._inner.poll(timeout_seconds))
+
+    def _rewind(self, positions: dict[int, int]) -> None:
+        """What was found as an interrupt came has reached nobody. Looked at over there, once what was
+        interrupted has ended."""
+        if self._inner.is_open:
+            self._thread.run(self._inner.rewind_now(positions))
+
+    def chunks(self) -> Iterator[Fetched]:
+        """Rows as they are stored, with their partition and offsets."""
+        while True:
+            before = self._inner.positions()
+            try:  # an interrupt as `poll` returns would be none of its own
+                found = self._next_rows(None)
+            except BaseException:
+                self._rewind(before)
+                raise
+            if found is None:
+                return
+            yield found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Arrow batches as they are stored: nothing is copied."""
+        for found in self.chunks():
+            yield found.batch
+
+    def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> Iterator[Any]:
+        """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
+        also sooner, when nothing else is there. Raises ClientError for another kind."""
+        check_kind(kind)
+        return self._frames(kind, rows)
+
+    def _frames(self, kind: FrameKind, rows: int) -> Iterator[Any]:
+        while True:
+            before = self._inner.positions()
+            try:
+                frame = self._thread.run(self._inner.next_frame(kind, rows))
+            except BaseException:
+                self._rewind(before)
+                raise
+            if frame is None:
+                return
+            yield frame
+
+    def positions(self) -> dict[int, int]:
+        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        return self._inner.positions()
+
+    def position(self, partition: int) -> int:
+        """The offset of the next record of one partition."""
+        return self._inner.position(partition)
+
+    def seek(self, partition: int, offset: int | str) -> None:
+        """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
+        end."""
+        self._thread.run(self._inner.seek(partition, offset))
+
+    def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
+        """All partitions to their first record of that time or later; returns the offsets."""
+        return self._thread.run(self._inner.seek_to_time(moment))
+
+    def lag(self) -> dict[int, int]:
+        """How many committed records are ahead of each position, asked of the agents now."""
+        return self._thread.run(self._inner.lag())
+
+    def pause(self, *partitions: int) -> None:
+        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        self._thread.run(self._inner.pause(*partitions))
+
+    def resume(self, *partitions: int) -> None:
+        """Fetch these partitions again (none named: all)."""
+        self._thread.run(self._inner.resume_now(*partitions))
+
+    def close(self) -> None:
+        """Stop fetching. Positions stay readable. Idempotent."""
+        self._thread.run(self._inner.close())

@@ -1,0 +1,556 @@
+"""The consumer: positions in some partitions of a topic, and what is fetched ahead of them.
+
+Law of this file: it fetches from leaders or replicas through aio_consumer, keeps positions, and never decodes
+a record. What was fetched and not taken is bounded. Positions live here and nowhere else: a reader that wants
+to go on after a restart keeps them itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeAlias
+
+import pyarrow as pa
+
+from shoal.client.consume.fetch import (
+    FOLLOW_WAIT_MS,
+    Fetched,
+    PartitionOffsets,
+    fetch_batches,
+    first_offset,
+    offsets,
+)
+from shoal.client.consume.record import Record, records_of
+from shoal.client.http.requests import Cluster
+from shoal.errors import ClientClosed, ShoalError, unknown_partition
+from shoal.format.tabular import FrameKind, check_kind, frame_of, placed
+from shoal.format.timestamps import Timestamp, timestamp_us
+from shoal.unpicklable import LiveObject
+
+Start: TypeAlias = "str | int | Mapping[int, str | int] | Mapping[str, str | int]"
+
+FETCHES_AHEAD_MAX: Final = 4
+"""Fetches of a backlog that were made and not taken, over all partitions: with fetches of 1 to 64 MiB this
+bounds memory, and it is enough to fetch while the user works."""
+TAIL_BYTES_MAX: Final = 1 << 20
+"""Of a fetch that waits at a log's end."""
+TAILS_AHEAD_MAX: Final = 2
+"""Such fetches of one partition that are not taken yet: one is worked on while the next waits at the end. Who
+follows and does not read holds no more of what arrives."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One partition: `offset` is fetched next, `position` is what the user gets next, `end` where a bounded
+    reading stops. `lap` counts seeks: what was fetched before one is dropped."""
+
+    partition: int
+    offset: int
+    position: int
+    high_watermark: int
+    end: int | None
+    paused: bool = False
+    lap: int = 0
+    task: asyncio.Task[None] | None = None
+    tails: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TAILS_AHEAD_MAX))
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.position >= self.end
+
+
+class Reached(Protocol):
+    """Where a user is: the next offset."""
+
+    position: int
+
+
+@dataclass(slots=True)
+class _Lot:
+    """What one fetch brought."""
+
+    reading: _Reading
+    lap: int
+    found: deque[Fetched] = field(default_factory=deque)
+    next_offset: int = 0
+    error: Exception | None = None
+    slot: asyncio.Semaphore | None = None
+    """Given back once it is taken, or dropped."""
+
+    def let_go(self) -> None:
+        """Make room for another fetch."""
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.release()
+
+
+def _by_number(start: Mapping[Any, str | int]) -> dict[int, str | int]:
+    """Positions that were kept as JSON have come back with their partitions as text."""
+    numbered: dict[int, str | int] = {}
+    for partition, where in start.items():
+        number = int(partition) if isinstance(partition, str) and partition.isdecimal() else partition
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ShoalError("bad-request", f"start: {partition!r} is no partition, which is a number")
+        numbered[number] = where
+    return numbered
+
+
+class AsyncConsumer(LiveObject):
+    """Reads one topic: `async for record in client.consumer(topic)`, or its `chunks()`, `batches()`,
+    `frames()`; not from several tasks at once. It opens when first read; `async with` opens and closes it.
+
+    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
+    Without `follow` it ends at the high watermarks of the moment it was opened.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None,
+        start: Start,
+        follow: bool,
+        max_bytes: int,
+        nearest: bool,
+    ) -> None:
+        if not isinstance(topic, str):
+            raise ShoalError(
+                "bad-request", f"a consumer reads one topic, and not {topic!r:.80}: open one for each"
+            )
+        self.topic = topic
+        self.follow = follow
+        self._cluster = cluster
+        self._wanted = partitions
+        self._start = start
+        self._max_bytes = max_bytes
+        self._nearest = nearest
+        self._readings: dict[int, _Reading] = {}
+        self._lots: asyncio.Queue[_Lot] = asyncio.Queue()  # bounded by the slots and one tail per partition
+        self._slots = asyncio.Semaphore(FETCHES_AHEAD_MAX)
+        self._current: _Lot | None = None
+        self._partial: Fetched | None = None
+        """What is being taken record by record: the rest of it goes back if something else is asked for."""
+        self._records: Iterator[Record] = iter(())
+        self._open = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def open(self) -> Self:
+        """Learn where the partitions are, and where to begin; reading does so by itself. Idempotent.
+
+        Raises ShoalError, Unreachable, and ClientClosed for one that was closed."""
+        if self._open:
+            return self
+        if self._closed:
+            raise ClientClosed(f"the consumer of {self.topic} is closed: make another")
+        retry_ms = self._cluster.config.retry.total_ms
+        await self._cluster.refresh(self.topic, retry_ms=retry_ms)
+        await self._cluster.learn_agents(retry_ms=retry_ms)
+        for known, start in await self._starts():
+            first = first_offset(str(start), known)
+            if first > known.high_watermark:
+                raise ShoalError(
+                    "beyond-end",
+                    f"{self.topic}/{known.partition} ends at {known.high_watermark}, before offset {first}",
+                    high_watermark=known.high_watermark,
+                )
+            end = None if self.follow else known.high_watermark
+            self._readings[known.partition] = _Reading(
+                known.partition, first, first, known.high_watermark, end
+            )
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop fetching. Positions stay readable."""
+        self._open, self._closed = False, True
+        tasks = [reading.task for reading in self._readings.values() if reading.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lots = asyncio.Queue()
+        self._current = None
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        at = ", ".join(f"{partition}:{offset}" for partition, offset in sorted(self.positions().items()))
+        return f"<{type(self).__name__} of {self.topic!r}, {state}, at {at or 'nothing yet'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read."""
+        return self._open
+
+    async def _starts(self) -> list[tuple[PartitionOffsets, str | int]]:
+        """Each wanted partition's offsets and where to begin there."""
+        start = self._start
+        by_partition = _by_number(start) if isinstance(start, Mapping) else None
+        wanted = self._wanted if self._wanted is not None else by_partition
+        texts = {str(text) for text in (by_partition.values() if by_partition is not None else [start])}
+        times = {text[1:] for text in texts if text.startswith("@")}
+        known: dict[str | None, dict[int, PartitionOffsets]] = {}
+        for at in times or (None,):
+            known[at] = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+        everything = next(iter(known.values()))
+        missing = sorted(set(wanted or ()) - set(everything))
+        if missing:
+            raise unknown_partition(self.topic, missing[0], len(everything))
+        found: list[tuple[PartitionOffsets, str | int]] = []
+        for partition in sorted(everything if wanted is None else set(wanted)):
+            here = "earliest" if by_partition is not None else start
+            if by_partition is not None:
+                here = by_partition.get(partition, "earliest")
+            text = str(here)
+            moment = text[1:] if text.startswith("@") else next(iter(known))
+            found.append((known[moment][partition], text))
+        return found
+
+    # --- reading
+
+    async def poll(self, timeout_seconds: float | None = None) -> Fetched | None:
+        """The next rows of some partition; None at the end, or when none came within `timeout_seconds`.
+
+        Raises ShoalError (trimmed, unknown-topic, ...) and Unreachable; the consumer stays where it was and
+        may seek, or try again.
+        """
+        self._give_back()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if not self._closed:
+                    await self.open()
+                while not self.at_end:
+                    found = self._taken()
+                    if found is not None:
+                        return found
+                    self._fetch_on()
+                    self._current = await self._lots.get()
+        except TimeoutError:
+            return None
+        return None
+
+    def ready(self) -> Fetched | None:
+        """What `poll` would return at once, for who runs in another thread; None when it has to be asked."""
+        lot = self._current
+        if self._partial is not None or lot is None or not lot.found or lot.lap != lot.reading.lap:
+            return None
+        return self._next_of(lot)
+
+    async def chunks(self) -> AsyncIterator[Fetched]:
+        """Rows as they are stored, with their partition and offsets."""
+        while (found := await self.poll()) is not None:
+            yield found
+
+    async def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """Arrow batches as they are stored: nothing is copied."""
+        async for found in self.chunks():
+            yield found.batch
+
+    def frames(self, kind: FrameKind = "pandas", rows: int = 100_000) -> AsyncIterator[Any]:
+        """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
+        also sooner, when nothing else is there. Raises ClientError for another kind."""
+        check_kind(kind)
+        return self._frames(kind, rows)
+
+    async def _frames(self, kind: FrameKind, rows: int) -> AsyncIterator[Any]:
+        while (frame := await self.next_frame(kind, rows)) is not None:
+            yield frame
+
+    async def next_frame(self, kind: FrameKind, rows: int) -> Any | None:
+        """One of `frames`; None at the end. If it cannot be made, or waiting for it is cancelled, the
+        positions stay where they were."""
+        before = self.positions()
+        try:
+            held: list[pa.RecordBatch] = []
+            count = 0
+            while count < rows:
+                found = await self.poll(0 if held and self.follow else None)
+                if found is None:
+                    break
+                held.append(placed(found.batch, found.partition, found.base_offset))
+                count += found.batch.num_rows
+            return frame_of(held, kind) if held else None
+        except BaseException:
+            self.rewind(before)
+            raise
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        while True:
+            record = next(self._records, None)
+            if record is not None:
+                self.passed(record)
+                return record
+            found = await self.poll()
+            if found is None:
+                raise StopAsyncIteration
+            self._records = self.records(found)
+
+    def records(self, found: Fetched) -> Iterator[Record]:
+        """The rows of what was polled last, one by one; `passed` says how far they were taken."""
+        records = records_of(self.topic, found)
+        self._partial = found  # before the position: an interrupt between the two is seen by `rewind`
+        self._readings[found.partition].position = found.base_offset
+        return records
+
+    def passed(self, record: Record) -> None:
+        """The user has this record."""
+        self._readings[record.partition].position = record.offset + 1
+
+    def reached(self, partition: int) -> Reached:
+        """How far the user is in a partition, for who says so record by record."""
+        return self._reading(partition)
+
+    # --- positions
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything that a bounded reading wants was taken. Never while following."""
+        return bool(self._readings) and all(reading.finished for reading in self._readings.values())
+
+    def positions(self) -> dict[int, int]:
+        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        return {partition: reading.position for partition, reading in self._readings.items()}
+
+    def position(self, partition: int) -> int:
+        """The offset of the next record of one partition."""
+        return self._reading(partition).position
+
+    def rewind(self, positions: Mapping[int, int]) -> None:
+        """Back to where it was: what was given since is given again."""
+        for partition, position in positions.items():
+            reading = self._readings[partition]
+            if reading.position != position:
+                task = self._leave(reading, position)
+                if task is not None:
+                    task.cancel()
+
+    async def rewind_now(self, positions: Mapping[int, int]) -> None:
+        """`rewind`, for who runs in another thread."""
+        self.rewind(positions)
+
+    async def seek(self, partition: int, offset: int | str) -> None:
+        """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
+        end."""
+        await self.open()
+        reading = self._reading(partition)
+        text = str(offset)
+        if not text.isdecimal():
+            at = text[1:] if text.startswith("@") else None
+            known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+            text = str(first_offset(text, known[partition]))
+        await self._restart(reading, int(text))
+
+    async def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
+        """All partitions to their first record of that time or later; returns the offsets."""
+        at = str(timestamp_us(moment) // 1_000)
+        await self.open()
+        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+        for partition, reading in self._readings.items():
+            found = known[partition].at
+            await self._restart(reading, known[partition].high_watermark if found is None else found)
+        return self.positions()
+
+    async def lag(self) -> dict[int, int]:
+        """How many committed records are ahead of each position, asked of the agents now."""
+        await self.open()
+        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic)}
+        return {
+            partition: max(0, known[partition].high_watermark - reading.position)
+            for partition, reading in self._readings.items()
+        }
+
+    async def pause(self, *partitions: int) -> None:
+        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        await self.open()
+        for reading in self._named(partitions):
+            reading.paused = True
+            await self._restart(reading, reading.position)
+
+    def resume(self, *partitions: int) -> None:
+        """Fetch these partitions again (none named: all)."""
+        for reading in self._named(partitions):
+            reading.paused = False
+        self._fetch_on()
+
+    async def resume_now(self, *partitions: int) -> None:
+        """`resume`, for who runs in another thread."""
+        self.resume(*partitions)
+
+    # --- fetching
+
+    def _named(self, partitions: Sequence[int]) -> list[_Reading]:
+        return [self._reading(number) for number in partitions] if partitions else [*self._readings.values()]
+
+    def _reading(self, partition: int) -> _Reading:
+        reading = self._readings.get(partition)
+        if reading is None:
+            raise ShoalError("unknown-partition", f"partition {partition} of {self.topic} is not read here")
+        return reading
+
+    async def _restart(self, reading: _Reading, offset: int) -> None:
+        task = self._leave(reading, offset)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _leave(self, reading: _Reading, offset: int) -> asyncio.Task[None] | None:
+        """Go on at the offset: what was fetched for another place counts no more, and who fetches it may
+        stop."""
+        reading.lap += 1
+        if self._partial is not None and self._partial.partition == reading.partition:
+            self._partial, self._records = None, iter(())
+        task, reading.task = reading.task, None
+        reading.offset = reading.position = offset
+        return task
+
+    def _give_back(self) -> None:
+        found, self._partial, self._records = self._partial, None, iter(())
+        lot = self._current
+        if found is None or lot is None or lot.lap != lot.reading.lap:
+            return
+        taken = lot.reading.position - found.base_offset
+        if taken < found.batch.num_rows:
+            lot.found.appendleft(
+                found._replace(batch=found.batch.slice(taken), base_offset=lot.reading.position)
+            )
+
+    def _taken(self) -> Fetched | None:
+        """The next rows of what was fetched last; None when another fetch is needed."""
+        lot = self._current
+        while lot is not None:
+            stale = lot.lap != lot.reading.lap
+            if stale or not lot.found:
+                self._current = None
+                lot.let_go()
+                if lot.error is not None and not stale:
+                    lot.reading.task = None
+                    lot.reading.offset = lot.reading.position
+                    raise lot.error
+                return None
+            return self._next_of(lot)
+        return None
+
+    def _next_of(self, lot: _Lot) -> Fetched:
+        found = lot.found[0]
+        # First: were an interrupt to come between the two, `rewind` would see it.
+        lot.reading.position = found.base_offset + found.batch.num_rows
+        lot.found.popleft()
+        return found
+
+    def _fetch_on(self) -> None:
+        """Every partition that may have more is being fetched."""
+        if not self._open:
+            raise ClientClosed(f"the consumer of {self.topic} is not open")
+        for reading in self._readings.values():
+            over = reading.end is not None and reading.offset >= reading.end
+            if reading.task is None and not reading.paused and not over:
+                reading.task = asyncio.create_task(self._pull(reading, reading.lap))
+
+    async def _pull(self, reading: _Reading, lap: int) -> None:
+        """Fetch one partition until its end, or until something is wrong with it. While one answer's body
+        arrives the next is asked for already."""
+        ahead: dict[int, asyncio.Task[_Lot]] = {}
+        over = False
+
+        def begin(offset: int) -> None:
+            if (
+                not over  # a head may still arrive for a fetch that is being cancelled
+                and offset not in ahead
+                and len(ahead) < FETCHES_AHEAD_MAX
+                and reading.end is not None
+                and offset < reading.end
+            ):
+                ahead[offset] = asyncio.create_task(self._fetched(reading, lap, offset, begin))
+
+        try:
+            while reading.end is None or reading.offset < reading.end:
+                begun = ahead.pop(reading.offset, None)
+                if begun is None:
+                    self._drop(ahead)  # answered otherwise the second time, by another leader
+                    begun = asyncio.create_task(self._fetched(reading, lap, reading.offset, begin))
+                try:
+                    lot = await begun
+                except asyncio.CancelledError:
+                    self._drop({reading.offset: begun})
+                    raise
+                reading.offset = lot.next_offset
+                if lot.found:
+                    self._lots.put_nowait(lot)
+                else:
+                    lot.let_go()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+            self._lots.put_nowait(_Lot(reading, lap, error=error))
+        finally:
+            over = True
+            await asyncio.gather(*self._drop(ahead), return_exceptions=True)
+
+    def _drop(self, ahead: dict[int, asyncio.Task[_Lot]]) -> list[asyncio.Task[_Lot]]:
+        """Nobody wants these fetches any more; what they hold is let go, also if they are done already."""
+        tasks = list(ahead.values())
+        ahead.clear()
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(self._let_go)
+        return tasks
+
+    def _let_go(self, task: asyncio.Task[_Lot]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            task.result().let_go()
+
+    async def _fetched(
+        self, reading: _Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None
+    ) -> _Lot:
+        slot = self._slots if offset < reading.high_watermark else reading.tails
+        await slot.acquire()
+        try:
+            lot = await self._fetch(reading, lap, offset, offset < reading.high_watermark, on_next)
+        except BaseException:
+            slot.release()
+            raise
+        lot.slot = slot
+        return lot
+
+    async def _fetch(
+        self,
+        reading: _Reading,
+        lap: int,
+        offset: int,
+        backlog: bool,
+        on_next: Callable[[int], None] | None,
+    ) -> _Lot:
+        found = await fetch_batches(
+            self._cluster,
+            self.topic,
+            reading.partition,
+            offset,
+            max_bytes=self._max_bytes if backlog else min(self._max_bytes, TAIL_BYTES_MAX),
+            wait_ms=0 if backlog else FOLLOW_WAIT_MS,
+            nearest=self._nearest,
+            seen=reading.high_watermark,
+            on_next=on_next,
+        )
+        reading.high_watermark = max(reading.high_watermark, found.high_watermark)
+        lot = _Lot(reading, lap, next_offset=found.next_offset)
+        for piece in found.pieces:
+            rows = piece.batch.num_rows
+            if reading.end is not None and piece.base_offset + rows > reading.end:
+                rows = reading.end - piece.base_offset
+                if rows <= 0:
+                    break
+                piece = piece._replace(batch=piece.batch.slice(0, rows))
+            lot.found.append(piece)
+        return lot

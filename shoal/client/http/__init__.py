@@ -1,0 +1,1 @@
+"""Requests to agents: connections, routes, retries."""

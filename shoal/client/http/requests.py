@@ -1,0 +1,535 @@
+"""Requests to a cluster over HTTP: which agent is asked, what is retried, until when.
+
+Law of this file: it moves bytes and follows the verdicts of client_routing; it decides nothing itself and
+knows neither records nor topics' contents. aiohttp is met here and nowhere else in the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+import aiohttp
+
+from shoal.client.http import routing
+from shoal.client.http.append import NotConnected, PostConnections, Unsupported
+from shoal.client.http.bulk import BulkConnections, OnHead
+from shoal.client.http.routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
+from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
+from shoal.errors import ERRORS, ClientClosed, ShoalError
+
+# No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
+ANSWER_BYTES_MAX = 96 << 20
+# An attempt's time on the socket beyond what the agent was told: it answers its own timeout, the network
+# adds this.
+ANSWER_GRACE_MS = 2_000
+# Blocking queries for routes; below the agent's maximum of 60 s and most proxies' idle limits.
+WATCH_WAIT_SECONDS = 30
+# How long a measured distance to a replica is believed: networks change slowly, agents restart.
+DISTANCE_VALID_MS = 60_000
+
+
+class LonePost(Protocol):
+    """A record that is sent alone. `doubt`: it was sent, and nobody said that it is not stored."""
+
+    doubt: bool
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def request(self) -> bytes: ...
+
+
+class Unreachable(ConnectionError):
+    """No agent answered. `definite`: nothing that was asked can have happened."""
+
+    def __init__(self, detail: str, *, definite: bool) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.definite = definite
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Times in milliseconds. `attempt_timeout_ms` is what an agent is given to answer one attempt;
+    `first_contact_ms` is how long a client that no agent has ever answered waits for one to listen: a cluster
+    may start beside it, and a wrong URL should not look like a hang."""
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    first_contact_ms: int = 10_000
+    attempt_timeout_ms: int = 5_000
+    connect_timeout_ms: int = 1_000
+    connections_max: int = 100
+
+
+class Answer(NamedTuple):
+    """A successful answer, whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | memoryview
+
+    def document(self) -> dict[str, Any]:
+        """The body as a JSON object. Raises ShoalError internal if it is none: the agent broke its
+        contract.
+        """
+        try:
+            document = json.loads(bytes(self.body))
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ShoalError("internal", "the agent's answer is not a JSON object")
+        return document
+
+
+LOOK_AGAIN_MS = 100
+"""Between two looks for the successor of a silent leader: an election is over within a few of them."""
+
+
+class Call(NamedTuple):
+    """One request, wherever it will go."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+    body: bytes | memoryview | None = None
+    wait_ms: int = 0  # how long the agent may hold it beyond the attempt's timeout
+    bulk: bool = False  # a GET whose answer is large: it is received in place
+    on_head: OnHead | None = None  # for those: hears the headers before the body has come
+    append: bool = False  # a POST with a body, which leaves uncopied
+    on_written: Callable[[], None] | None = None  # for those: may hear that all of it has left
+
+
+class AttemptFailed(Exception):
+    """Carries a Failure from one attempt to the loop that judges it; never leaves this file."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+def topic_path(name: str) -> str:
+    """The path of a topic; an illegal name stays one segment: the agent says what is wrong with it. Raises
+    ShoalError illegal-name for those that a path cannot hold: none of it would reach the agent."""
+    if name in ("", ".", ".."):
+        raise ShoalError(
+            "illegal-name", f"{name!r} is no topic name: use letters, digits, . _ - (not . or ..)"
+        )
+    return f"/v1/topics/{quote(name, safe='')}"
+
+
+def now_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Cluster:
+    """A client's view of the agents, and its connections to them."""
+
+    def __init__(self, bootstrap: Sequence[str], config: ClientConfig) -> None:
+        self.config = config
+        self.agents = AgentList([])
+        self.agents.add([url if "://" in url else f"http://{url}" for url in bootstrap])
+        if not self.agents.urls:
+            raise ValueError("at least one agent's URL is needed, for example http://127.0.0.1:7070")
+        self.routes = RouteTable()
+        self.retries = 0
+        self._looks: dict[str, asyncio.Future[None]] = {}
+        """The newest look at a topic's routes for requests whose leader is silent: they share it."""
+        self._distances: dict[str, tuple[float, int]] = {}
+        """Seconds to an answer of each agent that was measured, and when (now_ms)."""
+        self._bulk = BulkConnections(config.connect_timeout_ms / 1_000, ANSWER_BYTES_MAX)
+        self._posts = PostConnections(config.connect_timeout_ms / 1_000, config.connections_max)
+        self._not_in_place: set[str] = set()
+        """Agents behind something that hides the length of answers; at most as many as AgentList holds."""
+        self._answered = False
+        self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has connections to ask by."""
+        return self._session is not None
+
+    async def open(self) -> None:
+        assert self._session is None
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
+        connector = aiohttp.TCPConnector(limit=self.config.connections_max)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+
+    async def close(self) -> None:
+        for look in self._looks.values():
+            look.cancel()
+        await asyncio.gather(*self._looks.values(), return_exceptions=True)
+        self._bulk.close()
+        self._posts.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def anywhere(self, call: Call, *, retry_ms: int | None = None) -> Answer:
+        """Ask agents in turn until one answers. For requests that may be repeated.
+
+        Raises ShoalError with an agent's refusal, Unreachable when none answered within `retry_ms`
+        (default: every agent once). While none has ever answered, and none listens, what counts is the
+        configuration's `first_contact_ms`.
+        """
+        started_ms, attempt, definite = now_ms(), 0, True
+        policy = RetryPolicy(total_ms=retry_ms or 0)
+        while True:
+            answer, failures = await self._every_agent_once(call)
+            if answer is not None:
+                return answer
+            # What a living agent said tells more than that another one is down.
+            failure = next((one for one in failures if one.code not in routing.NO_ANSWER), failures[-1])
+            definite = definite and all(one.definite for one in failures)
+            # Nobody has ever answered: nothing runs yet, or the URLs are wrong.
+            unmet = failure.code == routing.UNREACHABLE and not self._answered
+            limits = RetryPolicy(total_ms=self.config.first_contact_ms) if unmet else policy
+            verdict = routing.after_failure(
+                failure, attempt, now_ms() - started_ms, limits, self._rng, settle_ms=0
+            )
+            if (retry_ms is None and not unmet) or not verdict.retry:
+                raise _error(failure, now_ms() - started_ms, definite)
+            attempt += 1
+            self.retries += 1
+            await asyncio.sleep(verdict.delay_ms / 1_000)
+
+    async def at_agent(self, call: Call) -> Answer:
+        """Ask the first bootstrap agent, once: for requests that concern that very agent, or may not be
+        repeated.
+        """
+        try:
+            return await self._attempt(self.agents.urls[0], call)
+        except AttemptFailed as error:
+            raise _error(error.failure, 0, error.failure.definite) from error
+
+    async def at_leader(
+        self,
+        topic: str,
+        partition: int,
+        call: Call,
+        *,
+        retry_ms: int,
+        deposed_grace_ms: int | None = None,
+    ) -> Answer:
+        """Ask the partition's leader, whoever that becomes, until it answers or `retry_ms` are over.
+
+        For requests that may be repeated. With `deposed_grace_ms`, an attempt is given up that long after the
+        routes have named another leader. Raises ShoalError with the last refusal, Unreachable when there was
+        no answer; both are `definite` only if no attempt can have happened.
+        """
+        started_ms, attempt, verdict, definite = now_ms(), 0, Verdict(retry=True), True
+        policy = RetryPolicy(self.config.retry.base_ms, self.config.retry.cap_ms, retry_ms)
+        while True:
+            try:
+                attempt_at = self._leader_attempt(topic, partition, call, verdict.through_any)
+                return await self._unless_deposed(topic, partition, attempt_at, deposed_grace_ms)
+            except AttemptFailed as error:
+                failure = error.failure
+            definite = definite and failure.definite
+            if failure.code == "not-leader" and failure.leader_url is not None:
+                self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
+            verdict = routing.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
+            if not verdict.retry:
+                raise _error(failure, now_ms() - started_ms, definite)
+            attempt += 1
+            self.retries += 1
+            await asyncio.sleep(verdict.delay_ms / 1_000)
+            if verdict.refresh:
+                await self._refresh_quietly(topic)
+
+    async def post_alone(self, lone: LonePost, timeout_seconds: float) -> WholeAnswer | None:
+        """A lone record's agent, asked once; None when it did not answer well."""
+        lone.doubt = True
+        try:
+            return await self._posts.post_alone(lone.url, lone.request, timeout_seconds)
+        except (NotConnected, Unsupported):
+            lone.doubt = False
+        except (OSError, UnknownLength):  # a TimeoutError is one
+            return None
+        return None
+
+    async def at_replica(self, topic: str, partition: int, call: Call) -> Answer | None:
+        """Ask the replica that answers soonest, once; None when that is the leader or it does not answer
+        well: the leader knows better then. For reads that name consistency=local."""
+        urls = self.routes.replica_urls(topic, partition)
+        url = await self._nearest(urls)
+        if url is None or url == self.routes.leader_url(topic, partition):
+            return None
+        try:
+            return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
+        except AttemptFailed:
+            self._distances[url] = (float("inf"), now_ms())
+            return None
+
+    async def _nearest(self, urls: Sequence[str]) -> str | None:
+        """Of these agents the one that answers soonest, measured once a minute; None when none does."""
+        stale_ms = now_ms() - DISTANCE_VALID_MS
+        unknown = [url for url in urls if self._distances.get(url, (0.0, stale_ms - 1))[1] < stale_ms]
+        await asyncio.gather(*(self._measure(url) for url in unknown))
+        reached = [url for url in urls if self._distances[url][0] < float("inf")]
+        return min(reached, key=lambda url: self._distances[url][0], default=None)
+
+    async def _measure(self, url: str) -> None:
+        distance = float("inf")
+        try:
+            for _ in range(2):  # the first opens the connection
+                started = time.perf_counter()
+                await self._attempt(url, Call("GET", "/livez"))
+                distance = time.perf_counter() - started
+        except AttemptFailed:
+            distance = float("inf")
+        self._distances[url] = (distance, now_ms())
+
+    async def refresh(self, topic: str, *, retry_ms: int | None = None) -> str:
+        """Fetch the topic's routes from any agent; returns their version. ShoalError unknown-topic if there
+        are none.
+        """
+        return self._learn(
+            topic, await self.anywhere(Call("GET", "/v1/routes", {"topic": topic}), retry_ms=retry_ms)
+        )
+
+    async def watch(self, topic: str) -> None:
+        """Keep the topic's routes fresh by blocking queries, until cancelled."""
+        version, attempt = "", 0
+        while True:
+            params = {"topic": topic, "wait": f"{WATCH_WAIT_SECONDS}s"}
+            if version:
+                params["after_version"] = version
+            try:
+                call = Call("GET", "/v1/routes", params, wait_ms=WATCH_WAIT_SECONDS * 1_000)
+                version, attempt = self._learn(topic, await self.anywhere(call)), 0
+            except (ShoalError, Unreachable):
+                # The agents say no more than that they are down; whoever sends meets that too, and reports
+                # it.
+                version, attempt = "", attempt + 1
+            # Also after an answer: an agent whose version races ahead must not make this loop spin.
+            delay_ms = min(1_000, self.config.retry.base_ms << min(attempt, 16))
+            await asyncio.sleep(delay_ms / 1_000)
+
+    async def learn_agents(self, *, retry_ms: int | None = None) -> None:
+        """Learn further agents from the member list, so that any bootstrap agent may die afterwards."""
+        document = (await self.anywhere(Call("GET", "/v1/members"), retry_ms=retry_ms)).document()
+        members = document.get("members")
+        if isinstance(members, list):
+            self.agents.add(
+                [
+                    m["url"]
+                    for m in members
+                    if isinstance(m, dict) and m.get("url") and m.get("status") == "alive"
+                ]
+            )
+
+    def _learn(self, topic: str, answer: Answer) -> str:
+        document = answer.document()
+        try:
+            self.routes.learn(document)
+        except ValueError as error:
+            raise ShoalError("internal", str(error)) from error
+        if topic not in document["topics"]:
+            self.routes.forget(topic)
+            raise ShoalError("unknown-topic", f"there is no topic {topic!r}")
+        entries = document["topics"][topic].get("partitions", [])
+        self.agents.add([r["url"] for entry in entries for r in entry.get("replicas", []) if r.get("url")])
+        return str(document.get("version", ""))
+
+    async def _refresh_quietly(self, topic: str) -> None:
+        """Refresh before another attempt; that attempt reports what is wrong if this one finds no agent
+        either.
+        """
+        try:
+            await self.refresh(topic)
+        except (ShoalError, Unreachable):
+            return
+
+    async def _every_agent_once(self, call: Call) -> tuple[Answer | None, list[Failure]]:
+        """The first answer, or why there was none; a refusal that every agent would repeat ends the round."""
+        failures: list[Failure] = []
+        for url in self.agents.in_order():
+            try:
+                return await self._attempt(url, call), failures
+            except AttemptFailed as error:
+                failures.append(error.failure)
+            last = failures[-1]
+            if last.definite and not last.retriable and last.code != routing.UNREACHABLE:
+                break
+        return None, failures
+
+    async def _leader_attempt(self, topic: str, partition: int, call: Call, through_any: bool) -> Answer:
+        url = self.routes.leader_url(topic, partition)
+        if through_any:
+            return await self._attempt(self.agents.in_order()[0], call)
+        if self.routes.topic(topic) is None:
+            raise AttemptFailed(
+                Failure("unknown-topic", f"there is no topic {topic!r}", False, definite=True)
+            )
+        if url is None:
+            raise AttemptFailed(
+                Failure("no-leader", f"{topic}/{partition} has no leader", True, definite=True)
+            )
+        return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
+
+    async def _unless_deposed(
+        self, topic: str, partition: int, attempt: Coroutine[Any, Any, Answer], grace_ms: int | None
+    ) -> Answer:
+        """Await the attempt, but leave a leader that stays silent while other agents name another one."""
+        if grace_ms is None:
+            return await attempt
+        asked = self.routes.leader_url(topic, partition)
+        task = asyncio.ensure_future(attempt)
+        try:
+            await asyncio.wait((task,), timeout=grace_ms / 1_000)
+            while not task.done():
+                led_by = self.routes.leader_url(topic, partition)
+                if asked is not None and led_by not in (None, asked):
+                    self.agents.failed(asked)
+                    detail = f"{asked} does not answer, {led_by} leads now"
+                    raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False))
+                look = self._looks.get(topic)
+                if look is None or look.done():
+                    look = self._looks[topic] = asyncio.ensure_future(self._look_elsewhere(topic, asked))
+                await asyncio.wait((task, look), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((task,), timeout=min(grace_ms, LOOK_AGAIN_MS) / 1_000)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _look_elsewhere(self, topic: str, avoided: str | None) -> None:
+        """Refresh the routes from agents other than the one that may be out of order."""
+        call = Call("GET", "/v1/routes", {"topic": topic})
+        for url in self.agents.in_order():
+            if url == avoided:
+                continue
+            try:
+                self._learn(topic, await self._attempt(url, call))
+            except (AttemptFailed, ShoalError):
+                continue
+            return
+
+    async def _attempt(self, url: str, call: Call) -> Answer:
+        if self._session is None:
+            raise ClientClosed(
+                "the client is not open: `await client.open()` first (and `close()` at the end), or use it in"
+                " `async with`"
+            )
+        seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._answer(self._session, url, call)
+        except (
+            NotConnected,
+            aiohttp.ClientConnectorError,
+            aiohttp.ConnectionTimeoutError,
+            ConnectionRefusedError,
+        ) as error:
+            self.agents.failed(url)
+            detail = f"{url} cannot be reached: {_reason(error)}"
+            raise AttemptFailed(Failure(routing.UNREACHABLE, detail, True, definite=True)) from error
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise AttemptFailed(
+                Failure(routing.UNREACHABLE, f"{url} is no URL", False, definite=True)
+            ) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.agents.failed(url)
+            detail = f"{url} broke off: {_reason(error)}"
+            raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False)) from error
+        self.agents.answered(url)
+        self._answered = True
+        return answer
+
+    async def _answer(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
+        if call.bulk and url not in self._not_in_place and url.startswith("http://"):
+            try:
+                got = await self._bulk.get(url, call.path, call.params, call.headers, call.on_head)
+            except UnknownLength:
+                self._not_in_place.add(url)
+            else:
+                return _judged(got.status, got.headers, got.body)
+        if call.append and url not in self._not_in_place and url.startswith("http://"):
+            try:
+                return await self._post(url, call)
+            except Unsupported:  # the same for every agent, and nothing has happened
+                self._not_in_place.add(url)
+        return await self._exchange(session, url, call)
+
+    async def _post(self, url: str, call: Call) -> Answer:
+        body = call.body or b""
+        headers = {"Content-Length": str(len(body)), **call.headers}
+        head = request_head(call.method, url, call.path, call.params, headers)
+        try:
+            got = await self._posts.post(url, head, body, call.on_written)
+        except UnknownLength as error:  # it may have happened: whoever repeats it does so by aiohttp
+            self._not_in_place.add(url)
+            raise BrokenAnswer("an answer without its length") from error
+        if got.status < 300:
+            return Answer(got.status, {}, got.body)
+        return _judged(got.status, got.headers(), got.body)
+
+    async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
+        request = session.request(
+            call.method,
+            url + call.path,
+            params=call.params,
+            headers=call.headers,
+            data=call.body,
+            allow_redirects=False,
+        )
+        async with request as response:
+            body = await _read_bounded(response)
+            return _judged(response.status, response.headers, body)
+
+
+def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -> Answer:
+    if status < 300:
+        return Answer(status, headers, body)
+    raise AttemptFailed(
+        routing.failure_from_problem(status, _problem(bytes(body)), headers.get("Retry-After"))
+    )
+
+
+def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:
+    tried = f" (gave up after {elapsed_ms / 1_000:.0f} s)" if elapsed_ms >= 1_000 else ""
+    if failure.code not in ERRORS:
+        return Unreachable(failure.detail + tried, definite=definite)
+    problem = {
+        **failure.problem,
+        "code": failure.code,
+        "detail": failure.detail + tried,
+        "definite": definite,
+    }
+    return ShoalError.from_problem(problem)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers there does not speak HTTP (a gossip port, perhaps)"
+    return str(error) or type(error).__name__
+
+
+def _problem(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    pieces: list[bytes] = []
+    size_bytes = 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > ANSWER_BYTES_MAX:
+            raise aiohttp.ClientPayloadError(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,302 @@
+"""Where a client's request goes, and what it does after one has failed.
+
+Law of this file: pure. It learns routes from documents that others fetched and failures that others met; it
+knows no socket, no clock and no randomness (`now_ms` and `rng` are arguments). Shell:
+`shoal.client.async_client`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shoal.format.hash_ranges import HashRange
+
+# Codes that a client gives to failures which no agent described. They stand beside the table of
+# shoal.errors, and never travel.
+UNREACHABLE = "not-connected"  # no connection was made: nothing happened
+CONNECTION_LOST = "connection-lost"  # the connection broke, or no answer came in time: it may have happened
+NO_ANSWER = (UNREACHABLE, CONNECTION_LOST)  # an agent that could not be heard
+UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a proxy, another server
+
+# A hint of the leader in a 421 is followed at once this many times; two agents that name each other would
+# otherwise be asked in turn without a pause.
+IMMEDIATE_HINTS_MAX = 3
+# A topic made a moment ago is not yet known to every agent: routes named it, so "unknown" is believed only
+# after this long.
+SETTLE_MS = 3_000
+
+
+class PartitionRoute(NamedTuple):
+    """One partition as the routes tell it; `leader_url` is None while nobody leads, `term` orders claims,
+    `replica_urls` are those that hold it, the leader too.
+    """
+
+    partition: int
+    hash_range: HashRange
+    leader_url: str | None
+    term: int
+    replica_urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoutes:
+    """A topic's partitions in order of their numbers, those that take appends only."""
+
+    topic_id: str
+    partitions: tuple[PartitionRoute, ...]
+
+    @property
+    def ranges(self) -> tuple[HashRange, ...]:
+        """The hash ranges, in the order of `partitions`."""
+        return tuple(route.hash_range for route in self.partitions)
+
+    def get(self, partition: int) -> PartitionRoute | None:
+        """The route of the partition of that number, or None."""
+        return next((route for route in self.partitions if route.partition == partition), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt that failed: whose word it is, whether it may have happened, what it says."""
+
+    code: str
+    detail: str
+    retriable: bool
+    definite: bool
+    leader_url: str | None = None
+    term: int = 0
+    retry_after_ms: int = 0
+    problem: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Pauses between attempts double from `base_ms` up to `cap_ms`; the whole is given up after `total_ms`.
+
+    The cap is a fraction of a fail-over (about a second), so that a new leader does not wait for its clients.
+    """
+
+    base_ms: int = 20
+    cap_ms: int = 250
+    total_ms: int = 60_000
+
+
+class Verdict(NamedTuple):
+    """What follows a failure: give up, or try again after `delay_ms`, after a refresh of the routes or not,
+    at the leader or at any agent (which forwards).
+    """
+
+    retry: bool
+    delay_ms: int = 0
+    refresh: bool = False
+    through_any: bool = False
+
+
+class RouteTable:
+    """What this client believes about leaders. A claim of a higher term replaces one of a lower, never the
+    reverse: answers come from different agents and in any order.
+    """
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicRoutes] = {}
+        self.leader_changes = 0
+
+    def topic(self, name: str) -> TopicRoutes | None:
+        return self._topics.get(name)
+
+    def leader_url(self, topic: str, partition: int) -> str | None:
+        """Where the partition is led, as far as known."""
+        routes = self._topics.get(topic)
+        route = routes.get(partition) if routes else None
+        return route.leader_url if route else None
+
+    def replica_urls(self, topic: str, partition: int) -> tuple[str, ...]:
+        """Where the partition is held, as far as known."""
+        routes = self._topics.get(topic)
+        route = routes.get(partition) if routes else None
+        return route.replica_urls if route else ()
+
+    def forget(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+
+    def learn(self, document: Mapping[str, Any]) -> None:
+        """Take in the body of GET /v1/routes. Raises ValueError on anything else."""
+        try:
+            topics = {name: _topic_routes(entry) for name, entry in document["topics"].items()}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a routing document: {error!r}") from error
+        for name, fresh in topics.items():
+            known = self._topics.get(name)
+            self._topics[name] = self._merged(known, fresh) if known else fresh
+
+    def learn_leader(self, topic: str, partition: int, url: str, term: int) -> bool:
+        """Take in the hint of a 421; False when something newer or the same was known."""
+        routes = self._topics.get(topic)
+        known = routes.get(partition) if routes else None
+        if (
+            routes is None
+            or known is None
+            or term < known.term
+            or (known.leader_url == url and term == known.term)
+        ):
+            return False
+        fresh = known._replace(leader_url=url, term=term)
+        self._topics[topic] = TopicRoutes(
+            routes.topic_id,
+            tuple(self._newer(known, fresh) if route is known else route for route in routes.partitions),
+        )
+        return True
+
+    def _merged(self, known: TopicRoutes, fresh: TopicRoutes) -> TopicRoutes:
+        if known.topic_id != fresh.topic_id:
+            return fresh  # deleted and made again: its terms begin anew
+        before = {route.partition: route for route in known.partitions}
+        return TopicRoutes(
+            fresh.topic_id,
+            tuple(
+                self._newer(before[route.partition], route) if route.partition in before else route
+                for route in fresh.partitions
+            ),
+        )
+
+    def _newer(self, known: PartitionRoute, fresh: PartitionRoute) -> PartitionRoute:
+        if fresh.term < known.term or (fresh.term == known.term and fresh.leader_url is None):
+            return known._replace(hash_range=fresh.hash_range, replica_urls=fresh.replica_urls)
+        if fresh.leader_url is not None and fresh.leader_url != known.leader_url:
+            self.leader_changes += 1
+        return fresh
+
+
+def _topic_routes(entry: Mapping[str, Any]) -> TopicRoutes:
+    routes = []
+    for partition in entry["partitions"]:
+        if partition.get("successors"):
+            continue  # sealed: its range belongs to its successors
+        low, high = partition["hash_range"]
+        leader_url = partition.get("leader_url")
+        routes.append(
+            PartitionRoute(
+                int(partition["partition"]),
+                HashRange(int(low), int(high)),
+                leader_url.rstrip("/") if leader_url else None,
+                int(partition.get("term") or 0),
+                tuple(
+                    replica["url"].rstrip("/")
+                    for replica in partition.get("replicas", ())
+                    if replica.get("url")
+                ),
+            )
+        )
+    return TopicRoutes(str(entry.get("id", "")), tuple(sorted(routes)))
+
+
+def after_failure(
+    failure: Failure,
+    attempt: int,
+    elapsed_ms: int,
+    policy: RetryPolicy,
+    rng: random.Random,
+    *,
+    settle_ms: int = SETTLE_MS,
+) -> Verdict:
+    """What to do after attempt number `attempt` (from 0) failed, `elapsed_ms` after the first one began.
+
+    `settle_ms`: how long "unknown" may only mean that an agent has not heard of a new topic; 0 where nobody
+    has named it before. Only for requests that may be repeated: reads, and appends which carry a producer's
+    sequence. For these an outcome in doubt is as good a reason to try again as a refusal.
+    """
+    settling = failure.code in ("unknown-topic", "unknown-partition") and elapsed_ms < settle_ms
+    if not (failure.retriable or not failure.definite or settling):
+        return Verdict(retry=False)
+    if failure.code == "not-leader" and failure.leader_url is not None and attempt < IMMEDIATE_HINTS_MAX:
+        return Verdict(retry=elapsed_ms <= policy.total_ms)
+    delay_ms = min(policy.cap_ms, policy.base_ms << min(attempt, 16))
+    delay_ms = max(failure.retry_after_ms, int(delay_ms * rng.uniform(0.5, 1.0)))
+    # A leader whose advertised address this client cannot reach is reached through its peers, every other
+    # time.
+    through_any = failure.code in (UNREACHABLE, CONNECTION_LOST) and attempt % 2 == 1
+    return Verdict(elapsed_ms + delay_ms <= policy.total_ms, delay_ms, refresh=True, through_any=through_any)
+
+
+def failure_from_problem(
+    status: int, problem: Mapping[str, Any] | None, retry_after: str | None = None
+) -> Failure:
+    """The failure that an answer of status 400 or above describes; `problem` is its document, None if it
+    was none.
+    """
+    if problem is None or not isinstance(problem.get("code"), str):
+        retriable = status in (502, 503, 504)
+        return Failure(
+            UNEXPECTED_ANSWER, f"HTTP {status} without a problem document", retriable, definite=False
+        )
+    seconds = int(retry_after) if retry_after and retry_after.isdecimal() else 0
+    leader_url = problem.get("leader_url")
+    return Failure(
+        problem["code"],
+        str(problem.get("detail") or problem.get("title") or problem["code"]),
+        retriable=problem.get("retriable") is True,
+        definite=problem.get("definite") is not False,
+        leader_url=leader_url.rstrip("/") if isinstance(leader_url, str) and leader_url else None,
+        term=term if isinstance(term := problem.get("term"), int) else 0,
+        retry_after_ms=min(seconds, 5) * 1_000,
+        problem=problem,
+    )
+
+
+@dataclass
+class AgentList:
+    """The agents a client may ask, best first: those that answered last before those that failed last.
+
+    Bounded: a cluster's size is not this client's choice, and a few dozen doors are enough.
+    """
+
+    urls: list[str]
+    agents_max: int = 64
+    _failures: dict[str, int] = field(default_factory=dict)
+
+    def add(self, urls: Sequence[str]) -> None:
+        for url in urls:
+            cleaned = url.rstrip("/")
+            if cleaned and cleaned not in self.urls and len(self.urls) < self.agents_max:
+                self.urls.append(cleaned)
+
+    def replace(self, urls: Sequence[str]) -> None:
+        """These instead of those known so far."""
+        self.urls.clear()
+        self.add(urls)
+
+    def in_order(self) -> list[str]:
+        """Those with the fewest failures in a row first; equals in the order in which they became known."""
+        return sorted(self.urls, key=lambda url: self._failures.get(url, 0))
+
+    def failed(self, url: str) -> None:
+        self._failures[url] = self._failures.get(url, 0) + 1
+
+    def answered(self, url: str) -> None:
+        self._failures.pop(url, None)
+
+
+DEFAULT_AGENT = "http://127.0.0.1:7070"
+
+
+def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = None) -> list[str]:
+    """The agents' URLs that a client was given: one, several, or several in one text with commas between.
+
+    Raises ValueError for what is no address of an agent, and says what one looks like.
+    """
+    texts = [bootstrap] if isinstance(bootstrap, str) else list(bootstrap if bootstrap is not None else [])
+    if bootstrap is None:
+        texts = [default or DEFAULT_AGENT]
+    found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    urls = [url if "://" in url else f"http://{url}" for url in found]
+    if not urls:
+        raise ValueError(f"at least one agent's URL is needed, for example {DEFAULT_AGENT}")
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        host = rest.partition("/")[0]
+        if scheme not in ("http", "https") or not host or host.startswith(":") or set("@?# ") & set(rest):
+            raise ValueError(f"{url!r} is not the URL of an agent, which is like {DEFAULT_AGENT}")
+    return urls

@@ -1,0 +1,62 @@
+"""Where a producer's topic is: its routes, its making where producing makes topics, and what an append says.
+
+Law of this file: it asks, and knows no records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.client.http.requests import Answer, Call, Cluster, now_ms, topic_path
+from shoal.errors import ShoalError
+
+# A topic that one agent has just created is known to the others well within this.
+CREATED_TOPIC_SEEN_MS = 10_000
+
+
+async def find_topic(cluster: Cluster, topic: str) -> None:
+    """Learn the topic's routes; let the agents create it if they do that for producers."""
+    retry_ms = cluster.config.retry.total_ms
+    await cluster.learn_agents(retry_ms=retry_ms)
+    try:
+        await cluster.refresh(topic, retry_ms=retry_ms)
+    except ShoalError as error:
+        if error.code != "unknown-topic":
+            raise
+        await _create_topic(cluster, topic, retry_ms)
+
+
+async def _create_topic(cluster: Cluster, topic: str, retry_ms: int) -> None:
+    """Create the topic with default settings, as an agent does for a producer, unless that is turned off."""
+    agent = (await cluster.anywhere(Call("GET", "/v1/agent"))).document()
+    configuration = agent.get("configuration")
+    if isinstance(configuration, dict) and configuration.get("auto_create_topics") is False:
+        raise ShoalError("unknown-topic", f"there is no topic {topic!r}, and producing does not create it")
+    try:
+        await cluster.anywhere(Call("PUT", topic_path(topic)), retry_ms=retry_ms)
+    except ShoalError as error:
+        if error.code != "topic-differs":  # somebody was quicker, with settings of their own
+            raise
+    deadline_ms = now_ms() + CREATED_TOPIC_SEEN_MS
+    while True:
+        try:
+            await cluster.refresh(topic)
+        except ShoalError as error:
+            # Another agent may have answered, which has not heard of the new topic yet.
+            if error.code != "unknown-topic" or now_ms() > min(deadline_ms, deadline_ms - retry_ms + 10_000):
+                raise
+        else:
+            return
+        await asyncio.sleep(0.05)
+
+
+def outcome_of(answer: Answer) -> tuple[int | None, bool]:
+    """The first offset of what was appended, None where the agent does not say (acks=none); duplicate?"""
+    if answer.status != 200:
+        return None, False
+    document = answer.document()
+    try:
+        base_offset = int(document["appended"][0]["base_offset"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ShoalError("internal", "the agent's answer does not say where the records are") from error
+    return base_offset, document.get("duplicate") is True

@@ -1,0 +1,498 @@
+"""Single records become chunks: the one place where a record passes through Python on its way out.
+
+Law of this file: `put` may be called from any thread and does next to nothing: it checks, appends to lists
+and counts. Encoding, routing and sending happen where the chunks are taken, on the client's own event loop.
+What is held is bounded: `put` waits, or says that the buffer is full, and then has taken nothing. An
+interrupt (Ctrl-C in a notebook, which raises between any two steps of the main thread) leaves every list
+whole: each change of state is a single step, or is taken back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, repeat
+from typing import Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from shoal.client.produce.batching import BatchingConfig
+from shoal.client.produce.delivery import Delivery
+from shoal.errors import BufferFull, ShoalError, unknown_partition
+from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES
+from shoal.format.records import MAX_HEADERS, Headers
+from shoal.format.timestamps import Timestamp, timestamp_us
+
+Text: TypeAlias = "bytes | str | bytearray | memoryview"
+HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
+
+HEADER_OVERHEAD_BYTES: Final = 16  # offsets of two columns, roughly
+RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
+
+
+class Extra(NamedTuple):
+    """What few records have beside value and key."""
+
+    headers: Headers | None
+    timestamp_us: int | None
+    partition: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that came as one. `first_row`: where it begins among the rows of its delivery."""
+
+    begun_ms: int
+    batch: pa.RecordBatch
+    size_bytes: int
+    delivery: Delivery
+    first_row: int
+    sealed: bool = True
+
+    @property
+    def rows(self) -> int:
+        count: int = self.batch.num_rows
+        return count
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """None of its rows was sent to a certain partition."""
+        return {}
+
+    @property
+    def repeats(self) -> bool:
+        """It was not sent before."""
+        return False
+
+    def to_batch(self) -> pa.RecordBatch:
+        """It, as it is."""
+        return self.batch
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records gathered together, by column; `extras` by row. `keys` may end before the last rows: those have
+    none."""
+
+    begun_ms: int
+    begun_us: int
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    extras: dict[int, Extra] = field(default_factory=dict)
+    size_bytes: int = 0
+    delivery: Delivery = field(default_factory=Delivery)
+    first_row: int = 0
+    sealed: bool = False
+    """Complete: nothing is appended any more."""
+    repeats: bool = False
+    """It may be stored already: a request of its own, under the sequence that it had."""
+    open_bytes: int = 0
+    """While it is smaller, a plain value may be appended without another look (see Gatherer.lock)."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def cut(self) -> None:
+        """Take back a record that was not appended whole: its value is what comes last."""
+        rows = len(self.values)
+        del self.keys[rows:]
+        self.extras.pop(rows, None)
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """The rows that were sent to a certain partition, and to which."""
+        return {row: extra.partition for row, extra in self.extras.items() if extra.partition is not None}
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The records in DEFAULT_SCHEMA. Those without a time get that of the chunk's first record: at most
+        one linger before their own."""
+        rows = len(self.values)
+        timestamp, key, value, headers = (column.type for column in DEFAULT_SCHEMA)
+        times = pa.repeat(pa.scalar(self.begun_us, pa.int64()), rows)
+        header_column = pa.nulls(rows, headers)
+        if self.extras:
+            moments = [self.begun_us] * rows
+            heads: list[Headers | None] = [None] * rows
+            for row, extra in self.extras.items():
+                heads[row] = extra.headers
+                if extra.timestamp_us is not None:
+                    moments[row] = extra.timestamp_us
+            times, header_column = pa.array(moments, pa.int64()), _header_column(heads)
+        known = self.keys
+        keyless = known.count(None) == len(known)
+        if not keyless and len(known) < rows:
+            known = [*known, *repeat(None, rows - len(known))]
+        keys = pa.nulls(rows, key) if keyless else pa.array(known, key)
+        columns = [times.cast(timestamp), keys, pa.array(self.values, value), header_column]
+        return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+@dataclass(slots=True, eq=False)
+class LoneRecord:
+    """What the gatherer knows of a record that is on its way alone. `begun_seconds`: on a monotonic clock."""
+
+    value: bytes | None
+    key: bytes | None
+    timestamp_us: int
+    begun_seconds: float
+    partition: int = -1
+    """Chosen, if not negative."""
+    doubt: bool = False
+    """It was sent, and nobody said that it is not stored."""
+    chunk: Chunk | None = None
+    """What it is once it has been handed over."""
+
+
+def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
+    rows = [
+        None if head is None else [{"key": name, "value": value} for name, value in head] for head in heads
+    ]
+    return pa.array(rows, DEFAULT_SCHEMA.field("headers").type)
+
+
+class Gatherer:
+    """The chunk that is being gathered, and those that wait to be taken.
+
+    `on_news` is called, from whatever thread puts, when a chunk begins or is complete; it must not block.
+    """
+
+    def __init__(self, topic: str, config: BatchingConfig, on_news: Callable[[], None]) -> None:
+        config.validate()
+        self._topic = topic
+        self._config = config
+        self._rows_max = config.batch_rows_max
+        self._bytes_max = config.batch_bytes_max
+        self._on_news = on_news
+        self._renew_lock()
+        self.chunk: Chunk | None = None
+        """What is being gathered, or was last."""
+        self._chunks: deque[Chunk | Whole] = deque()
+        """In their order; all but the one that is being gathered are complete."""
+        self._taken_bytes = 0
+        """What was taken and is not acknowledged yet, as its owner says."""
+        self._lone: LoneRecord | None = None
+        """On its way past this: nothing is taken meanwhile."""
+        self._is_awaited = False
+        """Somebody wants to hear when that one has ended."""
+        self._stopped: Exception | None = None
+        self._gate_shut = False
+        """Full, or stopped: the one thing that `put` has to look at."""
+        self.partitions: frozenset[int] | None = None
+        """Those that the topic has; None: not known yet, and nothing is refused."""
+
+    def _renew_lock(self) -> None:
+        self.lock = threading.Lock()
+        """What `put` holds. Most single records are a value of bytes and nothing else, and one call more
+        would cost as much as half of the rest: whoever holds it may append such a one to `chunk.values`, with
+        the new size to `chunk.size_bytes`, while that stays below `chunk.open_bytes`."""
+        self._room = threading.Condition(self.lock)
+
+    def put(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """Take one record; waits while the buffer is full, at most `timeout_seconds` (None: until there is
+        room). Raises ShoalError too-large or bad-request, BufferFull, and what the gatherer was stopped
+        with; the record is not taken then."""
+        size_bytes = RECORD_OVERHEAD_BYTES
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes(value, "value")
+        if value is not None:
+            size_bytes += len(value)
+        if key is not None:
+            if key.__class__ is not bytes:
+                key = as_bytes(key, "key")
+            size_bytes += len(key)
+        extra = None
+        if headers is not None or timestamp is not None or partition is not None:
+            extra, more_bytes = _extra(headers, timestamp, partition)
+            if partition is not None:
+                self._check_partition(partition)
+            size_bytes += more_bytes
+        if size_bytes > MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES:
+            pairs = 0 if extra is None else len(extra.headers or ())
+            own_bytes = size_bytes - RECORD_OVERHEAD_BYTES - HEADER_OVERHEAD_BYTES * pairs
+            if own_bytes > MAX_RECORD_BYTES:
+                raise ShoalError("too-large", f"a record of {own_bytes} bytes: at most {MAX_RECORD_BYTES}")
+        with self.lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            chunk = self.chunk
+            if chunk is None or chunk.sealed:
+                chunk = self._begin()
+            try:
+                rows = len(chunk.values)
+                if extra is not None:
+                    chunk.extras[rows] = extra
+                if key is not None:
+                    keys = chunk.keys
+                    if len(keys) < rows:
+                        keys.extend(repeat(None, rows - len(keys)))
+                    keys.append(key)
+                chunk.values.append(value)
+                size_bytes += chunk.size_bytes
+                chunk.size_bytes = size_bytes
+            except BaseException:
+                chunk.cut()
+                raise
+            rows_left = self._rows_max - rows - 1
+            if size_bytes >= self._bytes_max or rows_left <= 0:
+                self._seal()
+            elif key is None:
+                chunk.open_bytes = min(self._bytes_max, size_bytes + rows_left * RECORD_OVERHEAD_BYTES)
+            return chunk.delivery
+
+    def put_alone(
+        self,
+        value: Text | None,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Delivery:
+        """As `put`, behind all put before, but the record shares its delivery with no other and does not
+        linger."""
+        one = Gatherer(self._topic, replace(self._config, batch_rows_max=1), _nobody)
+        one.partitions = self.partitions
+        delivery = one.put(value, key, headers, timestamp, partition)
+        chunk = one.take()
+        assert isinstance(chunk, Chunk)
+        chunk.begun_ms -= self._config.linger_ms
+        with self.lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            self._seal()
+            self._chunks.append(chunk)
+            self._look_at_gate()
+            self._on_news()
+        return delivery
+
+    # --- a record alone
+
+    @property
+    def lone(self) -> LoneRecord | None:
+        """The record that is on its way alone."""
+        return self._lone
+
+    def begin_lone(self, lone: LoneRecord) -> bool:
+        """Whether nothing is gathered, taken or alone on its way: then this one is, until `end_lone` or
+        `hand_over`, and nothing is taken."""
+        with self.lock:
+            if self._chunks or self._taken_bytes or self._gate_shut or self._lone is not None:
+                return False
+            self._lone = lone
+            return True
+
+    def end_lone(self, lone: LoneRecord, then: Callable[[LoneRecord], None] | None = None) -> bool:
+        """It is over (`then`: what is done while nothing is taken, and may be done again); False when it was
+        handed over."""
+        with self.lock:
+            if self._lone is not lone:
+                return False
+            if then is not None:
+                then(lone)
+            self._lone = None
+            self._tell_of_lone()
+            return True
+
+    def hand_over(self, lone: LoneRecord, made: Callable[[], Chunk]) -> None:
+        """It becomes the oldest chunk, unless it was that already or is over."""
+        with self.lock:
+            if self._lone is not lone:
+                return
+            if lone.chunk is None:
+                lone.chunk = made()
+            if not self._chunks or self._chunks[0] is not lone.chunk:
+                self._chunks.appendleft(lone.chunk)
+            self._is_awaited = True
+            self._lone = None
+            self._tell_of_lone()
+
+    def await_lone(self) -> None:
+        """`on_news` is called when the one on its way is over."""
+        self._is_awaited = True
+
+    def _tell_of_lone(self) -> None:
+        if self._chunks or self._is_awaited:
+            self._is_awaited = False
+            self._on_news()
+
+    def put_batches(
+        self, batches: Sequence[pa.RecordBatch], timeout_seconds: float | None = None
+    ) -> Delivery:
+        """Take batches of DEFAULT_SCHEMA, behind the records put before: all of them or, when there is no
+        room for the first, none. Raises as `put`. They are not copied: the bound may be passed once."""
+        batches = [batch for batch in batches if batch.num_rows]
+        delivery = Delivery().expect(sum(batch.num_rows for batch in batches))
+        now_ms = time.monotonic_ns() // 1_000_000
+        firsts = accumulate((batch.num_rows for batch in batches), initial=0)
+        whole = [
+            Whole(now_ms, batch, batch.nbytes, delivery, first)
+            for batch, first in zip(batches, firsts, strict=False)
+        ]
+        with self.lock:
+            if self._gate_shut:
+                self._wait_for_room(timeout_seconds)
+            self._seal()
+            self._chunks.extend(whole)
+            self._look_at_gate()
+            self._on_news()
+        return delivery
+
+    @property
+    def full(self) -> bool:
+        """Whether `put` would wait or raise."""
+        return self._gate_shut
+
+    @property
+    def gathered_rows(self) -> int:
+        """Records that nobody has taken yet."""
+        with self.lock:
+            return sum(chunk.rows for chunk in self._chunks)
+
+    @property
+    def sealed(self) -> int:
+        """Complete chunks that nobody has taken yet."""
+        with self.lock:
+            return sum(chunk.sealed for chunk in self._chunks)
+
+    def due_ms(self) -> int | None:
+        """When the chunk that is being gathered has lingered long enough; None while there is none."""
+        chunk = self.chunk
+        return None if chunk is None or chunk.sealed else chunk.begun_ms + self._config.linger_ms
+
+    def seal(self, before_ms: int | None = None) -> None:
+        """Complete the chunk that is being gathered; with `before_ms` only if it was due by then."""
+        with self.lock:
+            due_ms = self.due_ms()
+            if before_ms is None or (due_ms is not None and due_ms <= before_ms):
+                self._seal()
+
+    def take(self) -> Chunk | Whole | None:
+        """The oldest complete chunk; its owner accounts for it with `account` from now on. None while a
+        record is alone on its way."""
+        with self.lock:
+            if self._lone is not None:
+                return None
+            while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self.chunk):
+                chunk = self._chunks.popleft()
+                if chunk.rows and not chunk.delivery.rows:
+                    chunk.delivery.expect(chunk.rows)
+                if chunk.rows:  # else it was begun as an interrupt came
+                    self._taken_bytes += max(1, chunk.size_bytes)  # until `account`: it is nowhere else
+                    return chunk
+            return None
+
+    def account(self, taken_bytes: int) -> None:
+        """So much of what was taken is not acknowledged: room is what the bound leaves beside it."""
+        with self.lock:
+            self._taken_bytes = taken_bytes
+            self._look_at_gate()
+
+    def stop(self, error: Exception) -> None:
+        """From now on every `put` raises `error`, waiting ones included. The first error stays."""
+        with self.lock:
+            self._stopped = self._stopped or error
+            self._look_at_gate()
+            self._room.notify_all()
+
+    def after_fork(self, error: Exception) -> None:
+        """In the child of a fork: the lock may have been held by a thread that is not there any more."""
+        self._renew_lock()
+        self._stopped, self._gate_shut = error, True
+        self.chunk = None
+
+    def _check_partition(self, partition: int) -> None:
+        if self.partitions is not None and partition not in self.partitions:
+            raise unknown_partition(self._topic, partition, len(self.partitions))
+
+    def _begin(self) -> Chunk:
+        now_ns = time.time_ns()
+        chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
+        self._chunks.append(chunk)
+        self.chunk = chunk
+        self._on_news()
+        return chunk
+
+    def _seal(self) -> None:
+        if self.chunk is not None and not self.chunk.sealed:
+            self.chunk.open_bytes = 0
+            self.chunk.sealed = True
+            self._look_at_gate()
+            self._on_news()
+
+    def _look_at_gate(self) -> None:
+        was_shut = self._gate_shut
+        held_bytes = sum(chunk.size_bytes for chunk in self._chunks if chunk.sealed)
+        full = held_bytes + self._taken_bytes >= self._config.buffered_bytes_max
+        self._gate_shut = full or self._stopped is not None
+        if self._gate_shut and self.chunk is not None:
+            self.chunk.open_bytes = 0
+        if was_shut and not self._gate_shut:
+            self._room.notify_all()
+
+    def _wait_for_room(self, timeout_seconds: float | None) -> None:
+        opened = self._room.wait_for(lambda: not self._gate_shut or self._stopped, timeout_seconds)
+        if self._stopped is not None:
+            raise self._stopped
+        if not opened:
+            raise BufferFull(
+                f"{self._topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
+                f" were within {timeout_seconds:g} s; the record was not taken"
+            )
+
+
+def _nobody() -> None:
+    """Is told of a chunk that is taken at once."""
+
+
+def as_bytes(value: object, what: str) -> bytes:
+    """Text as its UTF-8, buffers as their bytes. Raises ShoalError bad-request for anything else."""
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ShoalError("bad-request", f"a {what} that is no text: {error}") from None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    kind = type(value).__name__
+    raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: send_json() it, perhaps")
+
+
+def _extra(
+    headers: HeadersLike | None, timestamp: Timestamp | None, partition: int | None
+) -> tuple[Extra, int]:
+    pairs: Headers | None = None
+    size_bytes = 0
+    if headers is not None:
+        pairs = _pairs(headers)
+        size_bytes = sum(
+            len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for name, value in pairs
+        )
+    moment_us = None if timestamp is None else timestamp_us(timestamp)
+    if partition is not None and (partition.__class__ is not int or partition < 0):
+        raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")
+    return Extra(pairs, moment_us, partition), size_bytes
+
+
+def _pairs(headers: HeadersLike) -> Headers:
+    items = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    if len(items) > MAX_HEADERS:
+        raise ShoalError("bad-request", f"{len(items)} headers: at most {MAX_HEADERS}")
+    pairs: Headers = []
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise ShoalError("bad-request", f"headers are pairs of a name and a value, not {item!r:.80}")
+        value = None if item[1] is None else as_bytes(item[1], "header's value")
+        pairs.append((as_bytes(item[0], "header's name").decode(), value))
+    return pairs

@@ -1,0 +1,142 @@
+"""A request's only record batch, admitted where it was received: the bytes that came are the bytes stored.
+
+An Arrow stream is schema, batch, end. The schema is checked and not stored, so there is room before the
+batch's body for its prefix, its canonical metadata and whatever the caller wants between them and the body (a
+stamp, of which nothing is known here). Streams of any other shape are StreamDecoder's, and so is every check.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from shoal.format.arrow_metadata import BatchError, RecordBatchHeader
+from shoal.format.arrow_stream import (
+    CONTINUATION,
+    DEFAULT_SCHEMA,
+    END_OF_STREAM,
+    MAX_RECORDS_PER_BATCH,
+    Message,
+    StreamDecoder,
+    check_batch,
+    read_layout,
+)
+from shoal.format.row_encoding import RowShape, row_shape
+
+_PREFIX = struct.Struct("<4si")
+# Streams of equal batches (so many records of one size) begin with the same bytes, from which nothing but
+# what is remembered follows. At most 256 of at most 4 KiB; when full they are forgotten, not searched.
+_REMEMBERED_MAX: Final = 256
+_REMEMBERED_BYTES_MAX: Final = 4096
+# A kept batch keeps the memory of its whole request alive: that must be mostly the batch itself.
+_OTHER_BYTES_MAX: Final = 16 * 1024
+_ROW_BYTES_MAX: Final = 128 * 1024
+
+
+class _Opening(NamedTuple):
+    """What a stream's bytes up to its first body mean."""
+
+    fields: RecordBatchHeader
+    body_length: int  # as sent
+    stored_length: int
+    metadata: bytes  # canonical
+    head: bytes  # prefix, canonical metadata, room
+    row: RowShape | None  # of a single record, whose few bytes are checked without pyarrow's fixed costs
+
+
+class Placed(NamedTuple):
+    """A batch in its place, and what the stream's first bytes were before they were overwritten."""
+
+    message: Message
+    opening: bytes
+
+
+class PlaceReader:
+    """Reads single-batch streams of one schema. `room_bytes` (a multiple of 8) are left before each body."""
+
+    def __init__(self, schema: pa.Schema, room_bytes: int) -> None:
+        assert room_bytes % 8 == 0
+        self.schema = schema
+        self._has_rows = schema.equals(DEFAULT_SCHEMA)
+        self._room = bytes(room_bytes)
+        self._remembered: dict[bytes, _Opening] = {}
+        self._last: tuple[bytes, _Opening | None] = (b"", None)
+
+    def read(self, memory: memoryview, start: int) -> Placed | None:
+        """The batch of the stream in `memory[start:]`, with its `place`; None when the stream is not one
+        plain batch, and nothing has changed then. Raises BatchError as StreamDecoder.
+
+        The message owns `memory` from now on: what stood before the body is overwritten.
+        """
+        opening_bytes, opening = self._last
+        body_at = start + len(opening_bytes)
+        if opening is None or memory[start:body_at] != opening_bytes:
+            first_body = _first_body(memory, start)
+            if first_body is None:
+                return None
+            body_at = first_body
+            opening_bytes = bytes(memory[start:body_at])
+            opening = self._opening(opening_bytes)
+            if opening is None:
+                return None
+            self._last = (opening_bytes, opening)
+        end = body_at + opening.body_length
+        place_at = body_at - len(opening.head)
+        if place_at < 0 or end > len(memory) or bytes(memory[end : end + 9]) not in (b"", END_OF_STREAM):
+            return None
+        stored_end = body_at + opening.stored_length
+        if len(memory) - (stored_end - place_at) > _OTHER_BYTES_MAX:
+            return None
+        memory[place_at:body_at] = opening.head
+        place = memory[place_at:stored_end]
+        body = place[len(opening.head) :]
+        max_timestamp_us = None if opening.row is None else opening.row.timestamp_us(body)
+        if max_timestamp_us is None:
+            max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
+        records = opening.fields.record_count
+        message = Message(opening.metadata, body.toreadonly(), records, max_timestamp_us, place)
+        return Placed(message, opening_bytes)
+
+    def _opening(self, data: bytes) -> _Opening | None:
+        opening = self._remembered.get(data)
+        if opening is None:
+            opening = self._read_opening(data)
+            if opening is not None and len(data) <= _REMEMBERED_BYTES_MAX:
+                if len(self._remembered) >= _REMEMBERED_MAX:
+                    self._remembered.clear()
+                self._remembered[data] = opening
+        return opening
+
+    def _read_opening(self, data: bytes) -> _Opening | None:
+        decoder = StreamDecoder(self.schema)
+        messages = decoder.feed(data)
+        if messages or decoder.pending is None:
+            return None
+        metadata, header = decoder.pending
+        try:
+            fields, stored_length, canonical = read_layout(metadata, header)
+        except BatchError:
+            return None  # what is wrong with it depends on what follows: for the ordinary way to say
+        if fields.record_count > MAX_RECORDS_PER_BATCH:
+            return None
+        size = len(canonical) + len(self._room)
+        head = b"".join((_PREFIX.pack(CONTINUATION, size), canonical, self._room))
+        row = row_shape(fields, canonical) if self._has_rows and stored_length <= _ROW_BYTES_MAX else None
+        if row is not None and row.body_bytes != stored_length:
+            row = None
+        return _Opening(fields, header.body_length, stored_length, canonical, head, row)
+
+
+def _first_body(memory: memoryview, start: int) -> int | None:
+    """Where the body of the second message begins; None when there is no second message."""
+    position = start
+    for _ in range(2):
+        if position + 8 > len(memory):
+            return None
+        mark, size = _PREFIX.unpack_from(memory, position)
+        if mark != CONTINUATION or size <= 0:
+            return None
+        position += 8 + size
+    return position if position <= len(memory) else None

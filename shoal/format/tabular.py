@@ -1,0 +1,136 @@
+"""What data people hold (pyarrow, pandas, polars) <-> batches of a topic's columns.
+
+Law of this file: pandas and polars are never required: a frame is recognised by what it can do, and made only
+when it is asked for. No loop here touches a record.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any, Final, Literal, get_args
+
+import pyarrow as pa
+
+from shoal.errors import ClientError, ShoalError
+from shoal.format.arrow_stream import largest_record_bytes
+from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES, TIMESTAMP_COLUMN, VALUE_COLUMN
+
+FrameKind = Literal["pandas", "polars", "arrow"]
+_KINDS: Final = get_args(FrameKind)
+_INDEX_COLUMN: Final = re.compile(r"__index_level_\d+__")  # as pandas and pyarrow name one without a name
+PLACED_FIELDS: Final = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
+
+
+def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
+    """A RecordBatch, Table, pandas or polars frame as batches of DEFAULT_SCHEMA.
+
+    `value` is needed; a missing `timestamp` is `now_us`, missing `key` and `headers` are null, text becomes
+    its UTF-8, and columns of other names are refused. Raises ShoalError schema-mismatch or too-large.
+    """
+    if isinstance(data, pa.RecordBatch):
+        batches = [data]
+    elif isinstance(data, pa.Table):
+        batches = data.to_batches()
+    elif hasattr(data, "__arrow_c_stream__"):  # polars, pandas, DuckDB and others
+        batches = _imported(data, topic).to_batches()
+    else:
+        kind = type(data).__name__
+        raise ShoalError(
+            "schema-mismatch",
+            f"{topic} takes a RecordBatch, Table, pandas or polars frame, not {kind}; send() takes records",
+        )
+    return [_checked(_conformed(batch, topic, now_us), topic) for batch in batches]
+
+
+def _imported(data: Any, topic: str) -> pa.Table:
+    """A frame's columns. pandas exports them with its index, which is nobody's column unless it has a name
+    (a frame that was filtered has such an index)."""
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = " ".join(str(part) for part in error.args)
+        raise ShoalError("schema-mismatch", f"{topic}: this frame is no Arrow table: {reason}") from error
+    return table.drop_columns([name for name in table.column_names if _INDEX_COLUMN.fullmatch(name)])
+
+
+def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch:
+    """The batch with DEFAULT_SCHEMA's columns, in its order and types."""
+    if batch.schema.equals(DEFAULT_SCHEMA):
+        return batch
+    names = batch.schema.names
+    wrong = ", ".join(sorted({repr(name) for name in names if name not in DEFAULT_SCHEMA.names}))
+    if wrong or VALUE_COLUMN not in names or len(set(names)) < len(names):
+        what = (
+            f"has {wrong}" if wrong else "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
+        )
+        known = ", ".join(DEFAULT_SCHEMA.names)
+        json = (
+            "; columns of your own become JSON first: df.to_json(orient='records', lines=True).splitlines()"
+        )
+        cure = json if wrong else ""
+        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}{cure}")
+    columns = []
+    for field in DEFAULT_SCHEMA:
+        if field.name in names:
+            try:
+                columns.append(_cast(batch.column(field.name), field.type))
+            except (pa.ArrowException, ValueError) as error:
+                raise ShoalError("schema-mismatch", f"{topic}: column {field.name!r}: {error}") from error
+        elif field.name == TIMESTAMP_COLUMN:
+            columns.append(pa.repeat(pa.scalar(now_us, pa.int64()), batch.num_rows).cast(field.type))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Raises ArrowException and ValueError. Nanoseconds, pandas' unit, lose what is below a microsecond."""
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
+        if column.type.tz is None:
+            raise ValueError("has no time zone: localize it, for example to UTC")
+        return column.cast(kind, safe=column.type.unit != "ns")
+    return column.cast(kind)
+
+
+def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """What an agent would refuse is refused here, before anything of it is buffered."""
+    if batch.column(TIMESTAMP_COLUMN).null_count:
+        raise ShoalError("schema-mismatch", f"{topic}: a record's timestamp is null")
+    if batch.nbytes > MAX_RECORD_BYTES:  # else no record can be larger
+        largest = largest_record_bytes(batch)
+        if largest > MAX_RECORD_BYTES:
+            raise ShoalError("too-large", f"{topic}: a record of {largest} bytes: at most {MAX_RECORD_BYTES}")
+    return batch
+
+
+def check_kind(kind: object) -> None:
+    """Raises ClientError for frames that nothing here makes."""
+    if kind not in _KINDS:
+        raise ClientError(
+            f"frames() makes {', '.join(_KINDS)} and not {kind!r}: most libraries take what it makes of"
+            " 'arrow', a pyarrow.Table"
+        )
+
+
+def placed(batch: pa.RecordBatch, partition: int, base_offset: int) -> pa.RecordBatch:
+    """The batch with its records' partition (int32) and offset (int64) in front."""
+    rows = batch.num_rows
+    columns = [
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        pa.arange(base_offset, base_offset + rows),
+        *batch.columns,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*PLACED_FIELDS, *batch.schema]))
+
+
+def frame_of(batches: list[pa.RecordBatch], kind: FrameKind) -> Any:
+    """Batches of equal columns (at least one) as a pandas or polars frame, or a pyarrow Table."""
+    table = pa.Table.from_batches(batches)
+    if kind == "arrow":
+        return table
+    try:
+        library = import_module(kind)
+    except ImportError as error:
+        raise ClientError(f"{kind} is not installed: pip install {kind}, or ask for 'arrow'") from error
+    return table.to_pandas() if kind == "pandas" else library.from_arrow(table)

@@ -1,0 +1,34 @@
+"""format("shoal") in Spark. A name is loaded when it is first used (PEP 562): what runs before Spark starts
+(`prepare`, java.py) is found without PySpark."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
+    from shoal.spark.options import SourceError
+    from shoal.spark.setup import prepare
+    from shoal.spark.source import ShoalDataSource, register
+
+__all__ = ["ShoalDataSource", "SourceError", "prepare", "register"]
+
+_HOMES: Final = {
+    "ShoalDataSource": "shoal.spark.source",
+    "SourceError": "shoal.spark.options",
+    "prepare": "shoal.spark.setup",
+    "register": "shoal.spark.source",
+}
+
+if not TYPE_CHECKING:  # a checker would take any name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        """Load `name` from the module that defines it."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'shoal.spark' has no attribute {name!r}")
+        return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,267 @@
+"""Read one range of a partition from inside Spark: from a replica on this machine or the leader, as one batch
+after the other, each record once.
+
+Standard library and pyarrow only, blocking. No loop here touches a record. Answers are not trusted to be
+complete or in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import pyarrow as pa
+
+from shoal.format.arrow_stream import (
+    HEADERS_COLUMN,
+    KEY_COLUMN,
+    MAX_FRAME_BYTES,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+    decode_stream,
+)
+from shoal.spark.http import (
+    DEFAULT_RETRIES,
+    MOVING_STATUSES,
+    POOL,
+    Answer,
+    MovedError,
+    RetryPolicy,
+    document_of,
+    said,
+)
+from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss, normal_url
+from shoal.spark.plan import OffsetRange
+from shoal.spark.topics import fetch_routes
+
+ARROW_MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
+LARGE_BATCH_BYTES: Final = 512 * 1024
+"""Stored batches of this size go to Spark as they are; smaller ones are joined."""
+
+JOINED_BYTES_MAX: Final = 8 * 2**20
+"""What they are joined to at most, about: batches of 1 to 10 MB are best for Spark."""
+
+LIMIT_MAX: Final = 10_000_000
+"""The most records that an agent lets one read ask for."""
+
+NEAR_TIMEOUT: Final = "500ms"
+"""How long a replica on this machine may take to learn what was committed before the range was planned."""
+
+_CREATE_TIME: Final = 0  # Kafka's timestampType: the producer's time
+
+
+class FetchPolicy(NamedTuple):
+    """How a task reads, and how long it tries."""
+
+    fetch_bytes: int = 16 * 2**20  # one answer: asking costs a worker and an agent a millisecond together
+    retries: RetryPolicy = DEFAULT_RETRIES
+
+
+DEFAULT_POLICY: Final = FetchPolicy()
+
+
+class _TrimmedError(Exception):
+    """The records wanted are gone, and the query goes on without them."""
+
+    def __init__(self, log_start_offset: int) -> None:
+        super().__init__(log_start_offset)
+        self.log_start_offset = log_start_offset
+
+
+class Records(NamedTuple):
+    """Consecutive records, the first of which has the offset `base_offset`."""
+
+    base_offset: int
+    batches: list[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """All that a task needs to read one range, picklable."""
+
+    range: OffsetRange
+    agents: tuple[str, ...]
+    columns: tuple[str, ...] = COLUMNS
+    fail_on_data_loss: bool = True
+    policy: FetchPolicy = DEFAULT_POLICY
+
+
+class RangeReader:
+    """Reads one range, follows the partition when it moves, resumes after the last record yielded."""
+
+    def __init__(self, scan: Scan, pause: Callable[[float], None] = time.sleep) -> None:
+        self._scan = scan
+        self._pause = pause
+        urls = scan.range.urls
+        # A partition without leader at planning time may have no address: then any agent forwards.
+        self._leader: str | None = next(iter(urls), None)
+        # A replica beside us saves the network; the leader itself is asked as the leader.
+        near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
+        self._near = near if near != self._leader else None
+        self._hinted = False  # the leader's address comes from the last refusal
+        self._agents = tuple(dict.fromkeys((*urls, *scan.agents)))
+        self._place = f"partition {scan.range.partition} of topic {scan.range.topic!r}"
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Spark's batches, in order, each record once. Raises SourceError."""
+        offset, end = self._scan.range.start, self._scan.range.end
+        while offset < end:
+            try:
+                records = self._fetch(offset)
+            except _TrimmedError as trimmed:
+                offset = trimmed.log_start_offset
+                continue
+            first = records.base_offset
+            for batch in records.batches:
+                behind, first = first + batch.num_rows, first + batch.num_rows
+                begin = behind - batch.num_rows
+                if behind <= offset or begin >= end:
+                    continue
+                piece = batch.slice(offset - begin, min(behind, end) - offset)
+                yield compose(piece, self._scan, offset)
+                offset += piece.num_rows
+
+    def _fetch(self, offset: int) -> Records:
+        """The record at `offset` and neighbours on both sides."""
+        policy = self._scan.policy.retries
+        failure = ""
+        for attempt in range(policy.attempts):
+            if attempt:
+                self._pause(policy.pause_seconds(attempt))
+            try:
+                return self._attempt(offset, attempt)
+            except MovedError as error:
+                failure = str(error)
+        tries = f"in {policy.attempts} attempts"
+        raise SourceError(f"{self._place}: no answer for offset {offset} {tries}; last: {failure}")
+
+    def _attempt(self, offset: int, attempt: int) -> Records:
+        """The replica beside us or the leader as known; then by turns the leader as agents name it, and any
+        agent to forward."""
+        limit = min(self._scan.range.end - offset, LIMIT_MAX)
+        query: dict[str, str | int] = {
+            "offset": offset,
+            "max_bytes": self._scan.policy.fetch_bytes,
+            "limit": limit,  # whole batches, none behind the range: a micro-batch may be a part of one
+        }
+        headers = {"Accept": ARROW_MEDIA_TYPE}
+        near, self._near = self._near, None
+        if attempt == 0 and near is not None:
+            records = self._read_near(near, query, headers, offset)
+            self._near = near  # it has answered: the next fetch is its too
+            return records
+        if attempt % 2 == 1 and not self._hinted:
+            self._leader = self._find_leader() or self._leader
+        self._hinted = False
+        base = self._leader
+        if base is None or (attempt > 0 and attempt % 2 == 0):
+            return self._request(self._agents[(attempt // 2) % len(self._agents)], query, headers, offset)
+        return self._request(base, query | {"forward": "false"}, headers, offset)
+
+    def _read_near(
+        self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
+    ) -> Records:
+        """From a replica that need not lead. One that does not know the whole range yet waits a moment."""
+        local: dict[str, str | int] = {"consistency": "local", "forward": "false", "timeout": NEAR_TIMEOUT}
+        seen = {"Shoal-High-Watermark": str(self._scan.range.end)}
+        try:
+            return self._request(base, query | local, headers | seen, offset)
+        except (SourceError, _TrimmedError) as error:  # what it cannot answer is the leader's to answer
+            raise MovedError(str(error)) from error
+
+    def _request(
+        self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
+    ) -> Records:
+        topic = quote(self._scan.range.topic, safe="")
+        path = f"/v1/topics/{topic}/partitions/{self._scan.range.partition}/records?{urlencode(query)}"
+        bytes_max = self._scan.policy.fetch_bytes + 2 * MAX_FRAME_BYTES  # whole batches at both ends
+        answer = POOL.request(base, "GET", path, headers, bytes_max=bytes_max)
+        if answer.status != 200:
+            raise self._refusal(base, answer, offset)
+        return _read_answer(base, answer, offset)
+
+    def _find_leader(self) -> str | None:
+        try:
+            routes = fetch_routes(POOL, self._scan.range.topic, self._agents)
+        except SourceError as error:  # while agents change places none may answer: another attempt may
+            raise MovedError(str(error)) from error
+        return next(iter(routes.get(self._scan.range.partition, ())), None)
+
+    def _refusal(self, base: str, answer: Answer, offset: int) -> Exception:
+        why, problem = said(base, answer), document_of(answer.body)
+        if answer.status in MOVING_STATUSES:
+            leader_url = problem.get("leader_url")
+            if answer.status == 421 and isinstance(leader_url, str):
+                with contextlib.suppress(SourceError):  # an address that is none: routes are asked next
+                    self._leader, self._hinted = normal_url(leader_url), True
+            return MovedError(why)
+        if answer.status != 410:
+            return SourceError(why)
+        start = problem.get("log_start_offset")
+        if self._scan.fail_on_data_loss or not isinstance(start, int) or start <= offset:
+            return data_loss(f"offset {offset} of {self._place} was trimmed: {why}")
+        return _TrimmedError(start)
+
+
+@lru_cache(maxsize=256)
+def is_local(host: str) -> bool:
+    """Whether the host is this machine: only then can a socket be bound to its address."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def _read_answer(base: str, answer: Answer, offset: int) -> Records:
+    """The records of an Arrow answer, checked against the offsets it claims."""
+    try:
+        base_offset = int(answer.headers["Shoal-Base-Offset"])
+        next_offset = int(answer.headers["Shoal-Next-Offset"])
+        schema, batches = decode_stream(answer.body)
+    except (TypeError, ValueError) as error:  # BatchError is a ValueError
+        raise MovedError(f"{base} sent an answer that is not understood ({error})") from error
+    missing = {KEY_COLUMN, VALUE_COLUMN, TIMESTAMP_COLUMN, HEADERS_COLUMN} - set(schema.names)
+    if missing:
+        raise SourceError(f"the topic has its own schema, without {', '.join(sorted(missing))}")
+    batches = [batch for batch in batches if batch.num_rows]
+    rows = sum(batch.num_rows for batch in batches)
+    if not base_offset <= offset < next_offset or base_offset + rows != next_offset:
+        claim = f"{rows} records from {base_offset} up to {next_offset}"
+        raise MovedError(f"{base} was asked for offset {offset} and answers with {claim}")
+    if len(answer.body) < len(batches) * LARGE_BATCH_BYTES:
+        batches = _joined(batches, len(answer.body))
+    return Records(base_offset, batches)
+
+
+def _joined(batches: list[pa.RecordBatch], size_bytes: int) -> list[pa.RecordBatch]:
+    """As few as may be, each of about as many of the small ones, which have `size_bytes` together."""
+    count = max(1, len(batches) * JOINED_BYTES_MAX // max(size_bytes, JOINED_BYTES_MAX))
+    return [pa.concat_batches(batches[at : at + count]) for at in range(0, len(batches), count)]
+
+
+def compose(records: pa.RecordBatch, scan: Scan, first_offset: int) -> pa.RecordBatch:
+    """Spark's columns, those of its Kafka source, for consecutive records."""
+    rows = records.num_rows
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: records.column(KEY_COLUMN),
+        "value": lambda: records.column(VALUE_COLUMN),
+        "topic": lambda: pa.repeat(pa.scalar(scan.range.topic, pa.string()), rows),
+        "partition": lambda: pa.repeat(pa.scalar(scan.range.partition, pa.int32()), rows),
+        "offset": lambda: pa.arange(first_offset, first_offset + rows),
+        "timestamp": lambda: records.column(TIMESTAMP_COLUMN),
+        "timestampType": lambda: pa.repeat(pa.scalar(_CREATE_TIME, pa.int32()), rows),
+        HEADERS: lambda: records.column(HEADERS_COLUMN),
+    }
+    return pa.RecordBatch.from_pydict({name: makers[name]() for name in scan.columns})

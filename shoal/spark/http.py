@@ -1,0 +1,296 @@
+"""HTTP from inside Spark: kept-alive connections to agents, and what their refusals mean.
+
+Standard library only, blocking: it runs in Spark's Python workers, where nothing else that Shoal needs is
+installed. Topics, offsets and records are unknown here. Answers are not trusted to be small or complete.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from shoal.spark.options import SourceError
+
+T = TypeVar("T")
+
+REQUEST_SECONDS_MAX: Final = 30.0  # silence of one connection: an agent answers or forwards within 5 s
+DOCUMENT_BYTES_MAX: Final = 64 * 2**20  # routes of the largest cluster: some hundred bytes for each partition
+IDLE_SECONDS_MAX: Final = 30.0  # an idle connection older than this is not tried: agents close them too
+IDLE_CONNECTIONS_MAX: Final = 16  # kept open by one process, over all agents
+JSON_MEDIA_TYPE: Final = "application/json"
+
+MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504, 507})
+"""Answers that another attempt may change. 416 too: what is read was committed, so that agent is behind."""
+
+
+class RetryPolicy(NamedTuple):
+    """Bounds of repeating. With these pauses 30 attempts span 50 s: any election, most restarts."""
+
+    attempts: int = 30  # without progress
+    plan_attempts: int = 10  # 10 s: somebody waits for the query to begin
+    first_pause_seconds: float = 0.05
+    pause_seconds_max: float = 2.0
+
+    def pause_seconds(self, attempt: int) -> float:
+        """How long to wait before an attempt; the first has number 0 and no pause."""
+        return min(self.pause_seconds_max, self.first_pause_seconds * 2.0 ** (attempt - 1))
+
+
+DEFAULT_RETRIES: Final = RetryPolicy()
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class MovedError(Exception):
+    """This attempt failed, another may not."""
+
+
+class _Idle(NamedTuple):
+    base: str
+    connection: http.client.HTTPConnection
+    since: float
+
+
+class ConnectionPool:
+    """Kept-alive connections of one process, given out to one request at a time, to any thread.
+
+    Python workers live on from one micro-batch to the next, so the pool is a global of the module. A process
+    that was forked from one with connections begins with none: two must not share a socket.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[_Idle] = []
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def request(
+        self,
+        base: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Sequence[bytes | memoryview] | None = None,
+        *,
+        bytes_max: int = DOCUMENT_BYTES_MAX,
+    ) -> Answer:
+        """One exchange with the agent at `base`. Raises MovedError when it cannot be reached or breaks off.
+
+        A request that fails on a connection from the pool before any answer is sent once more on a new one:
+        the agent may have closed it meanwhile. All requests here may be repeated (reads, and appends that
+        carry a sequence).
+        """
+        kept = self._take(base)
+        if kept is not None:
+            try:
+                response = _send(kept, method, path, headers, body)
+            except (OSError, http.client.HTTPException):
+                kept.close()
+            else:
+                return self._finish(base, kept, response, bytes_max)
+        connection = _open(base)
+        try:
+            response = _send(connection, method, path, headers, body)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise MovedError(f"{base}: {error or type(error).__name__}") from error
+        return self._finish(base, connection, response, bytes_max)
+
+    def first_of(
+        self, requests: Sequence[tuple[str, str]], seconds: float
+    ) -> list[tuple[int, Answer | MovedError]]:
+        """GET several (base, path) at once; what has been answered when the first answer is there, by its
+        number. The others are given up. Empty when nothing came in time."""
+        waiting: dict[int, http.client.HTTPConnection] = {}
+        kept: set[int] = set()
+        try:
+            done: list[tuple[int, Answer | MovedError]] = []
+            for number, (base, path) in enumerate(requests):
+                connection = self._take(base)
+                if connection is not None:
+                    kept.add(number)
+                waiting[number] = connection = connection or _open(base)
+                try:
+                    connection.request("GET", path, headers={"Accept": JSON_MEDIA_TYPE})
+                except (OSError, http.client.HTTPException) as error:
+                    done.append((number, MovedError(f"{base}: {error or type(error).__name__}")))
+            if not done:
+                sockets = {connection.sock: number for number, connection in waiting.items()}
+                readable = select.select(list(sockets), (), (), seconds)[0]
+                done = [
+                    (number, self._answer_of(requests[number], waiting.pop(number), number in kept))
+                    for number in sorted(sockets[ready] for ready in readable)
+                ]
+            return done
+        finally:
+            for connection in waiting.values():
+                connection.close()
+
+    def _answer_of(
+        self, asked: tuple[str, str], connection: http.client.HTTPConnection, kept: bool
+    ) -> Answer | MovedError:
+        """The answer that has begun to arrive; an old connection that turns out to be closed is replaced."""
+        base, path = asked
+        try:
+            try:
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if not kept:
+                    raise MovedError(f"{base}: {error or type(error).__name__}") from error
+                return self.request(base, "GET", path, {"Accept": JSON_MEDIA_TYPE})
+            return self._finish(base, connection, response, DOCUMENT_BYTES_MAX)
+        except MovedError as error:
+            return error
+
+    def _finish(
+        self,
+        base: str,
+        connection: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+        bytes_max: int,
+    ) -> Answer:
+        try:
+            body = response.read(bytes_max + 1)
+            if len(body) > bytes_max:
+                raise MovedError(f"{base} sent more than {bytes_max} bytes")
+            if response.length:  # read(n) does not complain when the connection ends early
+                raise MovedError(f"{base} broke off within an answer")
+        except MovedError:
+            connection.close()
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise MovedError(f"{base}: {error or type(error).__name__}") from error
+        if response.will_close or not response.isclosed():
+            connection.close()
+        else:
+            self._keep(base, connection)
+        return Answer(response.status, response.headers, body)
+
+    def _take(self, base: str) -> http.client.HTTPConnection | None:
+        with self._lock:
+            if self._process != os.getpid():
+                self._process, self._idle = os.getpid(), []
+            horizon = time.monotonic() - IDLE_SECONDS_MAX
+            while self._idle and self._idle[0].since < horizon:
+                self._idle.pop(0).connection.close()
+            for place in range(len(self._idle) - 1, -1, -1):
+                if self._idle[place].base == base:
+                    return self._idle.pop(place).connection
+        return None
+
+    def _keep(self, base: str, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._idle.append(_Idle(base, connection, time.monotonic()))
+            if len(self._idle) > IDLE_CONNECTIONS_MAX:
+                self._idle.pop(0).connection.close()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            self._idle.pop().connection.close()
+
+
+POOL: Final = ConnectionPool()
+
+
+def _open(base: str) -> http.client.HTTPConnection:
+    parts = urlsplit(base)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.netloc, timeout=REQUEST_SECONDS_MAX)
+
+
+def _send(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: Sequence[bytes | memoryview] | None,
+) -> http.client.HTTPResponse:
+    connection.request(method, path, body=body, headers=dict(headers))
+    return connection.getresponse()
+
+
+def document_of(body: bytes) -> dict[str, Any]:
+    """A JSON object; empty for anything else."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def said(base: str, answer: Answer) -> str:
+    """A refusal in one line."""
+    problem = document_of(answer.body)
+    words = problem.get("detail") or problem.get("title") or "no detail given"
+    return f"{base} says {answer.status} {problem.get('code', '')}: {' '.join(str(words).split())[:300]}"
+
+
+def ask(pool: ConnectionPool, agents: Sequence[str], path: str) -> tuple[dict[str, Any], str | None]:
+    """A JSON document from the first agent that has it, or why one refused.
+
+    Raises SourceError when no agent is reached or one fails, MovedError when another attempt may succeed.
+    """
+    refusal, moving, unreached = None, [], []
+    for base in agents:
+        try:
+            answer = pool.request(base, "GET", path, {"Accept": JSON_MEDIA_TYPE})
+        except MovedError as error:
+            unreached.append(str(error))
+            continue
+        if answer.status == 200:
+            return document_of(answer.body), None
+        if answer.status == 404:
+            refusal = said(base, answer)  # an agent that has just joined may not know it yet
+        elif answer.status in MOVING_STATUSES:
+            moving.append(said(base, answer))
+        else:
+            raise SourceError(said(base, answer))
+    if refusal is not None:
+        return {}, refusal
+    if moving:
+        raise MovedError("; ".join(moving))
+    raise NobodyError(f"no agent answers (option agent, or SHOAL_AGENT): {'; '.join(unreached)}")
+
+
+class NobodyError(SourceError):
+    """No agent could be reached at all."""
+
+
+def persist(
+    work: Callable[[], T],
+    attempts: int,
+    what: str,
+    *,
+    policy: RetryPolicy = DEFAULT_RETRIES,
+    pause: Callable[[float], None] = time.sleep,
+    patient: bool = False,
+) -> T:
+    """`work`, repeated while it raises MovedError (`patient`: NobodyError too). Raises SourceError."""
+    failure = ""
+    for attempt in range(attempts):
+        if attempt:
+            pause(policy.pause_seconds(attempt))
+        try:
+            return work()
+        except MovedError as error:
+            failure = str(error)
+        except NobodyError as error:
+            if not patient:
+                raise
+            failure = str(error)
+    raise SourceError(f"{what}: {failure}")

@@ -1,0 +1,333 @@
+"""format("shoal") in Spark: topics as DataFrames and streams, and DataFrames and streams into topics.
+
+The only file that knows PySpark; everything else is in spark_*.py, each testable without Java. Objects here
+are pickled from the driver to the executors: they are made cheaply and hold no connections.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError as error:
+    raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal-log[spark]'") from error
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from shoal.spark.fetch import RangeReader, Scan
+from shoal.spark.options import (
+    Mode,
+    SinkOptions,
+    SourceError,
+    SourceOptions,
+    check_written,
+    parse_sink_options,
+    parse_source_options,
+)
+from shoal.spark.plan import Narrowing, OffsetRange, plan
+from shoal.spark.send import ChunkSender, Sink
+from shoal.spark.setup import check_session, settled_settings
+from shoal.spark.stream import StreamPlanner
+from shoal.spark.topics import Directory
+from shoal.spark.write import TaskWriter, Written
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
+
+
+@dataclass(frozen=True)
+class ShoalPartition(InputPartition):
+    """One task: a range of offsets with the addresses that serve it."""
+
+    scan: Scan
+
+
+class ShoalDataSource(DataSource):
+    """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers.
+
+    See docs/spark.md for all options. Methods take `schema` by keyword: Spark calls them so.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What format() is given."""
+        return "shoal"
+
+    def _parsed(self, mode: Mode) -> SourceOptions:
+        return parse_source_options(self.options, os.environ, mode)
+
+    def schema(self) -> StructType:
+        """The columns. Built without the JVM, which planning workers do not have."""
+        return StructType([StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns])
+
+    def reader(self, schema: StructType) -> ShoalReader:
+        """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
+        self._require_own(schema)
+        options = self._parsed(Mode.BATCH)
+        return ShoalPushdownReader(options) if options.pushdown else ShoalReader(options)
+
+    def streamReader(self, schema: StructType) -> ShoalStreamReader:
+        """A stream's reader, likewise."""
+        self._require_own(schema)
+        return ShoalStreamReader(self._parsed(Mode.STREAM))
+
+    def writer(self, schema: StructType, overwrite: bool) -> ShoalWriter:
+        """A batch writer. Raises SourceError for columns that no topic takes, a topic that is not there, and
+        mode("overwrite")."""
+        if overwrite:
+            raise SourceError('a log is only appended to: use .mode("append")')
+        options = self._sink(schema)
+        if options.topic is not None:
+            ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(
+                options.topic, planning=True
+            )
+        return ShoalWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ShoalStreamWriter:
+        """A stream's writer, made anew for every micro-batch: nobody is asked here. In the output mode
+        "complete" (`overwrite`) each micro-batch appends all results, as with Kafka."""
+        return ShoalStreamWriter(self._sink(schema))
+
+    def _sink(self, schema: StructType) -> SinkOptions:
+        options = parse_sink_options(self.options, os.environ)
+        check_written([(field.name, field.dataType.simpleString()) for field in schema.fields], options)
+        return options
+
+    def _require_own(self, schema: StructType) -> None:
+        expected = self.schema()
+        if schema != expected:
+            raise SourceError(
+                f"leave out .schema(...): the columns are {expected.simpleString()};"
+                ' fewer of them: .option("columns", "key,value")'
+            )
+
+
+def _tasks(
+    ranges: Sequence[OffsetRange], options: SourceOptions, agents: tuple[str, ...]
+) -> list[InputPartition]:
+    return [
+        ShoalPartition(Scan(piece, agents, options.columns, options.fail_on_data_loss)) for piece in ranges
+    ]
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """One task's records. Spark passes a partition of its own when there is nothing to read."""
+    if TaskContext.get() is not None:
+        settle_worker()
+    if isinstance(partition, ShoalPartition):
+        yield from RangeReader(partition.scan).batches()
+
+
+class ShoalReader(DataSourceReader):
+    """Plans on the driver, reads on the executors."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the agents once for routes and offsets, and fix every task's range."""
+        options = self._options
+        directory = Directory(options.agents)
+        states = directory.states(options.selection)
+        starts = directory.resolve(options.starting, "starting", states)
+        ends = directory.resolve(options.ending, "ending", states)
+        narrowing = self._narrowing
+        since = None if narrowing.since_ms is None else directory.first_since(narrowing.since_ms, states)
+        return _tasks(plan(options, states, starts, ends, narrowing, since), options, directory.agents)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records."""
+        return _read(partition)
+
+
+class ShoalPushdownReader(ShoalReader):
+    """Also cuts ranges by filters. A class of its own, made on demand: one that overrides pushFilters fails
+    every query while spark.sql.python.filterPushdown.enabled is false, which it is unless set."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
+        for condition in filters:
+            comparison = _COMPARISONS.get(type(condition))
+            if comparison is not None:
+                column, value = _operands(condition)
+                self._narrowing = self._narrowing.by(column, comparison, value)
+        return filters
+
+
+_COMPARISONS: Final[dict[type[Filter], str]] = {
+    EqualTo: "=",
+    In: "in",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+
+
+def _operands(condition: Any) -> tuple[str, Any]:
+    """(column, literal); the column of a nested field has no name here."""
+    column = condition.attribute[0].lower() if len(condition.attribute) == 1 else ""
+    return column, condition.value
+
+
+class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans in a process of the driver that lives as long as the query; read() runs in other processes, with
+    nothing but its partition."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner_or_none: StreamPlanner | None = None
+
+    @property
+    def _planner(self) -> StreamPlanner:
+        # Made when first asked: readers are also built only to be pickled.
+        if self._planner_or_none is None:
+            self._planner_or_none = StreamPlanner(self._options)
+        return self._planner_or_none
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner_or_none": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """{topic: {partition: offset}}, as in the Kafka source's checkpoints."""
+        return self._planner.initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxOffsetsPerTrigger, if given."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; waits at an agent while there is nothing."""
+        return self._planner.latest_offset(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the whole query."""
+        self._planner.prepare_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the logs, for the query's progress."""
+        return self._planner.reported_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of one micro-batch."""
+        return _tasks(self._planner.ranges(start, end), self._options, self._planner.agents)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records."""
+        return _read(partition)
+
+
+@dataclass(frozen=True)
+class ShoalCommit(WriterCommitMessage):
+    """What one task wrote."""
+
+    written: Written
+
+
+class ShoalWriter(DataSourceArrowWriter):
+    """df.write: a task that Spark repeats stores nothing twice; with the option txnId, neither does the whole
+    write when it is started again."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+        self._transaction = options.txn_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        settle_worker()
+        return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
+
+
+class ShoalStreamWriter(DataSourceStreamArrowWriter):
+    """df.writeStream: a micro-batch that is repeated after a restart stores nothing twice."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task of one micro-batch. Query and batch have the same ids when it is repeated; the number of
+        the attempt has not."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        settle_worker()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise SourceError("this Spark does not tell its tasks the query's id: PySpark 4.2 is wanted")
+        return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
+
+
+@functools.cache
+def settle_worker() -> None:
+    """In a Python worker, with its first task: what it has imported is no garbage.
+
+    PySpark collects garbage after every task of a worker, and looking through the modules of pyarrow, numpy
+    and PySpark takes 10 to 30 ms each time. (Not in a user's own process: tasks have workers.)
+    """
+    gc.freeze()
+
+
+def register(spark: SparkSession) -> None:
+    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile), and
+    anywhere before several streaming queries start at once (`settled_settings` says why).
+
+    Raises SourceError, one line, when the session's workers could not run it.
+    """
+    check_session(spark)
+    with settled_settings(spark):
+        spark.dataSource.register(ShoalDataSource)

@@ -1,0 +1,166 @@
+"""A stream's place in its topics: where it begins, how far the next micro-batch goes, what it reads.
+
+No Spark here: source.py hands these calls on. One object lives for as long as the query, in one process of
+the driver. Nothing that a replay needs is kept only here: Spark's checkpoint holds the offsets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from shoal.spark.options import SourceOptions, data_loss
+from shoal.spark.plan import (
+    OffsetRange,
+    Offsets,
+    PartitionState,
+    TopicPartition,
+    limit_ends,
+    offsets_from_json,
+    offsets_to_json,
+    split,
+    stream_ends,
+    stream_ranges,
+)
+from shoal.spark.topics import Directory
+
+DISCOVERY_SECONDS: Final = 10.0  # between two looks for new topics and partitions
+EMPTY_PAUSE_SECONDS: Final = 1.0  # between two looks while no topic is there at all
+
+OffsetsJson = dict[str, dict[str, int]]
+States = dict[str, dict[int, PartitionState]]
+
+
+class StreamPlanner:
+    """Answers Spark's questions about one stream."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        directory: Directory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._pause = pause
+        self._directory = directory or Directory(options.agents)
+        self._clock = clock
+        self._initial: OffsetsJson | None = None
+        self._states: States = {}
+        self._states_since = float("-inf")
+        self._targets: Offsets | None = None  # ends fixed by Trigger.AvailableNow
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Whom the tasks may ask."""
+        return self._directory.agents
+
+    def initial_offset(self) -> OffsetsJson:
+        """Where a new query begins. Asked for more than once by Spark, and answered alike."""
+        if self._initial is None:
+            selection = self._options.selection
+            states = self._directory.states(selection)
+            self._take_in(states)
+            starts = self._directory.resolve(self._options.starting, "starting", states)
+            self._check_starts(starts, states)
+            self._initial = offsets_to_json(starts)
+        return self._initial
+
+    def _check_starts(self, starts: Mapping[TopicPartition, int], states: States) -> None:
+        for (topic, partition), start in starts.items():
+            state = states[topic][partition]
+            if (
+                not state.log_start_offset <= start <= state.high_watermark
+                and self._options.fail_on_data_loss
+            ):
+                raise data_loss(
+                    f"option startingOffsets: partition {partition} of topic {topic!r} has offsets"
+                    f" {state.log_start_offset} to {state.high_watermark}, not {start}"
+                )
+
+    def prepare_available_now(self) -> None:
+        """Fix the ends: the query reads up to what is there now, then stops."""
+        states = self._directory.existing_states(self._options.selection)
+        self._take_in(states)
+        self._targets = {
+            (topic, partition): state.high_watermark
+            for topic, partitions in states.items()
+            for partition, state in partitions.items()
+        }
+
+    def latest_offset(self, start_json: Any, max_rows: int | None) -> OffsetsJson:
+        """The end of the next micro-batch; the start itself when there is nothing to read.
+
+        While there is nothing it waits at an agent, at most idle_wait_ms: Spark asks again at once.
+        """
+        start = offsets_from_json(start_json)
+        deadline = self._clock() + self._options.idle_wait_ms / 1000
+        states = self._fresh_states(start)
+        while True:
+            begins, ends = stream_ends(start, states, self._options.fail_on_data_loss, self._targets)
+            if ends != begins or begins.keys() - start.keys():
+                break
+            remaining = deadline - self._clock()
+            if self._targets is not None or remaining <= 0:
+                return offsets_to_json(start)
+            states = self._after_waiting(begins, remaining)
+        if max_rows is not None:
+            ends = limit_ends(begins, ends, max_rows)
+        return offsets_to_json(ends)
+
+    def _after_waiting(self, begins: Mapping[TopicPartition, int], seconds: float) -> States:
+        """The states once something has happened, or may have."""
+        if not begins:  # no topic matches the pattern as yet
+            self._pause(min(seconds, EMPTY_PAUSE_SECONDS))
+            return self._existing_states()
+        heard = self._directory.wait(self._options.selection, _by_topic(begins), seconds)
+        if not heard:
+            return self._existing_states()
+        self._states = {**self._states, **heard}
+        return self._states
+
+    def _fresh_states(self, start: Mapping[TopicPartition, int]) -> States:
+        """The states to begin with. What was heard last is enough where it shows something to read, or where
+        waiting comes next anyway; new topics and partitions are looked for now and then."""
+        known = all(place[1] in self._states.get(place[0], {}) for place in start)
+        if self._targets is not None or not known or self._is_stale():
+            return self._existing_states()
+        return self._states
+
+    def _is_stale(self) -> bool:
+        return self._clock() - self._states_since > DISCOVERY_SECONDS
+
+    def _existing_states(self) -> States:
+        states = self._directory.existing_states(self._options.selection)
+        self._take_in(states)
+        return states
+
+    def _take_in(self, states: States) -> None:
+        self._states, self._states_since = states, self._clock()
+
+    def reported_offset(self) -> OffsetsJson | None:
+        """The newest ends that were heard of: with the offsets of the query's progress they tell its lag."""
+        ends = {
+            (topic, partition): state.high_watermark
+            for topic, partitions in self._states.items()
+            for partition, state in partitions.items()
+        }
+        return offsets_to_json(ends) or None
+
+    def ranges(self, start_json: Any, end_json: Any) -> list[OffsetRange]:
+        """The tasks of a micro-batch. After a restart it is the first call, with the checkpoint's offsets."""
+        start, end = offsets_from_json(start_json), offsets_from_json(end_json)
+        covered = all(
+            partition in self._states.get(topic, {}) and last <= self._states[topic][partition].high_watermark
+            for (topic, partition), last in end.items()
+        )
+        states = self._states if covered else self._existing_states()
+        return split(stream_ranges(start, end, states, self._options.fail_on_data_loss), self._options)
+
+
+def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    after: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        after.setdefault(topic, {})[partition] = offset
+    return after

@@ -1,0 +1,235 @@
+"""Help, usage errors, start-up time and exit codes: what every command owes its user."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import re
+import resource
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+from command_line import Ran, assert_one_line, run
+
+from shoal.agent.cli.main import app, main
+
+COMMANDS = [
+    (),
+    ("agent",),
+    ("dev",),
+    ("doctor",),
+    ("status",),
+    ("members",),
+    ("join",),
+    ("leave",),
+    ("force-leave",),
+    ("produce",),
+    ("consume",),
+    ("topic",),
+    ("topic", "create"),
+    ("topic", "list"),
+    ("topic", "describe"),
+    ("topic", "delete"),
+    ("topic", "alter"),
+    ("topic", "trim"),
+    ("topic", "ls"),
+    ("topic", "rm"),
+    ("topic", "config"),
+    ("partition",),
+    ("partition", "recover"),
+    ("keygen",),
+    ("keys",),
+    ("keys", "list"),
+    ("keys", "install"),
+    ("keys", "use"),
+    ("keys", "remove"),
+    ("log",),
+    ("log", "inspect"),
+    ("log", "verify"),
+    ("log", "export"),
+    ("version",),
+    ("help",),
+    ("spark",),
+    ("spark", "package"),
+]
+
+
+def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Ran:
+    """The command in this process: enough for what ends before any work begins."""
+    code = main(list(arguments))
+    out, err = capfd.readouterr()
+    return Ran(code, out, err)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "shoal")
+def test_every_command_has_help_with_an_example(
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--help: exit code 0, a description, an example that names the command."""
+    ran = run_here(capfd, *command, "--help")
+    assert ran.code == 0
+    assert "Example:" in ran.stdout
+    assert f"shoal {' '.join(command)}".rstrip() in ran.stdout.partition("Example:")[2]
+    assert ran.stderr == ""
+
+
+def processor_seconds(code: str) -> float:
+    """Of an interpreter that runs it, and exits with 0."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    """`shoal --help` takes less than three times what its parser and asyncio take alone, and neither pyarrow
+    nor aiohttp nor rich."""
+    code = (
+        "import sys; from shoal.agent.cli.main import main; main(['--help']); "
+        "sys.exit(any(name in sys.modules for name in ('aiohttp', 'pyarrow', 'rich', 'urllib.request')))"
+    )
+    assert processor_seconds(code) < 3 * processor_seconds("import typer, asyncio")
+
+
+def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
+    """Such commands start in two thirds of the time: here one that finds nobody."""
+    code = (
+        "import sys; from shoal.agent.cli.main import main; "
+        "assert main(['members', '--agent', 'http://127.0.0.1:1']) == 1; "
+        "sys.exit('pyarrow' in sys.modules)"
+    )
+    processor_seconds(code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("prduce",), ("prduce", "produce")),
+        (("produce",), ("TOPIC",)),
+        (("produce", "t", "--acks", "two"), ("two",)),
+        (("produce", "t", "--rate", "0"), ("--rate",)),
+        (("consume", "t", "--output", "arow"), ("arow",)),
+        (("consume", "t", "--from", "yesterday"), ("--from", "@2026-01-01")),
+        (("consume", "t", "--format", "%q"), ("%q", "%k key")),
+        (("consume", "t", "--format", "%k", "-o", "json"), ("--output",)),
+        (("produce", "t", "-k", "a", "--key-field", "b"), ("--key-field and --key",)),
+        (("produce", "t", "--whole", "-K", ":"), ("--key-separator", "--whole")),
+        (("produce", "t", "--format", "json", "-k", "a"), ("--format json",)),
+        (("produce", "t", "--tombstone"), ("--key KEY",)),
+        (("produce", "t", "-H", "trace"), ("--header 'trace'", "trace=af31")),
+        (("topic", "create", ""), ("'' is no topic name",)),
+        (("topic", "delete", "..", "--yes"), ("'..' is no topic name",)),
+        (("topic", "descrive", "t"), ("Did you mean 'describe'? `--help`",)),
+        (("topic", "create", "t", "--partitions", "0"), ("--partitions", "1")),
+        (("topic", "create", "t", "--replication-factor", "many"), ("many",)),
+        (("topic", "delete", "t"), ("--yes",)),
+        (("members", "--agent", "ftp://x"), ("ftp://x",)),
+        (("members", "--agent", ","), ("--agent",)),
+        (("agent",), ("--data",)),
+        (("agent", "--data", "x", "--http-port", "70000"), ("70000",)),
+        (("agent", "--data", "x", "--config", "/nonexistent.toml"), ("/nonexistent.toml",)),
+        (("agent", "--data", "x", "--gossip", "pigeons"), ("--gossip",)),
+    ],
+)
+def test_a_wrong_call_is_one_line_that_names_the_fault(
+    arguments: tuple[str, ...], words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, no usage page, exit code not 0."""
+    assert_one_line(run_here(capfd, *arguments), *words)
+
+
+async def test_a_group_without_a_command_shows_its_commands() -> None:
+    """On stderr: it is no data."""
+    ran = await run("topic")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "describe" in ran.stderr
+
+
+@pytest.mark.parametrize("word", ["--version", "-V", "-v", "version"])
+def test_the_version_is_told(word: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """For bug reports."""
+    ran = run_here(capfd, word)
+    assert ran.code == 0
+    assert ran.stdout.startswith("shoal 0.")
+
+
+@pytest.mark.parametrize("command", [(), ("topic",), ("topic", "create")])
+def test_help_is_a_command_too(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    """It shows what --help shows."""
+    assert run_here(capfd, "help", *command) == run_here(capfd, *command, "--help")
+
+
+def test_no_words_of_a_library_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """`Value error, ` says nothing to whoever typed it."""
+    ran = run_here(capfd, "produce", "t", "--acks", "maybe")
+    assert_one_line(ran, "'maybe'")
+    assert "Value error" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("members",), ("status",), ("topic", "list"), ("produce", "t"), ("consume", "t")]
+)
+async def test_no_agent_is_one_line_that_says_what_to_do(arguments: tuple[str, ...]) -> None:
+    """Nobody listens on port 1."""
+    ran = await run(*arguments, agent="http://127.0.0.1:1")
+    assert_one_line(ran, "http://127.0.0.1:1 cannot be reached", "shoal dev", "--agent")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "says"),
+    [
+        (">/dev/full", 1, "shoal: the output cannot be written: No space left on device"),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+async def test_output_that_cannot_be_written_is_one_line(redirection: str, code: int, says: str) -> None:
+    """A full disk or a closed stream at the other end is no traceback."""
+    process = await asyncio.create_subprocess_shell(
+        f"exec {shlex.quote(sys.executable)} -m shoal.agent --version {redirection}",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, errors.decode().strip()) == (code, says)
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PLACEHOLDERS = {"PARTITION": "0", "N": "3"}
+
+
+def documented_commands() -> list[str]:
+    """Every line of the documents that begins with `shoal`, without what explains it."""
+    found = []
+    written = ROOT / "docs" / "commands.md"  # by the commands themselves
+    for page in (ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {written})):
+        for line in page.read_text().splitlines():
+            if line.startswith(("    shoal ", "shoal ")):
+                found.append(re.split(r"  +| &$| #| > ", line.strip())[0])
+    return found
+
+
+@pytest.mark.parametrize("line", sorted(set(documented_commands())))
+def test_every_documented_command_is_understood(line: str) -> None:
+    """The commands, options and arguments that the documents name are there; nothing is run."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)[1:]]
+    command = typer.main.get_command(app)
+    context = None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context("shoal", words, parent=context)
+        name, command, words = command.resolve_command(
+            context, [*getattr(context, "_protected_args", ()), *context.args]
+        )
+        assert name is not None
+        assert command is not None
+    command.make_context(name, list(words), parent=context)
+
+
+def test_the_documents_name_commands() -> None:
+    """Were they written in another way, the test above would look at nothing."""
+    assert len(documented_commands()) > 20

@@ -1,0 +1,194 @@
+"""Topics on the command line: settings that can be given, seen and changed, trimming, and what people type
+for sizes, durations and times."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from command_line import assert_one_line, run
+from fake_cluster import FakeCluster
+
+from shoal.agent.cli.terminal.amounts import duration_text, moment_ms, size_bytes, start_of
+from shoal.agent.cli.terminal.completion import complete_member, complete_topic
+from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.topic_settings import replicas_text, shown_settings, summary
+from shoal.client.produce.producer import batch_of
+
+NOW_MS = round(datetime(2026, 1, 8, tzinfo=UTC).timestamp() * 1_000)
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    """One agent."""
+    async with FakeCluster(1) as fake:
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("67108864", 67_108_864),
+        ("64MiB", 64 << 20),
+        ("64M", 64 << 20),
+        ("64mb", 64_000_000),
+        ("1.5 GiB", 3 << 29),
+        ("2T", 2 << 40),
+        ("0", 0),
+        ("none", None),
+    ],
+)
+def test_sizes(text: str, expected: int | None) -> None:
+    """Powers of 1024, or of 1000 where the unit says so."""
+    assert size_bytes(text, "--x") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("7d", "7d"), ("2w", "14d"), ("90s", "90s"), ("500ms", "500ms"), ("none", None)]
+)
+def test_durations(text: str, expected: str | None) -> None:
+    """As agents take them; weeks too."""
+    assert duration_text(text, "--x") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", "earliest"),
+        ("beginning", "earliest"),
+        ("end", "latest"),
+        ("-10", "-10"),
+        ("17", "17"),
+        ("-1d", f"@{NOW_MS - DAY_MS}"),
+        ("@1d", f"@{NOW_MS - DAY_MS}"),
+        ("@-1d", f"@{NOW_MS - DAY_MS}"),
+        ("@1w", f"@{NOW_MS - 7 * DAY_MS}"),
+        ("@2026-01-08", f"@{NOW_MS}"),
+        ("@2026-01-08T00:00:00Z", f"@{NOW_MS}"),
+        ("@2026-01-08 01:00+01:00", f"@{NOW_MS}"),
+        (f"@{NOW_MS}", f"@{NOW_MS}"),
+        (f"@{NOW_MS // 1_000}", f"@{NOW_MS}"),
+    ],
+)
+def test_places_to_begin(text: str, expected: str) -> None:
+    """Words, counts, offsets; times that are relative, dates, with a zone, or numbers."""
+    assert start_of(text, NOW_MS) == expected
+
+
+@pytest.mark.parametrize("text", ["sizeless", "-1", "5 parsecs", "MiB", ""])
+def test_what_is_no_size_or_duration_is_told(text: str) -> None:
+    """With what would be one."""
+    with pytest.raises(CliError, match=r"--x .* is no size"):
+        size_bytes(text, "--x")
+    with pytest.raises(CliError, match=r"--x .* is no duration"):
+        duration_text(text, "--x")
+
+
+@pytest.mark.parametrize("text", ["yesterday", "@", "@yesterday", "@-", "1h", "--5"])
+def test_what_is_no_place_is_told(text: str) -> None:
+    """Naming the forms that are understood."""
+    with pytest.raises(CliError) as error:
+        start_of(text, NOW_MS)
+    assert "@2026-01-01" in error.value.advice
+    assert error.value.exit_code == 2
+
+
+def test_a_moment_may_be_in_the_past_or_ahead() -> None:
+    """Only its form is judged here."""
+    assert (
+        moment_ms("1999-12-31", NOW_MS) < moment_ms("1s", NOW_MS) < NOW_MS < moment_ms("2099-01-01", NOW_MS)
+    )
+
+
+def test_settings_are_shown_as_they_are_typed() -> None:
+    """Nothing is shown that is not so, and `none` is told in words."""
+    segment = {"bytes": 64 << 20, "age": "1d"}
+    never = {"retention": {"age": None, "bytes": None}, "segment": segment}
+    assert shown_settings(never) == "retention for ever; segments of 64.0 MiB or 1d"
+    some = {"retention": {"age": "7d", "bytes": 10 << 30}, "segment": segment | {"age": None}, "fsync": False}
+    assert shown_settings(some) == (
+        "retention 7d and at least 10.0 GiB a partition; segments of 64.0 MiB; fsync off"
+    )
+
+
+def test_replicas_that_are_missing_are_counted() -> None:
+    """`3` with one agent was the wish, not what there is; a learner does not count yet."""
+    one = {"replicas": [{"id": "a", "role": "leader"}, {"id": "b", "role": "learner"}]}
+    three = {"replicas": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}
+    assert summary({"partitions": [one, three], "replication_factor": 3}) == "2 partitions, 1 of 3 replicas"
+    assert summary({"partitions": [three], "replication_factor": 3}) == "1 partition, 3 replicas"
+    assert summary({"partitions": [one], "replication_factor": "all"}) == "1 partition, all replicas"
+    assert (replicas_text(3, 1), replicas_text(3, 3), replicas_text(3, None)) == ("1 of 3", 3, 3)
+    assert replicas_text("all", 1) == "all"
+
+
+async def test_retention_is_given_seen_and_changed(cluster: FakeCluster) -> None:
+    """At birth and later; what is not named stays; `none` is without end."""
+    agent = cluster.urls[0]
+    made = await run("topic", "create", "t", "--retention", "7d", "--segment-bytes", "16MiB", agent=agent)
+    assert made.code == 0, made.stderr
+    described = (await run("topic", "describe", "t", agent=agent)).stdout.splitlines()
+    assert described[1] == "retention 7d; segments of 16.0 MiB or 1d"
+    altered = await run("topic", "alter", "t", "--retention-bytes", "10GiB", agent=agent)
+    assert altered.stderr == (
+        "topic t: retention 7d and at least 10.0 GiB a partition; segments of 16.0 MiB or 1d\n"
+    )
+    again = await run("topic", "config", "t", "--retention", "none", "-o", "json", agent=agent)
+    assert json.loads(again.stdout)["retention"] == {"age": None, "bytes": 10 << 30}
+    assert_one_line(await run("topic", "alter", "t", agent=agent), "nothing to change", "--retention")
+    wrong = await run("topic", "alter", "t", "--retention", "soon", agent=agent)
+    assert_one_line(wrong, "--retention 'soon' is no duration", "7d")
+    assert_one_line(await run("topic", "alter", "nope", "--retention", "1d", agent=agent), "unknown-topic")
+
+
+async def test_topics_are_listed_with_the_replicas_that_they_have(cluster: FakeCluster) -> None:
+    """One agent, and a topic that wants three."""
+    cluster.create("t", 2)
+    cluster.create("u", 1, replication_factor=1)
+    rows = [
+        line.split("  ") for line in (await run("topic", "ls", agent=cluster.urls[0])).stdout.splitlines()
+    ]
+    shown = {row[0]: [cell.strip() for cell in row if cell.strip()][3] for row in rows[1:]}
+    assert shown == {"t": "1 of 3", "u": "1"}
+    assert (await run("topic", "rm", "t", "--yes", agent=cluster.urls[0])).code == 0
+    assert list(cluster.topics) == ["u"]
+
+
+async def test_trimming(cluster: FakeCluster) -> None:
+    """Before an offset of one partition, before a time, or up to the end; asked for, since it is for good."""
+    agent = cluster.urls[0]
+    for log in cluster.create("t", 2).partitions:
+        log.append([batch_of([b"a", b"b", b"c"])], None)
+    refused = await run("topic", "trim", "t", "--before", "2", agent=agent)
+    assert_one_line(refused, "trimming t needs a yes", "--yes")
+    refused = await run("topic", "trim", "t", "--before", "2", "--yes", agent=agent)
+    assert_one_line(refused, "an offset belongs to one partition", "--partition")
+    trimmed = await run("topic", "trim", "t", "-p", "1", "--before", "2", "-y", agent=agent)
+    assert (trimmed.code, trimmed.stderr) == (0, "t/1 begins at offset 2\n")
+    timed = await run("topic", "trim", "t", "--before", "@1h", "-y", "-o", "json", agent=agent)
+    assert [entry["log_start_offset"] for entry in json.loads(timed.stdout)["partitions"]] == [3, 3]
+    assert (await run("topic", "trim", "t", "--before", "latest", "-y", agent=agent)).code == 0
+    for wrong in ("earliest", "-5", "soon"):
+        ran = await run("topic", "trim", "t", "--before", wrong, "-y", agent=agent)
+        assert (ran.code, len(ran.stderr.splitlines())) == (2, 1)
+    gone = await run("topic", "trim", "t", "-p", "7", "--before", "1", "-y", agent=agent)
+    assert_one_line(gone, "t has no partition 7")
+
+
+async def test_the_names_of_topics_are_completed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that begin so; without an agent none, and no error."""
+    for name in ("flights", "flags", "orders"):
+        cluster.create(name)
+    monkeypatch.setenv("SHOAL_AGENT", cluster.urls[0])
+    assert await asyncio.to_thread(complete_topic, "fl") == ["flags", "flights"]
+    assert await asyncio.to_thread(complete_member, "agent-") == ["agent-0"]
+    monkeypatch.setenv("SHOAL_AGENT", "http://127.0.0.1:1")
+    assert complete_topic("fl") == []
+    monkeypatch.setenv("SHOAL_AGENT", "ftp://nowhere")
+    assert complete_topic("fl") == []

@@ -1,0 +1,78 @@
+"""Leaderships are handed over before an agent stops, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from virtual_loop import run_virtually
+
+from shoal.agent.host.leadership_transfer import NOBODY_MS, hand_over_all
+from shoal.replication.errors import InvalidChange
+
+
+class Clock:
+    """The loop's."""
+
+    def now_ms(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1000)
+
+
+class Leader:
+    """Of three voters. `taken_after_ms`: before that nobody is there; None: never."""
+
+    def __init__(self, taken_after_ms: int | None) -> None:
+        self.taken_after_ms = taken_after_ms
+        self.host = SimpleNamespace(clock=Clock(), schedule=self._schedule)
+        self.core: Any = self
+        self.configuration = SimpleNamespace(voters=(1, 2, 3))
+        self.group = "t/0"
+        self.is_leader, self.is_transferring = True, False
+
+    def transfer_leadership(self, _to: None, now_ms: int) -> None:
+        if self.taken_after_ms is None or now_ms < self.taken_after_ms:
+            raise InvalidChange("no other voter can be reached")
+        self.is_transferring = True
+
+    def _schedule(self, _replica: object) -> None:
+        self.is_leader = False
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "moved", "took_ms"),
+    [
+        ([0, 0], 2, 10),
+        ([0, NOBODY_MS - 100], 2, NOBODY_MS - 100),
+        ([None], 0, NOBODY_MS),
+        ([0, None], 1, NOBODY_MS),
+        ([], 0, 0),
+    ],
+)
+def test_a_leadership_is_offered_until_somebody_is_there(
+    after_ms: list[int | None], moved: int, took_ms: int
+) -> None:
+    """An instant in which nobody was heard is no reason to stop as a leader; that all others are gone is."""
+
+    async def hand_over() -> tuple[int, float]:
+        leaders: list[Any] = [Leader(after) for after in after_ms]
+        count = await hand_over_all(leaders, 30_000)
+        return count, asyncio.get_running_loop().time() * 1000
+
+    count, at_ms = run_virtually(hand_over())
+    assert count == moved
+    assert took_ms <= at_ms <= took_ms + 50
+
+
+def test_the_time_that_is_given_is_kept() -> None:
+    """A voter that was asked and does not take over."""
+
+    async def hand_over() -> tuple[int, float]:
+        leader: Any = Leader(0)
+        leader.host.schedule = lambda _replica: None
+        return await hand_over_all([leader], 2_000), asyncio.get_running_loop().time() * 1000
+
+    count, at_ms = run_virtually(hand_over())
+    assert count == 0
+    assert 2_000 <= at_ms <= 2_050

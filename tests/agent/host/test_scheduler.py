@@ -1,0 +1,319 @@
+"""The loop: one turn for everything that arrived, deadlines after input."""
+
+import asyncio
+from typing import Any
+
+from shoal.agent.host.scheduler import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, MAX_TURNS, Turns
+from shoal.replication.roles.transitions import Role
+
+
+class VirtualClock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def now_us(self) -> int:
+        return self.ms * 1_000
+
+
+class FakeCore:
+    """Only a deadline, and what happened to it."""
+
+    def __init__(self) -> None:
+        self.deadline_ms: int | None = None
+        self.woken: list[int] = []
+        self.broken = False
+        self.role = Role.FOLLOWER
+
+    def deadline(self) -> int | None:
+        return self.deadline_ms
+
+    def wake(self, now_ms: int) -> None:
+        if self.broken:
+            raise RuntimeError("a bug")
+        self.woken.append(now_ms)
+        self.deadline_ms = None
+        if self.role is Role.FOLLOWER:
+            self.role = Role.PRE_CANDIDATE
+
+
+class FakeReplica:
+    """What Turns knows of a replica."""
+
+    group = "g"
+
+    def __init__(self) -> None:
+        self.failure: tuple[str, str] | None = None
+        self.core = FakeCore()
+        self.turns: list[int] = []
+        self.broken = False
+
+    def deadline(self) -> int | None:
+        return self.core.deadline()
+
+    def turn(self, now_ms: int) -> None:
+        self.turns.append(now_ms)
+        if self.broken:
+            raise RuntimeError("a bug")
+
+    def fail(self, code: str, reason: str) -> None:
+        self.failure = (code, reason)
+
+
+def make() -> tuple[Turns, VirtualClock, list[int], Any]:
+    """Turns, their clock, the flushes, and a replica."""
+    clock = VirtualClock()
+    flushes: list[int] = []
+    return Turns(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
+
+
+async def test_a_turn_served_at_once_does_not_come_again() -> None:
+    """What the disk's completions have scheduled is served in their own round, and only there."""
+    turns, _, flushes, replica = make()
+    turns.serve_now()
+    assert not flushes
+    turns.schedule(replica)
+    turns.serve_now()
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (2, 2)
+
+
+async def test_who_was_touched_is_told_once() -> None:
+    """Everybody who has had a turn since the question before, but who is closed by now."""
+    turns, _, _, replica = make()
+    other: Any = FakeReplica()
+    closed: Any = FakeReplica()
+    for item in (replica, other, closed):
+        turns.schedule(item)
+    turns.serve_now()
+    turns.forget(closed)
+    assert turns.take_touched() == [replica, other]
+    assert not turns.take_touched()
+    turns.schedule(other)
+    turns.serve_now()
+    assert turns.take_touched() == [other]
+
+
+async def test_one_turn_for_all_that_was_scheduled() -> None:
+    """However often it is scheduled in one round, a replica gets one ready, and the outbox goes out once."""
+    turns, _, flushes, replica = make()
+    other: Any = FakeReplica()
+    for _ in range(5):
+        turns.schedule(replica)
+        turns.schedule(other)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(other.turns), len(flushes)) == (1, 1, 1)
+
+
+async def test_a_bug_in_one_replica_stops_only_that_one() -> None:
+    """It fails; the others keep their turns."""
+    turns, _, _, replica = make()
+    other: Any = FakeReplica()
+    replica.broken = True
+    turns.schedule(replica)
+    turns.schedule(other)
+    await asyncio.sleep(0)
+    assert replica.failure is not None
+    assert other.failure is None
+    assert len(other.turns) == 1
+
+
+async def test_input_that_has_arrived_is_stepped_before_a_deadline() -> None:
+    """After a stall the heartbeat in the socket moves the deadline: nobody campaigns (safety 26)."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    clock.ms = 5_000  # the process was stopped for four seconds
+
+    def heartbeat_arrives() -> None:
+        turns.inputs += 1
+        replica.core.deadline_ms = 6_000
+        turns.schedule(replica)
+
+    async def socket() -> None:
+        await asyncio.sleep(0)
+        heartbeat_arrives()
+
+    reading = asyncio.create_task(socket())
+    running = asyncio.create_task(turns.run())
+    await reading
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert replica.core.woken == []
+    clock.ms = 6_000
+    turns.schedule(replica)
+    async with asyncio.timeout(40):
+        while not replica.core.woken:
+            await asyncio.sleep(0.001)
+    assert replica.core.woken == [6_000]
+    turns.stop()
+    await running
+
+
+async def test_a_flood_of_input_does_not_stop_time() -> None:
+    """Deadlines wait for input a bounded number of rounds only."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    clock.ms = 2_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(100):
+        turns.inputs += 1
+        await asyncio.sleep(0)
+    assert replica.core.woken == [2_000]
+    turns.stop()
+    await running
+
+
+async def test_a_bug_at_a_deadline_stops_only_that_replica() -> None:
+    """Time goes on for the others."""
+    turns, clock, _, replica = make()
+    other: Any = FakeReplica()
+    replica.core.broken = True
+    for item in (replica, other):
+        item.core.deadline_ms = 1_001
+        turns.schedule(item)
+    await asyncio.sleep(0)
+    clock.ms = 2_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert replica.failure is not None
+    assert other.core.woken == [2_000]
+    turns.stop()
+    await running
+
+
+async def test_a_closed_replica_is_forgotten() -> None:
+    """Its deadline may come; nothing happens."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_001
+    turns.schedule(replica)
+    await asyncio.sleep(0)
+    turns.schedule(replica)
+    turns.forget(replica)
+    clock.ms = 9_000
+    running = asyncio.create_task(turns.run())
+    for _ in range(30):
+        await asyncio.sleep(0)
+    assert replica.core.woken == []
+    assert len(replica.turns) == 1
+    turns.stop()
+    await running
+
+
+async def test_a_thousand_elections_do_not_begin_at_once() -> None:
+    """So many at a time; who is decided makes room for the next, and whoever cannot win after a while. A
+    leader's heartbeat never waits for them."""
+    turns, clock, _, _ = make()
+    followers: list[Any] = [FakeReplica() for _ in range(3 * MAX_CAMPAIGNS)]
+    leader: Any = FakeReplica()
+    leader.core.role = Role.LEADER
+    for replica in [*followers, leader]:
+        replica.core.deadline_ms = clock.ms + 5
+        turns.schedule(replica)
+    turns.serve_now()
+
+    async def begun_after(pause_ms: int) -> int:
+        clock.ms += pause_ms
+        turns._wake_up.set()
+        await asyncio.sleep(0.01)
+        return sum(bool(replica.core.woken) for replica in followers)
+
+    serving = asyncio.create_task(turns.run())
+    assert await begun_after(5) == MAX_CAMPAIGNS
+    assert leader.core.woken == [1_005]
+    assert await begun_after(CAMPAIGN_PAUSE_MS) == MAX_CAMPAIGNS
+    for replica in followers:
+        if replica.core.woken:
+            replica.core.role = Role.LEADER
+    assert await begun_after(CAMPAIGN_PAUSE_MS) == 2 * MAX_CAMPAIGNS
+    assert await begun_after(CAMPAIGN_PAUSE_MS) == 2 * MAX_CAMPAIGNS
+    assert await begun_after(CAMPAIGN_MS) == 3 * MAX_CAMPAIGNS
+    turns.stop()
+    await serving
+
+
+async def test_what_came_alone_has_its_turn_in_the_very_call() -> None:
+    """hold and hurry around a lone input: one turn, at once, and none is planned for the next round."""
+    turns, _, flushes, replica = make()
+    turns.hold()
+    turns.schedule(replica)
+    turns.hurry()
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+    turns.hold()
+    turns.hurry()
+    assert len(replica.turns) == 1, "nobody was scheduled"
+
+
+async def test_what_came_together_shares_a_turn_in_the_next_round() -> None:
+    """Whoever hurries while more input waits in this round of the loop gets one turn with it."""
+    turns, _, flushes, replica = make()
+
+    def take_input() -> None:
+        turns.hold()
+        turns.schedule(replica)
+        turns.hurry()
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(take_input)
+    loop.call_soon(take_input)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(replica.turns), len(flushes)) == (1, 1)
+
+
+async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
+    """The outbox is let out at the end of the turn that filled it; who is scheduled meanwhile has another."""
+    turns, clock, _, replica = make()
+    begun: list[int] = []
+
+    def turn(now_ms: int) -> None:
+        begun.append(now_ms)
+        turns.schedule_flush()
+        if len(begun) == 1:
+            turns.schedule(replica)
+
+    replica.turn = turn
+    turns.schedule(replica)
+    turns.serve_now()
+    assert len(begun) == 1
+    await asyncio.sleep(0)
+    assert len(begun) == 2
+    count = turns.count
+    clock.ms += 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert turns.count == count == 2
+
+
+async def test_a_thousand_turns_at_once_let_others_in_between() -> None:
+    """What is read and written between two rounds of the event loop does not wait for all of them; and each
+    has one turn, in the order in which they asked."""
+    turns, _, flushes, _ = make()
+    order: list[int] = []
+    replicas: list[Any] = [FakeReplica() for _ in range(3 * MAX_TURNS + 1)]
+    for number, replica in enumerate(replicas):
+        replica.turn = lambda _, number=number: order.append(number)
+        turns.schedule(replica)
+    seen = []
+    for _ in range(5):
+        await asyncio.sleep(0)
+        seen.append(len(order))
+    assert seen == [MAX_TURNS, 2 * MAX_TURNS, 3 * MAX_TURNS, 3 * MAX_TURNS + 1, 3 * MAX_TURNS + 1]
+    assert order == sorted(order)
+    assert len(flushes) == 4
+    assert turns.take_touched() == replicas

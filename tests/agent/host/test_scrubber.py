@@ -1,0 +1,157 @@
+"""The scrubber's time, rate and memory, and what a host says of what it found."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.scrubber import CURSOR_FILE, Cursor, Pace, Scrubber, ScrubStatistics
+from shoal.agent.service.documents import damage_document
+from shoal.agent.service.metrics import render_metrics
+from shoal.format.batch import LogIndex
+from shoal.segment_store.check.damage import DamagedRange
+from shoal.segment_store.disk.memory import MemoryDisk
+from tests.agent.harness import GROUP, Cluster, Node, until
+from tests.agent.host.test_host_faults import memory_cluster
+
+
+def _scrubber(node: Node, **options: Any) -> Scrubber:
+    options = {"bytes_per_s": 2**30, "pass_interval_ms": 10} | options
+    return Scrubber(node.host, node.disk, node.directory, node.host.clock, **options)
+
+
+async def _filled(cluster: Cluster, values: int = 40) -> Node:
+    for number in range(values):
+        await cluster.append(f"{number}" * 200)
+    return await cluster.leader()
+
+
+def _hit(disk: MemoryDisk, node: Node, index: int, mask: int = 1) -> str:
+    """Flip a bit in the middle of an entry's batch."""
+    log = node.host.replica(GROUP).log
+    path = log.segment_of(LogIndex(index)).path
+    disk.damage(path, log.entry(LogIndex(index)).position + 300, mask)
+    return path
+
+
+async def test_damage_is_found_told_and_forgotten_once_it_heals(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody reads the damaged batch: the log names file, position and offsets once, the status and the
+    metrics have it, the callback hears of it each time around; a repaired range leaves the status."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = await _filled(cluster)
+        disk = disks[node.agent_id]
+        scrubber = _scrubber(node)
+        told: list[tuple[GroupId, Sequence[DamagedRange]]] = []
+        scrubber.on_damage = lambda group, ranges: told.append((group, ranges))
+        caplog.set_level(logging.WARNING, logger="shoal.agent.host.scrubber")
+        task = asyncio.create_task(scrubber.run())
+        await until(lambda: scrubber.statistics.passes >= 2)
+        assert node.host.status(GROUP).damaged_ranges == ()
+        path = _hit(disk, node, 7)
+        await until(lambda: len(told) >= 3)
+        (found,) = node.host.status(GROUP).damaged_ranges
+        entry = node.host.replica(GROUP).log.entry(LogIndex(7))
+        assert (found.path, found.position, found.first_index, found.last_index) == (
+            path,
+            entry.position,
+            7,
+            7,
+        )
+        assert (found.first_offset, found.end_offset) == (entry.base_offset, entry.end_offset)
+        assert told[0] == (GROUP, [found])
+        messages = [record.getMessage() for record in caplog.records if "found by" in record.getMessage()]
+        assert len(messages) == 1
+        assert str(found) in messages[0]
+        assert scrubber.statistics.ranges_found == 1
+        assert damage_document("t", 0, found)["offsets"] == [entry.base_offset, entry.end_offset - 1]
+        text = render_metrics(
+            version="0",
+            disk_kind="memory",
+            members=[],
+            topics=1,
+            statuses=[("t", 0, node.host.status(GROUP))],
+            dropped_frames=0,
+            uptime_ms=1,
+            scrub=scrubber.statistics,
+        ).decode()
+        assert 'shoal_partition_damaged_ranges{partition="0",topic="t"} 1.0' in text
+        assert "shoal_scrub_damage_found_total 1.0" in text
+        _hit(disk, node, 7)
+        await until(lambda: node.host.status(GROUP).damaged_ranges == ())
+        await until(lambda: "verifies again" in caplog.text)
+        task.cancel()
+
+
+async def test_it_goes_on_where_the_last_life_stopped() -> None:
+    """A pass that was interrupted continues behind its cursor; what stands there and is no cursor starts a
+    pass anew; a whole pass leaves none."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = await _filled(cluster)
+        disk = disks[node.agent_id]
+        log = node.host.replica(GROUP).log
+        whole = sum(span.size_bytes for span in log.spans())
+
+        async def one_pass() -> int:
+            scrubber = _scrubber(node, pass_interval_ms=60_000)
+            task = asyncio.create_task(scrubber.run())
+            await until(lambda: scrubber.statistics.passes == 1)
+            await asyncio.sleep(0.01)
+            task.cancel()
+            return scrubber.statistics.bytes_read
+
+        path = f"{node.directory}/{CURSOR_FILE}"
+        assert await one_pass() >= whole
+        assert disk.content(path).strip() == b""
+        behind = LogIndex(log.last_index - 3)
+        for content, is_short in (
+            (Cursor(GROUP, behind).to_bytes(), True),
+            (Cursor(GroupId(b"\xff" * 16, 0), LogIndex(1)).to_bytes(), True),
+            (b'{"topic": 5}', False),
+            (b"\xff" * 40, False),
+        ):
+            file = await disk.open(path, create=True)
+            await file.write(0, content.ljust(1024))
+            await file.close()
+            assert (await one_pass() < whole / 2) == is_short
+        assert json.loads(Cursor(GROUP, behind).to_bytes())["index"] == behind
+
+
+def test_the_rate_is_kept_on_the_average() -> None:
+    """What was read is paid for by pauses; time that passed unused is not saved up for a burst."""
+    pace = Pace(1000)
+    assert pace.pause_ms(500, 0) == 500
+    assert pace.pause_ms(500, 500) == 500
+    assert pace.pause_ms(500, 600) == 900
+    assert pace.pause_ms(100, 1_000_000) == 100
+
+
+async def test_a_rate_of_zero_never_looks() -> None:
+    """The task ends at once."""
+    cluster, _ = memory_cluster(1)
+    async with cluster:
+        node = await _filled(cluster, 1)
+        scrubber = _scrubber(node, bytes_per_s=0)
+        await asyncio.wait_for(scrubber.run(), 40)
+        assert scrubber.statistics == ScrubStatistics()
+
+
+async def test_it_looks_slowly_and_appends_go_on(tmp_path: Any) -> None:
+    """At 64 KiB a second nearly nothing of a megabyte is read in a moment, on a real disk, and appends are
+    acknowledged as ever."""
+    cluster = Cluster(str(tmp_path), 1)
+    async with cluster:
+        node = await _filled(cluster, 10)
+        await cluster.append("x" * 2**20)
+        scrubber = _scrubber(node, bytes_per_s=64 * 2**10)
+        task = asyncio.create_task(scrubber.run())
+        for number in range(20):
+            await cluster.append(f"{number}")
+        assert scrubber.statistics.passes == 0
+        assert 0 < scrubber.statistics.bytes_read < 2**21
+        task.cancel()

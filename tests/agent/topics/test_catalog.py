@@ -1,0 +1,320 @@
+"""The catalog as a state machine: births are final, deletions leave tombstones, a seal forbids creation."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.topics.catalog import (
+    Catalog,
+    CatalogError,
+    ChangeTopic,
+    Command,
+    ConfirmDeletion,
+    CreateTopic,
+    DeleteTopic,
+    PartitionBirth,
+    Seal,
+    TopicEntry,
+    decode_command,
+    encode_command,
+)
+from shoal.agent.topics.settings import (
+    TopicSettings,
+    changed_settings,
+    check_topic_name,
+    format_duration,
+    settings_from_body,
+)
+from shoal.errors import ShoalError
+from shoal.format.hash_ranges import hash_ranges
+
+AGENTS = ("a" * 32, "b" * 32, "c" * 32)
+
+
+def entry(
+    name: str = "t", number: int = 1, partitions: int = 2, voters: tuple[str, ...] = AGENTS
+) -> TopicEntry:
+    births = tuple(PartitionBirth(bounds, voters) for bounds in hash_ranges(partitions))
+    return TopicEntry(name, bytes([number]) * 16, TopicSettings(partitions=partitions), births, 1_000)
+
+
+def folded(*commands: Command) -> Catalog:
+    catalog = Catalog()
+    for offset, command in enumerate(commands):
+        catalog.apply(offset, command)
+        catalog.check_invariants()
+    return catalog
+
+
+def test_a_name_is_born_once() -> None:
+    """Two agents that race to create one topic: the first committed wins, the birth never changes."""
+    first, second = entry(number=1), entry(number=2, partitions=5)
+    catalog = folded(CreateTopic(first))
+    assert catalog.apply(1, CreateTopic(second)) == "name-taken"
+    assert catalog.topics["t"] == first
+    assert catalog.by_id(second.topic_id) is None
+
+
+def test_a_change_keeps_what_was_fixed_at_birth() -> None:
+    """Retention and segments follow the last change; partitions, replicas and fsync stay, the birth too."""
+    born = entry(partitions=2)
+    asked = TopicSettings(partitions=9, replication_factor=1, fsync=False, retention_age_ms=60_000)
+    change = decode_command(encode_command(ChangeTopic(born.topic_id, asked)))
+    catalog = folded(CreateTopic(born), change)
+    changed = catalog.topics["t"]
+    assert changed is catalog.by_id(born.topic_id)
+    assert changed.partitions == born.partitions
+    assert changed.settings == TopicSettings(partitions=2, retention_age_ms=60_000)
+    assert Catalog.from_bytes(catalog.to_bytes()).topics["t"] == changed
+
+
+def test_a_change_of_a_deleted_topic_changes_nothing() -> None:
+    """By id: a late change of the old topic must not touch a new one of the same name."""
+    old, new = entry(number=1), entry(number=2)
+    catalog = folded(CreateTopic(old), DeleteTopic(old.topic_id), CreateTopic(new))
+    late = ChangeTopic(old.topic_id, TopicSettings(partitions=2, retention_bytes=1 << 21))
+    assert catalog.apply(3, late) == "unknown-id"
+    assert catalog.topics["t"] == new
+
+
+def test_what_a_patch_may_name() -> None:
+    """What is named changes, what is not named stays, null takes a limit away."""
+    current = TopicSettings(partitions=3, retention_age_ms=1_000, retention_bytes=1 << 30)
+    changed = changed_settings(current, {"retention": {"age": "7d"}, "segment": {"bytes": 1 << 20}})
+    assert (changed.retention_age_ms, changed.retention_bytes) == (7 * 86_400_000, 1 << 30)
+    assert (changed.segment_bytes, changed.partitions) == (1 << 20, 3)
+    assert changed_settings(current, {"retention": {"bytes": None}}).retention_bytes is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        {},
+        {"partitions": 4},
+        {"fsync": False},
+        {"retention": 7},
+        {"retention": {"hours": 1}},
+        {"segment": {"bytes": 1}},
+        {"retention": {"age": "soon"}},
+    ],
+)
+def test_what_a_patch_may_not_name(body: dict[str, object] | None) -> None:
+    """One clear refusal; nothing is changed by half."""
+    with pytest.raises(ShoalError) as refused:
+        changed_settings(TopicSettings(), body)
+    assert refused.value.code == "bad-request"
+
+
+def test_deletion_is_by_id_and_frees_the_name() -> None:
+    """A late delete of the old topic must not touch the new one of the same name."""
+    first, second = entry(number=1), entry(number=2)
+    catalog = folded(CreateTopic(first), DeleteTopic(first.topic_id), CreateTopic(second))
+    assert catalog.apply(3, DeleteTopic(first.topic_id)) == "unknown-id"
+    assert catalog.topics == {"t": second}
+
+
+def test_a_tombstone_waits_for_every_holder() -> None:
+    """A returning agent must still learn that its replica is dead (safety 4)."""
+    dead = entry()
+    catalog = folded(CreateTopic(dead), DeleteTopic(dead.topic_id))
+    for offset, agent in enumerate(AGENTS, start=2):
+        assert catalog.tombstones[dead.topic_id].waiting_for == frozenset(AGENTS[offset - 2 :])
+        assert catalog.apply(offset, ConfirmDeletion(dead.topic_id, agent)) == "done"
+    assert not catalog.tombstones
+    assert catalog.apply(5, ConfirmDeletion(dead.topic_id, AGENTS[0])) == "unknown-id"
+
+
+def test_a_tombstone_waits_for_those_who_came_later_too() -> None:
+    """Replicas move: whoever holds one when the topic dies must free its disk as well."""
+    dead = entry()
+    command = DeleteTopic(dead.topic_id, frozenset({"late" * 8, AGENTS[0]}))
+    assert decode_command(encode_command(command)) == command
+    older = {"v": 1, "op": "delete", "id": dead.topic_id.hex()}
+    assert decode_command(json.dumps(older).encode()) == DeleteTopic(dead.topic_id)
+    catalog = folded(CreateTopic(dead), command)
+    assert catalog.tombstones[dead.topic_id].waiting_for == {*AGENTS, "late" * 8}
+
+
+def test_a_seal_and_a_topic_exclude_each_other() -> None:
+    """The order in the log decides; whichever comes second has no effect (safety 6)."""
+    sealed = folded(Seal(b"s" * 16))
+    assert sealed.apply(1, CreateTopic(entry())) == "sealed"
+    assert not sealed.topics
+    lived_in = folded(CreateTopic(entry()))
+    assert lived_in.apply(1, Seal(b"s" * 16)) == "not-empty"
+    assert lived_in.sealed_for is None
+
+
+def test_replayed_offsets_change_nothing() -> None:
+    """A voter restarts from its snapshot and is given the log from its start."""
+    commands = [CreateTopic(entry()), DeleteTopic(entry().topic_id), CreateTopic(entry(number=2))]
+    catalog = Catalog.from_bytes(folded(*commands).to_bytes())
+    before = catalog.to_bytes()
+    assert [catalog.apply(offset, command) for offset, command in enumerate(commands)] == [
+        "already-applied"
+    ] * 3
+    assert catalog.to_bytes() == before
+
+
+def test_a_gap_in_the_offsets_is_a_bug() -> None:
+    """Never a fault to be survived: the state would no longer be the fold of the log."""
+    with pytest.raises(AssertionError):
+        Catalog().apply(1, CreateTopic(entry()))
+
+
+names = st.sampled_from(["t", "u", "v"])
+numbers = st.integers(1, 4)
+commands = st.one_of(
+    st.builds(lambda name, number: CreateTopic(entry(name, number * 16 + ord(name) % 16)), names, numbers),
+    st.builds(lambda name, number: DeleteTopic(bytes([number * 16 + ord(name) % 16]) * 16), names, numbers),
+    st.builds(
+        lambda name, number, agent: ConfirmDeletion(bytes([number * 16 + ord(name) % 16]) * 16, agent),
+        names,
+        numbers,
+        st.sampled_from(AGENTS),
+    ),
+    st.just(Seal(b"s" * 16)),
+)
+
+
+@given(st.lists(commands, max_size=40), st.integers(0, 40))
+def test_any_log_folds_to_one_state(log: list[Command], cut: int) -> None:
+    """Through bytes, and through a snapshot taken anywhere on the way."""
+    seen: set[bytes] = set()
+    catalog, other = Catalog(), Catalog()
+    for offset, command in enumerate(log):
+        if isinstance(command, CreateTopic):
+            if command.entry.topic_id in seen:
+                command = Seal(b"s" * 16)  # ids are random: none is ever used twice
+            else:
+                seen.add(command.entry.topic_id)
+        if offset == cut:
+            other = Catalog.from_bytes(other.to_bytes())
+        outcome = catalog.apply(offset, command)
+        catalog.check_invariants()
+        assert other.apply(offset, decode_command(encode_command(command))) == outcome
+    assert catalog == other
+    assert Catalog.from_bytes(catalog.to_bytes()) == catalog
+
+
+@given(
+    st.binary(max_size=64)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["v", "op", "topic", "id", "agent", "name", "settings", "partitions", "version", "topics"]
+                ),
+                inner,
+                max_size=6,
+            )
+        ),
+        max_leaves=12,
+    ).map(
+        lambda document: json.dumps(document | {"v": 1} if isinstance(document, dict) else document).encode()
+    )
+)
+def test_decoders_raise_their_one_error(data: bytes) -> None:
+    """Whatever the bytes."""
+    for decode in (decode_command, Catalog.from_bytes):
+        with contextlib.suppress(CatalogError):
+            decode(data)
+
+
+def test_a_newer_version_is_refused_by_name() -> None:
+    """An old agent must stop rather than fold half of the truth."""
+    with pytest.raises(CatalogError, match="upgrade"):
+        decode_command(b'{"v":2,"op":"create"}')
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_settings_survive_their_document() -> None:
+    """What the API shows can be put again and is equal."""
+    body = {
+        "kind": "log",
+        "partitions": 6,
+        "replication_factor": "all",
+        "retention": {"age": "7d", "bytes": None},
+        "segment": {"bytes": 1 << 20, "age": "90s"},
+        "fsync": False,
+    }
+    settings, explicit = settings_from_body(body)
+    assert explicit
+    assert settings.to_document() == body
+    assert settings_from_body(settings.to_document())[0] == settings
+    assert settings_from_body(None) == (TopicSettings(), False)
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"partition": 3}, "unknown field 'partition'"),
+        ({"partitions": 0}, "from 1 to"),
+        ({"partitions": "6"}, "whole number"),
+        ({"partitions": True}, "whole number"),
+        ({"replication_factor": 0}, "replication_factor"),
+        ({"replication_factor": "some"}, "replication_factor"),
+        ({"kind": "table"}, "kind"),
+        ({"retention": 7}, "retention must be an object"),
+        ({"retention": {"days": 7}}, "'days' in retention"),
+        ({"retention": {"age": "a week"}}, "retention.age"),
+        ({"retention": {"age": 0}}, "one second"),
+        ({"retention": {"bytes": 5}}, "retention.bytes"),
+        ({"segment": {"bytes": 1}}, "bytes must be"),
+        ({"fsync": "yes"}, "fsync"),
+    ],
+)
+def test_a_bad_body_says_which_field(body: dict[str, object], hint: str) -> None:
+    """One problem, named, with what it may be."""
+    with pytest.raises(ShoalError) as caught:
+        settings_from_body(body)
+    assert caught.value.code == "bad-request"
+    assert hint in caught.value.detail
+
+
+def test_differences_are_told_by_name() -> None:
+    """409 topic-differs must say in what."""
+    assert TopicSettings(partitions=6).differences(TopicSettings(partitions=3)) == [
+        "partitions is 6, asked was 3"
+    ]
+    assert TopicSettings().differences(TopicSettings()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
+def test_legal_names(name: str) -> None:
+    """The alphabet of the HTTP page, at its bounds."""
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a/b", "a b", "ä", "_mine", "a\n"])
+def test_illegal_names(name: str) -> None:
+    """Each by its own rule."""
+    with pytest.raises(ShoalError) as caught:
+        check_topic_name(name)
+    assert caught.value.code == "illegal-name"
+
+
+@pytest.mark.parametrize(
+    ("factor", "live", "wanted"),
+    [(3, 1, 1), (3, 2, 2), (3, 9, 3), ("all", 1, 1), ("all", 2, 2), ("all", 4, 3), ("all", 9, 5)],
+)
+def test_wanted_replicas(factor: object, live: int, wanted: int) -> None:
+    """A target, as far as there are members; `all` is at most five voters, and never four."""
+    assert settings_from_body({"replication_factor": factor})[0].wanted_replicas(live) == wanted
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [(None, None), (604_800_000, "7d"), (5_400_000, "90m"), (1_500, "1500ms"), (30_000, "30s")],
+)
+def test_durations_are_shown_short(duration_ms: int | None, text: str | None) -> None:
+    """In the largest unit that is exact."""
+    assert format_duration(duration_ms) == text

@@ -1,0 +1,217 @@
+"""A bounded number of syncs in flight, and nobody starves: the schedule alone, and logs behind it."""
+
+import asyncio
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_frames import SMALL, next_frame, open_log
+
+from shoal.segment_store import DiskFailed
+from shoal.segment_store.disk.fair import FairDisk
+from shoal.segment_store.disk.fair_queue import SYNC_COST_BYTES, SyncSchedule
+from shoal.segment_store.disk.memory import Fault, MemoryDisk
+
+MIB = 2**20
+Asked = tuple[str, int, int]  # key, size, number
+
+
+def _run(schedule: SyncSchedule[Asked], keys: list[str], size: int, small: str, starts: int) -> list[str]:
+    """Every key but `small` always wants to sync `size` bytes; `small` asks once, in the middle. Who started
+    from then on."""
+    flying: list[Asked] = []
+    for key in keys:
+        schedule.offer(key, size, (key, size, 0))
+    order: list[str] = []
+    for number in range(starts):
+        if number == starts // 2:
+            schedule.offer(small, 4096, (small, 4096, 0))
+            order.clear()
+        while (request := schedule.start()) is not None:
+            flying.append(request)
+            order.append(request[0])
+        over = flying.pop(0)
+        schedule.ended(over[1])
+        if over[0] != small:
+            schedule.offer(over[0], size, over)
+        schedule.check_invariants()
+    return order
+
+
+def test_a_small_request_passes_the_busy() -> None:
+    """Forty partitions sync eight megabytes at a time for ever; one that asks for a page is next or nearly
+    so."""
+    order = _run(SyncSchedule(), [f"busy{number}" for number in range(40)], 8 * MIB, "small", 400)
+    assert order.index("small") <= 4
+    shares = [order.count(f"busy{number}") for number in range(40)]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_one_busy_partition_does_not_hold_up_another() -> None:
+    """Whoever has a thousand requests waiting is passed by one who has a single one."""
+    schedule: SyncSchedule[Asked] = SyncSchedule(1)
+    for number in range(1000):
+        schedule.offer("busy", 4096, ("busy", 4096, number))
+    assert schedule.start() == ("busy", 4096, 0)
+    schedule.offer("other", 4096, ("other", 4096, 0))
+    schedule.ended(4096)
+    assert schedule.start() == ("other", 4096, 0)
+
+
+def test_one_larger_than_the_bound_goes_alone() -> None:
+    """It neither waits for ever nor has company."""
+    schedule: SyncSchedule[str] = SyncSchedule(4, MIB)
+    assert schedule.start_at_once(100)
+    assert not schedule.start_at_once(2 * MIB)
+    schedule.offer("large", 2 * MIB, "large")
+    assert schedule.start() is None
+    schedule.ended(100)
+    assert schedule.start() == "large"
+    assert not schedule.start_at_once(0)
+    schedule.ended(2 * MIB)
+    assert schedule.start_at_once(0)
+    schedule.check_invariants()
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from([0, 10, 4096, MIB, 9 * MIB]), st.booleans()),
+        max_size=60,
+    ),
+)
+def test_everything_that_is_asked_for_happens_once_and_in_order(
+    limit: int, asked: list[tuple[str, int, bool]]
+) -> None:
+    """Whatever the mixture: bounds hold, each key's requests keep their order, none is lost."""
+    schedule: SyncSchedule[Asked] = SyncSchedule(limit, 4 * MIB)
+    started: list[Asked] = []
+    flying: list[Asked] = []
+
+    def drain(ends: int) -> None:
+        while (request := schedule.start()) is not None:
+            flying.append(request)
+            started.append(request)
+        schedule.check_invariants()
+        for _ in range(min(ends, len(flying))):
+            schedule.ended(flying.pop(0)[1])
+
+    for number, (key, size, pause) in enumerate(asked):
+        schedule.offer(key, size, (key, size, number))
+        if pause:
+            drain(1)
+    while flying or len(schedule):
+        drain(1)
+    assert sorted(started, key=lambda request: request[2]) == [
+        (key, size, number) for number, (key, size, _) in enumerate(asked)
+    ]
+    for key in "abcd":
+        numbers = [request[2] for request in started if request[0] == key]
+        assert numbers == sorted(numbers)
+    assert (schedule.in_flight, schedule.bytes_in_flight) == (0, 0)
+
+
+@given(st.integers(1, 30), st.integers(0, 4 * MIB))
+def test_how_long_anybody_waits(others: int, size: int) -> None:
+    """Behind what every other partition may ask for with the same cost, and what is in flight: no more."""
+    schedule: SyncSchedule[str] = SyncSchedule(1)
+    for other in range(others):
+        for _ in range(50):
+            schedule.offer(f"other{other}", 4096, f"other{other}")
+    for _ in range(others * 3):
+        assert schedule.start() is not None
+        schedule.ended(4096)
+    schedule.offer("me", size, "me")
+    passed = 0
+    while schedule.start() != "me":
+        schedule.ended(4096)
+        passed += 1
+    turns = -(-(SYNC_COST_BYTES + size) // (SYNC_COST_BYTES + 4096))
+    assert passed <= others * (turns + 1)
+
+
+class _Counting(MemoryDisk):
+    """How many syncs were under way at once."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(4), pause_max=5)
+        self.syncing = self.most = 0
+
+    async def begin(self, operation: str, path: str) -> None:
+        if operation != "sync":
+            await super().begin(operation, path)
+            return
+        self.syncing += 1
+        self.most = max(self.most, self.syncing)
+        try:
+            await super().begin(operation, path)
+        finally:
+            self.syncing -= 1
+
+
+async def test_many_logs_one_disk() -> None:
+    """Thirty logs append at once over four syncs in flight: all succeed, the bound holds, and what comes
+    while a log waits for its turn shares its next sync."""
+    beneath = _Counting()
+    disk = FairDisk(beneath, SyncSchedule(4))
+    logs = [await open_log(disk, f"log{number}") for number in range(30)]
+    appends = []
+    for _ in range(20):
+        for log in logs:
+            appends.append(log.append([next_frame(log)]))
+    await asyncio.gather(*appends)
+    assert beneath.most <= 4
+    for log in logs:
+        assert log.synced_index == 20
+        assert log.statistics().syncs <= 4
+        await log.close()
+    assert beneath.most == 4
+    assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
+
+
+async def test_a_busy_log_does_not_starve_another() -> None:
+    """With one sync in flight at a time, a log that never stops appending takes about every other."""
+    disk = FairDisk(MemoryDisk(random.Random(4), pause_max=3), SyncSchedule(1))
+    busy, quiet = await open_log(disk, "busy"), await open_log(disk, "quiet")
+    stopped = False
+
+    async def work() -> None:
+        while not stopped:
+            await busy.append([next_frame(busy, value_bytes=3000)])
+
+    working = [asyncio.ensure_future(work())]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    before = busy.statistics().syncs
+    for _ in range(20):
+        await quiet.append([next_frame(quiet)])
+    assert busy.statistics().syncs - before <= 60
+    stopped = True
+    await asyncio.gather(*working)
+    for log in (busy, quiet):
+        await log.close()
+
+
+@pytest.mark.parametrize("operation", ["sync", "write"])
+async def test_a_failure_makes_room(operation: str) -> None:
+    """What ends badly has ended: the error reaches the log it belongs to, others go on."""
+    beneath = MemoryDisk(random.Random(4))
+    disk = FairDisk(beneath, SyncSchedule(1))
+    config = replace(SMALL, index_interval_ms=60_000)  # the fault is for the append, not for its index
+    ill, well = await open_log(disk, "ill", config), await open_log(disk, "well", config)
+    for log in (ill, well):
+        await log.append([next_frame(log)])
+    beneath.faults.append(Fault(operation, errno.EIO, "ill/"))
+    results = await asyncio.gather(
+        ill.append([next_frame(ill)]),
+        *[well.append([next_frame(well)]) for _ in range(3)],
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], DiskFailed)
+    assert results[1:] == [None] * 3
+    for log in (ill, well):
+        await log.close()
+    assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)

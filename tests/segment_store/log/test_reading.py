@@ -1,0 +1,196 @@
+"""Long reads that two threads share, and reads that are answered at once: same frames, same refusals."""
+
+import asyncio
+import errno
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from store_frames import next_frame, open_log
+
+from shoal.format.batch import Frame, LogIndex
+from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
+from shoal.segment_store.disk import disk as disk_module
+from shoal.segment_store.disk.memory import MemoryDisk
+from shoal.segment_store.format.index import SegmentIndex, entry_of
+
+CONFIG = LogConfig(tail_cache_bytes=0, read_chunk_bytes=64 * 2**10)
+FRAMES = 60
+VALUE_BYTES = 50_000  # three megabytes in all: longer than what one thread reads alone
+
+
+@pytest.fixture(params=["ring", "threads", "memory"])
+async def disk(request: pytest.FixtureRequest) -> AsyncIterator[Disk]:
+    """Each of the three."""
+    disk = MemoryDisk(random.Random(1)) if request.param == "memory" else await open_disk(request.param)
+    yield disk
+    await disk.close()
+
+
+async def _filled(disk: Disk, tmp_path: Path) -> tuple[PartitionLog, list[Frame]]:
+    directory = "log" if disk.kind == "memory" else str(tmp_path / "log")
+    log = await open_log(disk, directory, CONFIG)
+    frames, appends = [], []
+    for number in range(FRAMES - 1):
+        frames.append(next_frame(log, value_bytes=VALUE_BYTES, fill=number))
+        appends.append(log.append([frames[-1]]))
+    await asyncio.gather(*appends)
+    frames.append(next_frame(log))
+    await log.append([frames[-1]])  # with it the others leave the cache
+    return log, frames
+
+
+async def _flip(disk: Disk, log: PartitionLog, index: int) -> None:
+    """One bit of one entry's body."""
+    segment = log._segments[-1]
+    position = log.entry(LogIndex(index)).position + 2000
+    if isinstance(disk, MemoryDisk):
+        disk.damage(segment.path, position)
+        return
+    data = bytearray(Path(segment.path).read_bytes()[position : position + 1])
+    data[0] ^= 1
+    with open(segment.path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+async def test_a_long_read_gives_every_frame_in_order(disk: Disk, tmp_path: Path) -> None:
+    """However many pieces another thread has taken."""
+    log, frames = await _filled(disk, tmp_path)
+    for _ in range(5):
+        assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+    pieces, last = await log.read_bytes(LogIndex(3), LogIndex(50), 2**30)
+    assert (b"".join(pieces), last) == (b"".join(frame.data for frame in frames[2:50]), 50)
+    bounded = await log.read(LogIndex(1), log.last_index, 10 * len(frames[0].data) + 1)
+    assert bounded == frames[:10]
+    await log.close()
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 31, 59])
+async def test_a_long_read_ends_before_damage(disk: Disk, tmp_path: Path, damaged: int) -> None:
+    """Whichever thread meets it, and nothing behind it is served; reading on from it is refused."""
+    log, frames = await _filled(disk, tmp_path)
+    await _flip(disk, log, damaged)
+    if damaged > 1:
+        assert await log.read(LogIndex(1), log.last_index, 2**30) == frames[: damaged - 1]
+    with pytest.raises(Damaged) as caught:
+        await log.read(LogIndex(damaged), log.last_index, 2**30)
+    assert caught.value.first_index == damaged
+    assert [found.first_index for found in await log.verify()] == [damaged]
+    await log.close()
+
+
+async def test_a_failing_disk_ends_a_long_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO met by the other thread, or by this one, ends the answer there; the disk's next answer is new."""
+    disk = await open_disk("threads")
+    log, frames = await _filled(disk, tmp_path)
+    bad = log.entry(LogIndex(40)).position
+    real = disk_module.read_fully_into
+
+    def failing(fd: int, offset: int, buffer: memoryview) -> int:
+        if offset <= bad < offset + len(buffer):
+            raise OSError(errno.EIO, "the disk is ill")
+        return real(fd, offset, buffer)
+
+    with monkeypatch.context() as ill:
+        ill.setattr(disk_module, "read_fully_into", failing)
+        ill.setattr(disk_module, "read_resident_into", lambda *_: 0)
+        found = await log.read(LogIndex(1), log.last_index, 2**30)
+        assert found == frames[: len(found)]
+        assert 30 <= len(found) < 40
+        with pytest.raises(Damaged, match="the disk is ill"):
+            await log.read(LogIndex(len(found) + 1), log.last_index, 2**30)
+    assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+    await log.close()
+    await disk.close()
+
+
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+async def test_a_slow_helper_is_waited_for(
+    kind: Literal["ring", "threads"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its last piece takes; when it fails in a way nobody thought of, so does the read."""
+    disk = await open_disk(kind)
+    log, frames = await _filled(disk, tmp_path)
+    real, helped = disk_module.read_fully_into, []
+
+    def slow(fd: int, offset: int, buffer: memoryview) -> int:
+        helped.append(offset)
+        time.sleep(0.05)
+        return real(fd, offset, buffer)
+
+    def broken(fd: int, offset: int, buffer: memoryview) -> int:
+        raise RuntimeError("a bug")
+
+    async def read_for_ever() -> None:
+        while True:
+            assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+
+    with monkeypatch.context() as changed:
+        changed.setattr(disk_module, "read_fully_into", slow)
+        while not helped:  # on a busy machine it may find nothing left to do
+            assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+        changed.setattr(disk_module, "read_fully_into", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            await read_for_ever()
+    assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+    await log.close()
+    await disk.close()
+
+
+async def test_a_cancelled_long_read_leaves_the_file_whole(disk: Disk, tmp_path: Path) -> None:
+    """Whoever asked may go at any turn; closing the log waits for what another thread still copies."""
+    log, frames = await _filled(disk, tmp_path)
+    for turns in range(12):
+        task = asyncio.ensure_future(log.read(LogIndex(1), log.last_index, 2**30))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
+    await log.close()
+
+
+async def test_a_read_under_way_meets_a_trim(disk: Disk, tmp_path: Path) -> None:
+    """It answers whole or says that the entries are gone; a file that is no longer there is not damage."""
+    log, _ = await _filled(disk, tmp_path)
+    first = next_frame(log, value_bytes=100, first_of_segment=True)
+    await log.append([first])
+    await log._files.open_files.close(log._files.directory)
+    read = asyncio.ensure_future(log.read(LogIndex(5), LogIndex(60), 2**30))
+    trim = asyncio.ensure_future(log.trim(first.stamp.index))
+    await trim
+    found = (await asyncio.gather(read, return_exceptions=True))[0]
+    if isinstance(found, list):
+        assert len(found) == 56
+    else:
+        assert isinstance(found, OffsetOutOfRange)
+        assert found.start == first.stamp.index
+    with pytest.raises(OffsetOutOfRange):
+        await log.read(LogIndex(5), LogIndex(60), 2**30)
+    assert await log.verify(LogIndex(1)) == []
+    await log.close()
+
+
+async def test_places_are_bounded_by_bytes_and_by_entries() -> None:
+    """At least one entry, never more bytes than asked for, never past the last one wanted."""
+    log = await open_log(MemoryDisk())
+    index = SegmentIndex(LogIndex(1))
+    position = 0
+    for number in range(1, 9):
+        frame = next_frame(log, value_bytes=number * 10)
+        entry = entry_of(frame.stamp, position, number * 8)._replace(index=LogIndex(number))
+        index.append(entry)
+        position = entry.end_position
+    first, last = LogIndex(2), LogIndex(7)
+    for max_bytes in range(1, 300):
+        positions, lengths = index.places(first, last, max_bytes)
+        taken = sum(lengths)
+        assert taken <= max_bytes or len(lengths) == 1
+        assert list(positions) == [index.entry(LogIndex(2 + at)).position for at in range(len(lengths))]
+        following = 2 + len(lengths)
+        assert following == 8 or taken + index.entry(LogIndex(following)).length > max_bytes
+    await log.close()

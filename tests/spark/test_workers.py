@@ -1,0 +1,76 @@
+"""What a Python worker of Spark does once, with its first task. No Java: Spark's part is played."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from shoal.spark import source as spark
+from shoal.spark.options import SinkOptions, parse_sink_options
+
+OPTIONS: SinkOptions = parse_sink_options({"topic": "t", "agent": "127.0.0.1:9"}, {})
+
+
+TASK = types.SimpleNamespace(partitionId=lambda: 3, getLocalProperty=lambda name: "5")
+"""As much of a TaskContext as is asked for."""
+
+
+class Writer:
+    """Notes what the garbage collector would look past while a task writes."""
+
+    seen: list[int]
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> object:
+        self.seen.append(gc.get_freeze_count())
+        return len(list(batches))
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Counts of frozen objects, in a process that has had no task."""
+    Writer.seen = []
+    monkeypatch.setattr(spark, "TaskWriter", Writer)
+    spark.settle_worker.cache_clear()
+    gc.unfreeze()
+    yield Writer.seen
+    gc.unfreeze()
+    spark.settle_worker.cache_clear()
+
+
+def read_nothing() -> None:
+    assert list(spark._read(InputPartition(None))) == []
+    Writer().write(iter(()))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        read_nothing,
+        lambda: spark.ShoalWriter(OPTIONS).write(iter(())),
+        lambda: spark.ShoalStreamWriter(OPTIONS).write(iter(())),
+    ],
+    ids=["read", "write", "stream"],
+)
+def test_what_a_worker_imported_is_looked_through_by_no_later_collection(
+    frozen: list[int], monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]
+) -> None:
+    """PySpark collects garbage after each task. Once: what a task leaves is garbage as ever."""
+    monkeypatch.setattr(spark.TaskContext, "get", classmethod(lambda cls: TASK))
+    work()
+    work()
+    assert frozen[0] >= frozen[1] > 10_000  # some of it is gone, nothing came
+
+
+def test_a_users_own_process_is_left_alone(frozen: list[int]) -> None:
+    """Outside of tasks nothing is done to the collector."""
+    read_nothing()
+    assert frozen == [0]
