@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import bench_topics
 import benchmarks_client
+import benchmarks_curves
 import benchmarks_gossip
 import benchmarks_replication
 import benchmarks_start
@@ -188,6 +189,10 @@ class Bench:
         """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
         return benchmarks_gossip.rows()
 
+    def curves(self) -> list[Row]:
+        """Rate and latency over connections, and the spread of fail-over times: points for lab/curves.csv."""
+        return benchmarks_curves.rows(self)
+
     def spark(self) -> list[Row]:
         """Spark reading, streaming and writing a topic."""
         import benchmarks_spark  # PySpark is there only where this was asked for
@@ -243,7 +248,7 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "gossip"]
-    names = [*everything, "replicated", "faults", "spark", "spark_write"]
+    names = [*everything, "replicated", "faults", "curves", "spark", "spark_write"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
