@@ -24,7 +24,7 @@ def texts() -> list[pathlib.Path]:
     """Every document, and every file whose messages people read."""
     folders = ("agent", "membership", "replication", "segment_store", "shoal", "scripts")
     code = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *code, ROOT / "setup.cfg"]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *code, ROOT / "setup.cfg"]
 
 
 def told_to_install(text: str) -> set[str]:

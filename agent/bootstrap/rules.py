@@ -4,10 +4,9 @@ Law of this file: pure. It looks at one frozen View of what gossip shows and ans
 shell (agent.py) carries it out and asks again whenever the view changes or `until_ms` arrives. No clock, no
 chance, no I/O.
 
-The rules are number 6 of the safety page: with seeds or an expected number of members an agent never founds
-a cluster before contact, or before that many have met; of several empty ones the smallest agent id founds
-it; a cluster seen is always joined; two clusters never merge, but one without any topic may be given up for
-another (the larger id yields).
+The rules are safety 6. With seeds or an expected number of members an agent founds no cluster before contact,
+or before that many have met. Of several empty agents the smallest id founds. A cluster seen is always joined.
+Two clusters never merge, but one without any topic may be given up for another (the larger id yields).
 """
 
 from __future__ import annotations

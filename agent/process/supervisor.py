@@ -1,7 +1,7 @@
 """`--cores N`: N agents on this host, one process each, started and ended together.
 
 Law of this file: it starts processes of the same command and passes signals on; it knows nothing of what an
-agent does. One agent owns one core (architecture, decision 11); those of one host share one failure domain,
+agent does. One agent owns one core (decision 9); those of one host share one failure domain,
 so that the replicas of a partition prefer other hosts.
 """
 

@@ -50,7 +50,7 @@ from shoal.format.timestamps import format_time
 from shoal.membership.interface import JoinError, Member
 
 _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
-MAX_WAIT_MS = 60_000  # of a blocking query, as the HTTP page says
+MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: whoever has more needs no list of them
 EMPTY_CATALOG = Catalog()
 EMPTY_ROUTES = RouteTable()

@@ -1,7 +1,7 @@
 """The JSON documents of the membership, routing and topic routes, built from the tables that hold their
 facts.
 
-Law of this file: pure. Shapes exactly as the HTTP page says; nothing is decided here but spelling and order.
+Law of this file: pure. Shapes exactly as docs/http.md says; nothing is decided here but spelling and order.
 """
 
 from __future__ import annotations

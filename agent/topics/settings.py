@@ -38,7 +38,7 @@ class TopicSettings:
     fsync: bool = True
 
     def to_document(self) -> dict[str, Any]:
-        """The JSON shape of http-api; from_body() of it gives equal settings."""
+        """The JSON shape of docs/http.md; from_body() of it gives equal settings."""
         return {
             "kind": self.kind,
             "partitions": self.partitions,

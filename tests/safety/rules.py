@@ -2,7 +2,7 @@
 
 Law of this file: data. A fault is one exact text of one file and what stands there instead; `python -m
 tests.safety.run` makes it in a copy of the tree, runs the tests, and wants them to fail. The numbers are
-those that docstrings name ("safety 8"); docs/simulation.md says what each rule is.
+those that docstrings name ("safety 8"); docs/internals/safety.md says what each rule is.
 """
 
 # ruff: noqa: E501 -- lines of the product, as they stand there

@@ -223,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
             self.problem(problems[0])
 
     def append_batch(self, name: str, partition: int, body: bytes) -> dict[str, Any]:
-        """As http-api.md says."""
+        """As docs/http.md says."""
         producer, epoch, sequence = (
             self.headers[f"Shoal-Producer-{part}"] for part in ("Id", "Epoch", "Sequence")
         )
@@ -253,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.cluster.topics[name]
 
     def routes(self, name: str) -> dict[str, Any]:
-        """As http-api.md says."""
+        """As docs/http.md says."""
         partitions = [
             {
                 "partition": partition,
@@ -289,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.005)
 
     def offsets(self, name: str, at: str | None = None) -> dict[str, Any]:
-        """As http-api.md says; records lie a microsecond apart."""
+        """As docs/http.md says; records lie a microsecond apart."""
         entries = []
         for partition, log in self.topic(name).items():
             entry = {

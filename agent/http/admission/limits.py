@@ -65,7 +65,7 @@ class HttpLimits:
     answer_bytes: int = 128 * MIB
     # Long polls at once: each holds a task and a few KiB.
     waits: int = 16_384
-    # JSON and raw bodies (http-api.md).
+    # JSON and raw bodies (docs/http.md).
     body_bytes: int = 8 * MIB
     # Topic settings, member addresses.
     document_bytes: int = 256 * KIB

@@ -1,8 +1,8 @@
 """Who may talk to a port that has no password: not a web page of somebody else's.
 
 A browser on the same machine or LAN reaches every agent. A foreign page's requests carry its `Origin`; a
-page that rebinds its own name to our address carries that name in `Host`. Both get 403 (http-api.md,
-"Browsers"). Addresses written as numbers cannot be rebound, so they pass as `Host`.
+page that rebinds its own name to our address carries that name in `Host`. Both get 403
+(docs/http.md). Addresses written as numbers cannot be rebound, so they pass as `Host`.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ class Production:
             raise self._partial(worst, first_record, failures)
 
     async def _create(self) -> Topic:
-        """The topic, made by producing to it (http-api.md, Topics)."""
+        """The topic, created by this append (docs/http.md)."""
         deadline = Deadline(self._options.timeout_ms)
         self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
         self._topic = await wait_topic(self._call.context, self._name, deadline)

@@ -290,7 +290,7 @@ def test_differences_are_told_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
 def test_legal_names(name: str) -> None:
-    """The alphabet of the HTTP page, at its bounds."""
+    """The alphabet of docs/http.md, at its bounds."""
     check_topic_name(name)
 
 
