@@ -297,7 +297,7 @@ def brings_the_new_term(group: Group, message: Message) -> bool:
 
 
 def test_a_flight_is_bounded() -> None:
-    """Thesis 10.2.2 and architecture: a follower that does not answer holds a bounded number of requests."""
+    """Thesis 10.2.2: a follower that does not answer holds a bounded number of requests."""
     config = RaftConfig(max_entries_per_append=1, max_inflight_appends=4, quiet_after_ms=None)
     group = Group(config=config)
     leader = group.elect(0)
