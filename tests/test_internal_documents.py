@@ -27,7 +27,7 @@ ARCHITECTURE_LINES_MAX = 170
 ARCHITECTURE_WIDTH_MAX = 110
 SENTENCE_WORDS_MAX = 45
 LONG_SENTENCES_MAX = 59
-"""Longer sentences in README.md and docs/. It only falls: an edit that shortens some writes the new number."""
+"""Longer sentences in README.md and docs/. It only falls: an edit that shortens some writes it down here."""
 
 
 def unwrapped(text: str) -> str:

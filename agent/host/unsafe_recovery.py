@@ -5,8 +5,9 @@ lost; what stood on the survivor and was never acknowledged counts from now on. 
 voters that answer could elect a leader, and where another survivor has more.
 
 The survivor begins a new epoch: the upper bits of the term count them, so that no entry and no vote of the
-old group, wherever a lost disk may turn up again, has the identity of a new one (safety 7). It takes a new
-replica id with the configuration entry that makes it the only voter; old messages name nobody any more.
+old group, wherever a lost disk may turn up again, has the identity of a new one (safety 7, decision 12). It
+takes a new replica id with the configuration entry that makes it the only voter; old messages name nobody
+any more.
 """
 
 from __future__ import annotations

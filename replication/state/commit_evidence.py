@@ -1,5 +1,5 @@
 """Whether a damaged entry can have been committed, as far as its holder's own log and its peers' words tell
-(safety 10; protocol-aware recovery, Alagappan et al., FAST 2018).
+(safety 10, decision 19; protocol-aware recovery, Alagappan et al., FAST 2018).
 
 Law of this file: pure; which configurations an entry may have been committed under, and what rules all of
 them out. Who was asked, and whether an answer can be relied on, is the caller's business: a voter counts as

@@ -1,5 +1,7 @@
 """Which small writes are synced within the call instead of by the ring's workers: pure, no clock and no I/O.
 
+Why, and what it brings: decision 21.
+
 To wake a worker and to be woken by it takes as long as the sync itself where that is quick: 40 to 80 us of
 each, and as much of a core. A call, on the other hand, holds the event loop for as long as the disk takes.
 So one is made only while the disk has shown that it is quick and that nothing else waits for it. Whenever a

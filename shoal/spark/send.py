@@ -1,7 +1,7 @@
 """Chunks of rows to the leaders of their partitions, each stored once however often it is sent.
 
-No Spark here; standard library and pyarrow. What a chunk holds is decided elsewhere (write.py), and
-so is why its number makes it safe to send it again.
+No Spark here; standard library and pyarrow (decision 15). What a chunk holds is decided elsewhere (write.py),
+and so is why its number makes it safe to send it again (decision 14).
 """
 
 from __future__ import annotations
