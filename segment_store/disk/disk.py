@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from shoal.segment_store.errors import SyncFailed
@@ -22,8 +22,6 @@ from shoal.segment_store.errors import SyncFailed
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
 Done = Callable[[BaseException | None], None]
-ReadInto = Callable[[int, memoryview], int]
-Helper = Future[None]  # of concurrent.futures: the loop is told of its end only if it asks
 
 MAX_BUFFERS_PER_WRITE = 512  # below IOV_MAX (1024): more are joined first
 MAX_INTERRUPTIONS = 1000  # EINTR and EAGAIN in a row before they are an error: a bound, never met in practice
@@ -66,11 +64,6 @@ class File(Protocol):
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         """As many bytes as memory has at once; 0 where it has none, for any error, and when this turn of the
         loop has had its RESIDENT_TURN_BYTES: read_into then meets the error, or the next turn."""
-
-    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        """Have `work` called on another thread, with a read_into that blocks, soon or late; None where this
-        disk has no thread. The file stays open until it has returned. Cancelling does not stop what has
-        begun."""
 
     async def write(self, offset: int, data: Data) -> None: ...
     def write_at_once(self, offset: int, data: Data) -> bool:
@@ -144,16 +137,6 @@ def call_when_done(task: asyncio.Future[None], done: Done) -> None:
             done(future.exception())
 
     task.add_done_callback(ended)
-
-
-def unfinished(helpers: list[Helper]) -> list[Helper]:
-    return [helper for helper in helpers if not helper.done()]
-
-
-async def wait_for(helpers: list[Helper]) -> None:
-    """Until all have ended, in whatever way."""
-    if left := unfinished(helpers):
-        await asyncio.wait([asyncio.wrap_future(helper) for helper in left])
 
 
 def buffers_of(data: Data) -> list[Buffer]:
@@ -393,9 +376,6 @@ class ThreadDisk:
         call = functools.partial(function, *args, **kwargs)
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
-    def start_helper(self, fd: int, work: Callable[[ReadInto], None]) -> Helper:
-        return self._executor.submit(work, functools.partial(read_fully_into, fd))
-
     def read_resident(self, fd: int, offset: int, buffer: memoryview) -> int:
         """What the page cache has of it, without the way through a ring or a thread, which costs several
         times the copy."""
@@ -479,7 +459,6 @@ class ThreadFile:
         self._disk = disk
         self._fd = fd
         self._active: set[asyncio.Future[Any]] = set()
-        self._helpers: list[Helper] = []
 
     async def _run(
         self, function: Callable[Concatenate[int, _P], _T], *args: _P.args, **kwargs: _P.kwargs
@@ -509,11 +488,6 @@ class ThreadFile:
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
-
-    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        helper = self._disk.start_helper(self.descriptor(), work)
-        self._helpers = [*unfinished(self._helpers), helper]
-        return helper
 
     async def write(self, offset: int, data: Data) -> None:
         await self._run(write_fully, offset, buffers_of(data))
@@ -549,7 +523,6 @@ class ThreadFile:
         fd, self._fd = self._fd, -1
         if self._active:
             await asyncio.wait(self._active)
-        await wait_for(self._helpers)
         if fd >= 0:
             await self._disk.run(os.close, fd)
 

@@ -8,7 +8,7 @@ import asyncio
 import posixpath
 from collections.abc import Callable
 
-from shoal.segment_store.disk.disk import Data, Disk, Done, File, Helper, ReadInto, buffers_of
+from shoal.segment_store.disk.disk import Data, Disk, Done, File, buffers_of
 from shoal.segment_store.disk.fair_queue import SyncSchedule
 
 
@@ -130,9 +130,6 @@ class FairFile:
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return self.file.read_resident(offset, buffer)
-
-    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        return self.file.share(work)
 
     async def write(self, offset: int, data: Data) -> None:
         await self.file.write(offset, data)

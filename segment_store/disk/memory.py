@@ -20,8 +20,6 @@ from shoal.segment_store.disk.disk import (
     Data,
     Done,
     File,
-    Helper,
-    ReadInto,
     buffers_of,
     call_when_done,
     nothing_to_do,
@@ -392,9 +390,6 @@ class MemoryFile:
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return 0  # reads always pass where faults are injected
-
-    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        return None
 
     async def write(self, offset: int, data: Data) -> None:
         """Bytes reach the page cache in the call's first turn, so that a crash in the middle may keep any

@@ -25,7 +25,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
 
@@ -42,8 +42,6 @@ from shoal.segment_store.disk.disk import (
     Data,
     Done,
     File,
-    Helper,
-    ReadInto,
     ThreadDisk,
     after_prefix,
     buffers_of,
@@ -53,8 +51,6 @@ from shoal.segment_store.disk.disk import (
     length_of,
     pieces_of,
     sync_fully,
-    unfinished,
-    wait_for,
     whole_pages,
     write_resident,
 )
@@ -570,7 +566,6 @@ class RingFile:
         self._fd = fd
         self._idle: asyncio.Future[None] | None = None
         self._begun: set[asyncio.Future[None]] = set()
-        self._helpers: list[Helper] = []
 
     def descriptor(self) -> int:
         if self._fd < 0:
@@ -602,11 +597,6 @@ class RingFile:
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
         return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
-
-    def share(self, work: Callable[[ReadInto], None]) -> Helper | None:
-        helper = self._disk.start_helper(self.descriptor(), work)
-        self._helpers = [*unfinished(self._helpers), helper]
-        return helper
 
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
@@ -667,6 +657,5 @@ class RingFile:
         while self.active:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
-        await wait_for(self._helpers)
         if fd >= 0:
             os.close(fd)

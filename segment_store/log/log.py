@@ -39,7 +39,6 @@ from shoal.segment_store.log.lookup import look_up
 from shoal.segment_store.log.opener import Recovered, recover
 from shoal.segment_store.log.recycling import Spares
 from shoal.segment_store.log.run_reader import (
-    SHARED_READ_BYTES,
     Run,
     add_damage,
     damage_of,
@@ -525,11 +524,10 @@ class PartitionLog:
                 index, left = LogIndex(index + 1), left - len(cached.data)
                 continue
             try:
-                run = await self.stored_run(index, last_index, left)
+                run = await self.stored_run(index, last_index, min(left, self._files.config.read_chunk_bytes))
                 if frames and run.length > left:
                     break
-                found = read_at_once(self._files, run) if run.length < SHARED_READ_BYTES else None
-                found = found or await read_run(self._files, run)
+                found = read_at_once(self._files, run) or await read_run(self._files, run)
                 if found.problem is not None and not found.frames and not frames:
                     self.segment_of(index)  # trimmed meanwhile: that is the answer then
                     raise damage_of(run, found.problem)

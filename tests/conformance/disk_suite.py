@@ -5,15 +5,13 @@ import asyncio
 import errno
 import os
 import random
-import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from shoal.segment_store import Disk
-from shoal.segment_store.disk.disk import RESIDENT_TURN_BYTES, WRITE_AT_ONCE_BYTES, ReadInto
+from shoal.segment_store.disk.disk import RESIDENT_TURN_BYTES, WRITE_AT_ONCE_BYTES
 
 
 class DiskSuite:
@@ -266,31 +264,6 @@ class DiskSuite:
         assert turns >= 19
         assert sum(file.read_resident(0, buffer) for _ in range(20)) <= 2 * RESIDENT_TURN_BYTES
         counter.cancel()
-        await file.close()
-
-    async def test_shared_work_reads_on_its_own(self, disk: Disk, root: str) -> None:
-        """Work that is shared reads as read_into does, on another thread; close waits for it."""
-        file = await disk.open(f"{root}/a", create=True)
-        await file.write(0, b"0123456789")
-        found: list[tuple[int, bytes, int]] = []
-        begun = threading.Event()
-
-        def work(read_into: ReadInto) -> None:
-            buffer = bytearray(8)
-            begun.set()
-            time.sleep(0.02)
-            filled = read_into(5, memoryview(buffer))
-            found.append((filled, bytes(buffer), threading.get_ident()))
-
-        helper = file.share(work)
-        if helper is None:
-            assert disk.kind == "memory"
-        else:
-            await asyncio.to_thread(begun.wait)
-            helper.cancel()
-            await file.close()
-            assert [entry[:2] for entry in found] == [(5, b"56789\0\0\0")]
-            assert found[0][2] != threading.get_ident()
         await file.close()
 
 
