@@ -183,7 +183,7 @@ def main() -> int:
     logging.disable(logging.ERROR)  # failing disks are what this is about
     root = pathlib.Path(environment.ROOT)
     sys.path[:0] = [str(root), str(root / "tests" / "segment_store"), str(root / "tests" / "agent")]
-    sys.path[:0] = [str(root / "tests" / "cluster"), str(root / "tests" / "spark")]
+    sys.path[:0] = [str(root / "tests" / name) for name in ("cluster", "spark", "simulation")]
     what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()

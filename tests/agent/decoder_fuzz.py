@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import AgentIdentity, HardStateFile, _decode_record
 from shoal.agent.durable.ids import GroupId, IdentityError
@@ -56,7 +57,6 @@ from shoal.format.batch import (
     view_frame,
 )
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.format.index import Entry, decode_block, decode_index_file, encode_blocks
 from shoal.segment_store.format.layout import SegmentName, parse_name

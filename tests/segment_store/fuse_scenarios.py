@@ -18,8 +18,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "simulation"))
+
 from fuse_server import FuseDisk, enter_namespace
 from power_loss import Witness, held_frames, work
 from store_frames import SMALL, contents, next_frame, open_log

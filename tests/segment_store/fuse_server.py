@@ -2,7 +2,7 @@
 loses, keeps or tears what was not synced, and fails when it is told to.
 
 The kernel's messages are packed by hand (linux/fuse.h, protocol 7.31): there are thirty of them, and no
-package. What a power failure does to bytes is memory_disk's model, sector by sector; names made or removed
+package. What a power failure does to bytes is memory_disk.py's model, sector by sector; names made or removed
 since their directory's last sync may or may not be. The server is a process of its own, so that a blocked
 call of the program under test never waits for itself; it is told what to do over a socket, one JSON line
 each way.
@@ -22,8 +22,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from memory_disk import SECTOR_BYTES, _Inode
+
 from shoal.segment_store.disk.disk import RELEASE_MODE
-from shoal.segment_store.disk.memory import SECTOR_BYTES, _Inode
 
 DEVICE = "/dev/fuse"
 MAX_WRITE_BYTES = 128 * 1024  # larger writes come in pieces, between which the power may fail

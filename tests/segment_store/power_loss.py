@@ -12,11 +12,11 @@ import dataclasses
 import errno
 import random
 
+from memory_disk import MemoryDisk
 from store_frames import SMALL, next_frame, open_log
 
 from shoal.format.batch import Frame
 from shoal.segment_store import DiskFailed, LogConfig, PartitionLog, StoreError
-from shoal.segment_store.disk.memory import MemoryDisk
 
 
 class _UnreliableDisk(MemoryDisk):

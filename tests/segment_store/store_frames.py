@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import pyarrow as pa
+from memory_disk import MemoryDisk
 
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -22,7 +23,6 @@ from shoal.segment_store import (
     LogConfig,
     PartitionLog,
 )
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.log.shared import SharedFiles
 
 KIB = 1024

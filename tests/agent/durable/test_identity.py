@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.identity import (
     AgentIdentity,
@@ -27,7 +28,6 @@ from shoal.agent.durable.paired_file import (
 )
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.interfaces import HardState, ReplicaId
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 
 GROUP = GroupId(b"t" * 16, 3)
 IDENTITY = AgentIdentity("ab" * 16, b"c" * 16, "änna", 7070, 7946)

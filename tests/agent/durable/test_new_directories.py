@@ -7,9 +7,9 @@ import errno
 import random
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.new_directories import MAX_TOGETHER, NewDirectories
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 
 
 class CountingDisk(MemoryDisk):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry, ReplicaState
 from shoal.agent.durable.paired_file import DoubledError
@@ -24,7 +25,6 @@ from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, Flag, Kind, LogIndex, Offset, Term, control_frame
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.log.log import PartitionLog
 from tests.agent.harness import CLUSTER, GROUP, RAFT, Cluster, Node, read_values, until
 

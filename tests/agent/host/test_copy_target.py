@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.host.copy_target import Installer
@@ -29,7 +30,6 @@ from shoal.format.batch import (
 )
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.memory import MemoryDisk
 from tests.agent.harness import CLUSTER, GROUP, RAFT
 
 BIRTH = Configuration.birth(("1" * 32, "2" * 32, "3" * 32))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.host.free_space import LAST_FREE_BYTES, MIN_FREE_BYTES, TRIM_FREE_BYTES
-from shoal.segment_store.disk.memory import MemoryDisk
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
 MIB = 2**20

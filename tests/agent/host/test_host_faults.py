@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaState
 from shoal.agent.durable.ids import GroupId
@@ -21,7 +22,6 @@ from shoal.format.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.replication.errors import ChangePending, NotLeader
 from shoal.replication.interfaces import Configuration, HardState
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from shoal.segment_store.log.log import PartitionLog
 from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values, until
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.partition.replica import Replica
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, message, until
 
 SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)

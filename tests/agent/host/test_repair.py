@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.host.repair import _is_overruled
@@ -24,7 +25,6 @@ from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
 from shoal.replication.interfaces import UNBORN, Configuration, HardState, ReplicaId
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.memory import MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
 
 COUNT = 40

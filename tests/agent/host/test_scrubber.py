@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.scrubber import CURSOR_FILE, Cursor, Pace, Scrubber, ScrubStatistics
@@ -14,7 +15,6 @@ from shoal.agent.service.documents import damage_document
 from shoal.agent.service.metrics import render_metrics
 from shoal.format.batch import LogIndex
 from shoal.segment_store.check.damage import DamagedRange
-from shoal.segment_store.disk.memory import MemoryDisk
 from tests.agent.harness import GROUP, Cluster, Node, until
 from tests.agent.host.test_host_faults import memory_cluster
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS, Recovery
@@ -14,7 +15,6 @@ from shoal.agent.partition.opener import open_replica
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
 from shoal.replication.roles.transitions import Role
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.errors import StoreError
 from tests.agent.harness import GROUP, Cluster, message, read_values, until
 from tests.agent.host.test_catch_up import PowerCut, Promised, make_plan, stores_on, write_logs

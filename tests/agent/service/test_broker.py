@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.catalog_version import NO_VERSION, CatalogVersion
@@ -28,7 +29,6 @@ from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 from shoal.membership.interface import JoinError, Member
 from shoal.replication.roles.transitions import Role
-from shoal.segment_store.disk.memory import MemoryDisk
 
 SELF, OTHER, GONE = "a" * 32, "b" * 32, "c" * 32
 CLUSTER_ID = b"i" * 16

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_disk import MemoryDisk
 
 from shoal.agent.durable.catalog_version import NO_VERSION, CatalogVersion
 from shoal.agent.interface import MAX_PARTITIONS
@@ -44,7 +45,6 @@ from shoal.agent.topics.cluster_file import (
 )
 from shoal.agent.topics.settings import settings_from_body
 from shoal.format.hash_ranges import hash_ranges
-from shoal.segment_store.disk.memory import MemoryDisk
 from tests.agent.agents import Agents, agents_in, eventually
 from tests.agent.topics.test_catalog_service import OTHER, SELF, Fixture, entry
 

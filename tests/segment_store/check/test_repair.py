@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import IDENTITY, SMALL, next_frame
 
 from shoal.format.batch import DEFAULT_SCHEMA, Frame, LogIndex
 from shoal.segment_store import PartitionLog
 from shoal.segment_store.check.repair import mend_entries, mend_frame
 from shoal.segment_store.check.scrub import look
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.errors import ChainBroken, OffsetOutOfRange
 from shoal.segment_store.format.index import decode_index_file
 

@@ -6,6 +6,7 @@ import errno
 import random
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 from store_frames import IDENTITY, SMALL, next_frame, open_log
 
 from shoal.format.batch import LogIndex, Offset, Term
@@ -20,7 +21,6 @@ from shoal.segment_store.check.damage import (
     within,
 )
 from shoal.segment_store.check.scrub import look
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 
 SEGMENTS, ENTRIES = 3, 4
 STRIDE = 23  # bytes; coprime to every field's width, so that all of them are met

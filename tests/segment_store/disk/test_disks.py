@@ -14,6 +14,7 @@ from pathlib import Path
 import liburing
 import pytest
 from disk_suite import DiskSuite, FileDiskSuite, open_descriptors
+from memory_disk import SECTOR_BYTES, Fault, MemoryDisk
 
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk
 from shoal.segment_store.disk import disk as disk_module
@@ -21,7 +22,6 @@ from shoal.segment_store.disk import ring as ring_disk
 from shoal.segment_store.disk.disk import after_prefix, pieces_of, read_fully, whole_pages, write_fully
 from shoal.segment_store.disk.fair import FairDisk
 from shoal.segment_store.disk.fair_queue import SyncSchedule
-from shoal.segment_store.disk.memory import SECTOR_BYTES, Fault, MemoryDisk
 from shoal.segment_store.disk.ring import RingDisk
 
 

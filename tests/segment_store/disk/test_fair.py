@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_disk import Fault, MemoryDisk
 from store_frames import SMALL, next_frame, open_log
 
 from shoal.segment_store import DiskFailed
 from shoal.segment_store.disk.fair import FairDisk
 from shoal.segment_store.disk.fair_queue import SYNC_COST_BYTES, SyncSchedule
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 
 MIB = 2**20
 Asked = tuple[str, int, int]  # key, size, number

@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.segment_store import open_disk
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.disk.open_files import OpenFiles
 from shoal.segment_store.log.shared import MAX_OPEN_FILES, SharedFiles, open_files_limit
 

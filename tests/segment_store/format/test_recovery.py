@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import LogIndex, Offset, Term
 from shoal.segment_store import Damaged, PartitionLog
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.index import HEADER_BYTES, Entry, decode_index_file
 from shoal.segment_store.format.recovery import (
     Chain,

@@ -12,10 +12,10 @@ from itertools import product
 from typing import NamedTuple
 
 import pytest
+from memory_disk import SECTOR_BYTES, MemoryDisk
 from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import END_OF_STREAM, LogIndex
-from shoal.segment_store.disk.memory import SECTOR_BYTES, MemoryDisk
 from shoal.segment_store.format.bit_flip import without_flip
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
 from shoal.segment_store.format.torn_write import has_untouched_sector

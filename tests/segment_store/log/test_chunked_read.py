@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 from store_frames import EVERYTHING, KIB, filled, flip, next_frame
 
 from shoal.format.batch import LogIndex
@@ -19,7 +20,6 @@ from shoal.segment_store import (
     StoreError,
     open_disk,
 )
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from shoal.segment_store.log.chunked_read import PIECE_BYTES, StoredPieces
 
 

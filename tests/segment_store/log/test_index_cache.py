@@ -4,11 +4,11 @@ import dataclasses
 import random
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import Frame, LogIndex, Offset
 from shoal.segment_store import Damaged, OffsetOutOfRange, PartitionLog, StoreError
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.index import IndexReleased
 
 FORGETFUL = dataclasses.replace(SMALL, index_bytes=4096, max_open_indexes=2)

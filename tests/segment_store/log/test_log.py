@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from memory_disk import Fault, MemoryDisk
 from store_frames import IDENTITY, SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import DEFAULT_SCHEMA, LogIdentity, LogIndex
@@ -23,7 +24,6 @@ from shoal.segment_store import (
     WrongSchema,
     open_disk,
 )
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
 from shoal.segment_store.log.writer import ONLY_ENTRY_INTERVALS
 

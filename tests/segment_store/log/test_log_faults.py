@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from memory_disk import Fault, MemoryDisk
 from store_frames import contents, next_frame, open_log
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, DiskFailed, DiskFull, LogConfig, Overloaded
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from shoal.segment_store.log import log as log_module
 
 

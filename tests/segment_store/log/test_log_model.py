@@ -7,11 +7,11 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_disk import MemoryDisk
 from store_frames import contents, next_frame, open_log
 
 from shoal.format.batch import Frame
 from shoal.segment_store import OffsetOutOfRange, PartitionLog
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.layout import SPARE_SUFFIX
 
 _number = st.integers(min_value=0, max_value=2**16)

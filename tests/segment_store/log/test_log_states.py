@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from memory_disk import MemoryDisk
 from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import Frame, LogIndex, Offset
 from shoal.segment_store import ChainBroken, DiskFull, LogClosed, OffsetOutOfRange, PartitionLog, StoreError
 from shoal.segment_store.check.scrub import look
-from shoal.segment_store.disk.memory import MemoryDisk
 
 # The index is written by bytes, not by time: histories have to repeat.
 FORGETFUL = dataclasses.replace(

@@ -12,12 +12,12 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import EVERYTHING, KIB, filled, flip, next_frame, open_log
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.check.scrub import look
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.layout import SPARE_SUFFIX
 from shoal.segment_store.log.chunked_read import StoredPieces
 from shoal.segment_store.log.mapped_pages import PAGE_BYTES, MappedPages

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from memory_disk import MemoryDisk
 from store_frames import next_frame, open_log
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.disk import disk as disk_module
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.index import SegmentIndex, entry_of
 
 CONFIG = LogConfig(tail_cache_bytes=0, read_chunk_bytes=64 * 2**10)

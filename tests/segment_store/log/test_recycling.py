@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from memory_disk import Fault, MemoryDisk
 from power_loss import UNSYNCED, run_life
 from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Disk, DiskFull, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
-from shoal.segment_store.disk.memory import Fault, MemoryDisk
 from shoal.segment_store.format.layout import SPARE_SUFFIX
 from shoal.segment_store.log.recycling import MAX_SPARES, Spares
 from shoal.segment_store.log.shared import SharedFiles, SpareBudget

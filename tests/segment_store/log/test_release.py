@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_disk import MemoryDisk
 from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import Disk, DiskFull, LogConfig, PartitionLog, open_disk
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
 from shoal.segment_store.log.shared import SharedFiles
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 from disk_suite import open_descriptors
+from memory_disk import MemoryDisk
 from sparse_log import make_sparse_log
 from store_frames import IDENTITY, next_frame, open_log
 
 from shoal.format.batch import DEFAULT_SCHEMA, LogIndex, Offset
 from shoal.segment_store import Damaged, LogConfig, PartitionLog, open_disk
-from shoal.segment_store.disk.memory import MemoryDisk
 from shoal.segment_store.log.shared import SharedFiles
 
 SEGMENTS = 300

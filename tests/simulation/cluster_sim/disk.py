@@ -1,6 +1,6 @@
 """The faulty memory disk in virtual time: syncs take their time, and may be slow or stuck.
 
-Law of this file: what is lost, kept or torn is segment_store/disk/memory.py's business; here is when.
+Law of this file: what is lost, kept or torn is memory_disk.py's business; here is when.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from shoal.segment_store.disk.memory import SECTOR_BYTES, MemoryDisk
+from memory_disk import SECTOR_BYTES, MemoryDisk
 
 STUCK_LOOK_S = 0.02
 SLOW_OPERATIONS = ("sync", "sync_directory")

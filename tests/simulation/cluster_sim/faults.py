@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from memory_disk import Fault
 from raft_sim.network import SHAPES, cut
 
 from cluster_sim.disk import SimDisk
 from cluster_sim.node import Node
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.topics.catalog import Catalog
-from shoal.segment_store.disk.memory import Fault
 from shoal.segment_store.format.layout import INDEX_SUFFIX, SEGMENT_SUFFIX
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memory_disk import MemoryDisk, MemoryFile
+
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
@@ -39,7 +41,6 @@ from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import HardState
 from shoal.replication.placement import steps
 from shoal.replication.roles.read_index import ReadQueue
-from shoal.segment_store.disk.memory import MemoryDisk, MemoryFile
 from shoal.segment_store.errors import SyncFailed
 from shoal.segment_store.log.writer import Writer
 

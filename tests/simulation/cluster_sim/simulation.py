@@ -20,6 +20,7 @@ from typing import Any
 
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload
 from log_history import History
+from memory_disk import DEFAULT_CAPACITY_BYTES
 
 from cluster_sim.births import Births
 from cluster_sim.blocking import BlockingPool
@@ -47,7 +48,6 @@ from cluster_sim.visitor import Visitor
 from cluster_sim.world import replaced, replacements
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.errors import ShoalError
-from shoal.segment_store.disk.memory import DEFAULT_CAPACITY_BYTES
 from shoal.segment_store.errors import StoreError
 
 START_LIMIT_S = 30.0

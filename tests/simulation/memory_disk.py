@@ -137,7 +137,7 @@ class MemoryDisk:
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead
-        self._rng = rng or random.Random(0)  # noqa: S311 (a simulation's, not a secret's)
+        self._rng = rng or random.Random(0)
         self._pause_max = pause_max
         self._grown_bytes = 0
         """By which files were ever to grow: never less than what they have, which takes time to add up."""
