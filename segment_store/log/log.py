@@ -37,7 +37,6 @@ from shoal.segment_store.log.chunked_read import StoredPieces
 from shoal.segment_store.log.index_cache import IndexCache, release_old
 from shoal.segment_store.log.lookup import look_up
 from shoal.segment_store.log.opener import Recovered, recover
-from shoal.segment_store.log.recycling import Spares
 from shoal.segment_store.log.run_reader import (
     Run,
     add_damage,
@@ -48,6 +47,7 @@ from shoal.segment_store.log.run_reader import (
 )
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 from shoal.segment_store.log.shared import SharedFiles
+from shoal.segment_store.log.spare_files import Spares
 from shoal.segment_store.log.tail_cache import TailCache
 from shoal.segment_store.log.write_queue import Answer, Append, Roll, Trim, Truncate
 from shoal.segment_store.log.writer import Writer

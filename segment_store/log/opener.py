@@ -41,8 +41,8 @@ from shoal.segment_store.format.tail_record import (
 from shoal.segment_store.format.torn_write import Verdict, found_at, judge, newest_of, range_to_judge
 from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.log.page_lending import may_have_been_lent
-from shoal.segment_store.log.recycling import may_be_reused
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
+from shoal.segment_store.log.spare_files import may_be_reused
 
 MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
 

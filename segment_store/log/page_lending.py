@@ -18,8 +18,8 @@ Whoever writes into a segment's file, and why that is so:
 - opening a log and mending write the very bytes that belong there; a header or a tail record is no entry.
   A segment in which damage was met is no longer trusted (`look_away`), nor one that is mended;
 - using a file again for another segment writes over everything. So a file that was lent is deleted instead
-  (`Segment.was_lent`; recycling.py), and so is one that was found when the log was opened: whether an earlier
-  process lent it nobody knows;
+  (`Segment.was_lent`; spare_files.py), and so is one that was found when the log was opened: nobody knows
+  whether an earlier process lent it;
 - whoever else writes into it changes its time of modification, which is compared.
 
 The scrubber reads from the disk, so pages are let go of (`look_away`) before they are looked at: mapped ones

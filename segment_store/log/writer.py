@@ -17,8 +17,8 @@ from shoal.segment_store.disk.disk import Buffer, Data, File
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord
-from shoal.segment_store.log.recycling import Spares, may_be_reused
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
+from shoal.segment_store.log.spare_files import Spares, may_be_reused
 from shoal.segment_store.log.write_queue import Append, Roll, Trim, Truncate, Work, take_group
 
 logger = logging.getLogger(__name__)

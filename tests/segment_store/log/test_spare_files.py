@@ -15,8 +15,8 @@ from store_frames import SMALL, contents, next_frame, open_log
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Disk, DiskFull, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.format.layout import SPARE_SUFFIX
-from shoal.segment_store.log.recycling import MAX_SPARES, Spares
 from shoal.segment_store.log.shared import SharedFiles, SpareBudget
+from shoal.segment_store.log.spare_files import MAX_SPARES, Spares
 
 FRAMES_PER_SEGMENT = 12
 
@@ -112,7 +112,7 @@ def test_power_loss_among_recycled_files(config: LogConfig, monkeypatch: pytest.
         return did
 
     monkeypatch.setattr(Spares, "reuse", counted)
-    monkeypatch.setattr("shoal.segment_store.log.recycling._fits", lambda *_: True)
+    monkeypatch.setattr("shoal.segment_store.log.spare_files._fits", lambda *_: True)
     for seed in range(1000, 1040):
         run_life(seed, dataclasses.replace(config, first_allocation_bytes=16 * 1024))
     assert reused > 30, reused
