@@ -105,7 +105,8 @@ class Shipper:
         last_index = _lendable(replica)
         if wanted.first_index <= last_index:
             try:
-                frames, _ = await replica.log.read_bytes(wanted.first_index, last_index, PIECE_BYTES)
+                found = await replica.log.read(wanted.first_index, last_index, PIECE_BYTES)
+                frames = [frame.data for frame in found]
             except Damaged as error:
                 replica.met(error)
                 raise ShoalError("damaged", f"entry {wanted.first_index} cannot be lent: {error}") from error

@@ -328,14 +328,13 @@ class Reader:
             # Beyond what is written nothing is looked up: then the bytes decide where it ends.
             if wanted.limit is not None and offset + wanted.limit <= log.end_offset:
                 last = min(last, await log.find_offset(Offset(offset + wanted.limit - 1)))
-            if wanted.admit is not None:
-                stored = await log.pieces(first, self._sound(first, last), wanted.max_bytes)
-                if stored.size_bytes >= LONG_FETCH_BYTES:
-                    await wanted.admit(stored.held_bytes)
-                    await stored.begin()
-                    pieces = FetchPieces(self._replica, stored)
-                    return self._found([], stored.base_offset, stored.next_offset, pieces)
-            frames, _ = await log.read_bytes(first, last, wanted.max_bytes)
+            stored = await log.pieces(first, self._sound(first, last), wanted.max_bytes)
+            if wanted.admit is not None and stored.size_bytes >= LONG_FETCH_BYTES:
+                await wanted.admit(stored.held_bytes)
+                await stored.begin()
+                pieces = FetchPieces(self._replica, stored)
+                return self._found([], stored.base_offset, stored.next_offset, pieces)
+            frames = await stored.whole()
         except OffsetOutOfRange:
             return None
         except Damaged as error:

@@ -1,11 +1,13 @@
-"""A long stretch of stored frames, given out piece by piece: each is read into one buffer, verified, and gone
-before the next is read, so that it is sent while the processor still has it at hand.
+"""A stretch of a log's entries: the places are looked up first, then the frames are read from there, either
+whole (`read_parts`) or piece by piece (`StoredPieces`).
+
+A piece is read into one buffer, verified, and gone before the next is read: it is sent while the processor's
+cache still has it. Its length is known before anything is read.
 
 Law of this file: no byte of a frame is given out before its whole frame has verified: just now, or earlier
-in the very memory that is lent (page_lending.py). What lies where was
-looked up beforehand (log.py), for entries that are committed, so that the length of it all is known before
-anything is read. A segment's file is pinned while its pieces are being read; between two pieces the caller
-may let go of it, and what was trimmed then is refused. Knows neither Raft nor sockets.
+in the very memory that is lent (page_lending.py). A segment's file is pinned while its pieces are being read;
+between two pieces the caller may let go of it, and a read of a trimmed entry is refused then. Knows neither
+Raft nor sockets.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from shoal.format.batch import LogIndex, Offset, is_frame
+from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
-from shoal.segment_store.errors import Damaged, StoreError
+from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 from shoal.segment_store.log.page_lending import Lent, Stretch
-from shoal.segment_store.log.run_reader import Run, damage_of, part_of, verify_run
+from shoal.segment_store.log.run_reader import Run, damage_of, part_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
+
+if TYPE_CHECKING:
+    from shoal.segment_store.log.log import PartitionLog
 
 PIECE_BYTES = 512 * 2**10
 """A quarter of what a core's own cache holds today: the socket's copy has to lie there too. A longer frame is
@@ -41,40 +46,156 @@ class Stored(NamedTuple):
     run: Run
     offsets: array[int]
 
+    @property
+    def base_offset(self) -> Offset:
+        return Offset(self.offsets[0])
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(self.offsets[-1])
+
+    @property
+    def entries(self) -> int:
+        return len(self.run.lengths)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.run.lengths)
+
 
 class Held(NamedTuple):
-    """Adjoining entries that are in memory, verified when they came. `offsets` as in Stored."""
+    """Adjoining entries that are in memory, verified when they came."""
 
-    frames: list[Buffer]
-    offsets: array[int]
+    frames: list[Frame]
+
+    @property
+    def base_offset(self) -> Offset:
+        return self.frames[0].stamp.base_offset
+
+    @property
+    def end_offset(self) -> Offset:
+        stamp = self.frames[-1].stamp
+        return Offset(stamp.base_offset + stamp.record_count)
+
+    @property
+    def entries(self) -> int:
+        return len(self.frames)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(frame.data) for frame in self.frames)
 
 
-class Source(Protocol):
-    """The log, as far as its pieces ask."""
+class Branch:
+    """The log as it was when places were looked up."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self._generation = log.generation
 
     @property
     def is_same(self) -> bool:
-        """Whether check_branch would raise nothing."""
+        """Whether nothing was truncated since, and the log is open."""
+        return self._log.generation == self._generation and self._log.is_open
 
     def is_sealed(self, run: Run) -> bool:
         """Whether nothing is appended to the run's segment any more."""
+        return run.segment.last_index < self._log.last_index
 
-    def check_branch(self) -> None:
-        """Raises LogClosed, and OffsetOutOfRange if the log was truncated since places were looked up."""
+    def check(self) -> None:
+        """Raises LogClosed, and OffsetOutOfRange if the log was truncated since."""
+        log = self._log
+        if not self.is_same:
+            log.check_open()
+            # Committed entries stay where they are; only the caller knows that these are.
+            raise OffsetOutOfRange(log.last_index + 1, log.first_index, log.last_index + 1)
 
     def check_there(self, run: Run) -> None:
-        """Raises OffsetOutOfRange when the log no longer holds the run's segment."""
+        """As check; raises OffsetOutOfRange also when the log no longer holds the run's segment."""
+        self.check()
+        log = self._log
+        if log.segment_of(run.first_index) is not run.segment:
+            raise OffsetOutOfRange(run.first_index, log.first_index, log.last_index + 1)
+
+
+async def look_up(
+    log: PartitionLog, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+) -> tuple[list[Stored | Held], Branch]:
+    """Where the entries lie, from `first_index` on, up to `last_index` and `max_bytes`, but at least one, and
+    the branch that they are of. Raises OffsetOutOfRange, LogClosed, and Damaged for an index that can no
+    longer be read."""
+    while True:
+        log.check_open()
+        log.check_range(first_index, last_index)
+        branch = Branch(log)
+        parts = await _parts(log, branch, first_index, last_index, max_bytes)
+        if branch.is_same:
+            return parts, branch
+        last_index = LogIndex(min(last_index, log.last_index))
+
+
+async def _parts(
+    log: PartitionLog, branch: Branch, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+) -> list[Stored | Held]:
+    parts: list[Stored | Held] = []
+    index, left = first_index, max_bytes
+    while index <= last_index:
+        part: Stored | Held
+        if frames := log.held_run(index, last_index, left):
+            part = Held(frames)
+        else:
+            try:
+                run = await log.stored_run(index, last_index, left)
+            except (Damaged, OffsetOutOfRange):
+                if branch.is_same and not parts:
+                    raise
+                break  # the next read meets it first
+            part = Stored(run, run.segment.index.offsets_from(index, len(run.lengths)))
+        size = part.size_bytes
+        if parts and size > left:
+            break
+        parts.append(part)
+        index, left = LogIndex(index + part.entries), left - size
+    return parts
+
+
+async def read_parts(
+    files: SegmentFiles, parts: Sequence[Stored | Held], branch: Branch
+) -> list[Frame | memoryview]:
+    """The frames, those from the disk in the buffers they were read into, their stamps undecoded; fewer where
+    a later one does not verify or was trimmed meanwhile. Raises Damaged and OffsetOutOfRange for the first,
+    and whatever Branch.check does."""
+    frames: list[Frame | memoryview] = []
+    for part in parts:
+        if isinstance(part, Held):
+            frames += part.frames
+            continue
+        begin = 0
+        while begin < part.entries:
+            stop = _stop_within(part.run, begin, files.config.read_chunk_bytes, part.entries)
+            run = _entries(part, begin, stop)
+            found = read_at_once(files, run) or await read_run(files, run)
+            branch.check()
+            frames += found.frames
+            if found.problem is not None:
+                if not frames:
+                    branch.check_there(run)  # trimmed meanwhile: that is the answer then
+                    raise damage_of(run, found.problem)
+                return frames
+            begin = stop
+    return frames
 
 
 class StoredPieces:
     """See the module. One caller, one call at a time; `let_go` at the end."""
 
-    def __init__(self, files: SegmentFiles, parts: Sequence[Stored | Held], source: Source) -> None:
+    def __init__(self, files: SegmentFiles, parts: Sequence[Stored | Held], branch: Branch) -> None:
         """`parts`: in order, together at least one entry."""
+        self._files = files
         self._open_files = files.open_files
         self._lending = files.shared.lending
         self._identity = files.identity
-        self._source = source
+        self._branch = branch
         self._parts = list(parts)
         self._part = self._entry = 0  # which come next
         self._given = 0  # bytes of the entry that comes next, lent already
@@ -84,7 +205,7 @@ class StoredPieces:
         self._past: Handle | None = None  # of the one before, not let go of yet
         self._problem: Damaged | None = None  # of the entry that comes next
         self._first: Buffer | None = None  # what was read before it was asked for
-        self.size_bytes = sum(map(_size, parts))
+        self.size_bytes = sum(part.size_bytes for part in parts)
         longest = max((max(part.run.lengths) for part in parts if isinstance(part, Stored)), default=0)
         self._room = max(longest, min(PIECE_BYTES, self.size_bytes)) if longest else 0
         self._buffer = memoryview(b"")
@@ -92,17 +213,23 @@ class StoredPieces:
     @property
     def base_offset(self) -> Offset:
         """Of the first entry."""
-        return Offset(self._parts[0].offsets[0])
+        return self._parts[0].base_offset
 
     @property
     def next_offset(self) -> Offset:
         """Behind the last entry."""
-        return Offset(self._parts[-1].offsets[-1])
+        return self._parts[-1].end_offset
 
     @property
     def held_bytes(self) -> int:
         """Memory that this takes until it is dropped: the longest frame, what the log's cache may hold."""
-        return self._room + sum(_size(part) for part in self._parts if isinstance(part, Held))
+        return self._room + sum(part.size_bytes for part in self._parts if isinstance(part, Held))
+
+    async def whole(self) -> list[Buffer]:
+        """All frames, each on its own, in memory of their own, instead of the pieces; raises and ends early
+        as read_parts does."""
+        found = await read_parts(self._files, self._parts, self._branch)
+        return [item.data if isinstance(item, Frame) else item for item in found]
 
     async def begin(self) -> None:
         """Have the first piece ready before anything is promised: its damage is met here, and what lies
@@ -117,7 +244,7 @@ class StoredPieces:
         if self._problem is not None:
             self._parts = [_leading(self._parts[0], self._entry)]
             self._part, self._entry, self._problem = 1, 0, None
-            self.size_bytes = _size(self._parts[0])
+            self.size_bytes = self._parts[0].size_bytes
 
     def _begins_verified(self) -> bool:
         """Whether the first piece need not be read, as it was before, and its memory has stayed."""
@@ -130,7 +257,7 @@ class StoredPieces:
         if self._first is not None or self._problem is not None or self._part == len(self._parts):
             return None
         part = self._parts[self._part]
-        if not isinstance(part, Stored) or not self._source.is_same:
+        if not isinstance(part, Stored) or not self._branch.is_same:
             return None
         run, start = part.run, part.run.positions[self._entry] + self._given
         if not self._lending.knows(run.segment.path, start) or not self._holds_at_once(run):
@@ -153,7 +280,7 @@ class StoredPieces:
             return False
         self._past = None
         try:
-            self._source.check_there(run)
+            self._branch.check_there(run)
         except StoreError:
             return False  # who reads instead meets it
         self._handle = self._open_files.acquire_open(run.segment.path)
@@ -177,7 +304,7 @@ class StoredPieces:
         steps here are worth more than elsewhere.
         """
         handle = self._handle
-        if handle is None or not self._source.is_same:
+        if handle is None or not self._branch.is_same:
             return None
         part, begin = self._parts[self._part], self._entry
         assert isinstance(part, Stored), "only those have a file"
@@ -230,15 +357,15 @@ class StoredPieces:
         try:
             if self._handle is None:
                 await self.let_go()
-                self._source.check_there(run)
+                self._branch.check_there(run)
                 self._handle = await self._open_files.acquire(run.segment.path)
             start = run.positions[begin]
             self._watch(self._handle, run, start, start + length)
             filled = await self._handle.file.read_into(start, self._buffer[:length])
         except OSError as error:
-            self._source.check_there(run)  # trimmed meanwhile: that is the answer then
+            self._branch.check_there(run)  # trimmed meanwhile: that is the answer then
             raise damage_of(_entries(part, begin, stop), f"read failed: {error}") from error
-        self._source.check_branch()
+        self._branch.check()
         piece = self._verified(part, begin, stop, self._buffer[:filled])
         if piece is None:
             assert self._problem is not None, "there is a reason"
@@ -284,7 +411,7 @@ class StoredPieces:
             if (stretch.path, stretch.start, stretch.stop) == (run.segment.path, start, stop):
                 return  # the reading that was begun is going on
             self._stop_watching()
-        if not handle.stale and self._source.is_sealed(run):
+        if not handle.stale and self._branch.is_sealed(run):
             segment = run.segment
             frames_bytes = segment.planned_end - len(segment.header)
             self._stretch = self._lending.watch(handle.file, start, stop, frames_bytes)
@@ -296,7 +423,7 @@ class StoredPieces:
 
     def _advance(self, part: Stored | Held, entry: int) -> None:
         self._entry = entry
-        if entry == len(part.offsets) - 1:
+        if entry == part.entries:
             self._part, self._entry = self._part + 1, 0
             if self._handle is not None:  # else the one before may be pinned still
                 self._past, self._handle = self._handle, None
@@ -310,36 +437,38 @@ def _entries(part: Stored, begin: int, stop: int) -> Run:
 
 
 def piece_stop(run: Run, begin: int) -> int:
-    """Behind the last of the entries that are read at once from `begin` on: about PIECE_BYTES, without a gap
+    """Behind the last of the entries that are a piece from `begin` on: of about PIECE_BYTES, without a gap
     between them, and at least one."""
     positions, lengths = run.positions, run.lengths
-    limit = positions[begin] + PIECE_BYTES
-    stop = bisect_right(positions, limit, begin, min(len(positions), begin + PIECE_FRAMES))
-    while stop > begin + 1 and positions[stop - 1] + lengths[stop - 1] > limit:
-        stop -= 1
-    stop = max(stop, begin + 1)
+    stop = _stop_within(run, begin, PIECE_BYTES, PIECE_FRAMES)
     if positions[stop - 1] + lengths[stop - 1] - positions[begin] != sum(lengths[begin:stop]):
         gaps = (at for at in range(begin + 1, stop) if positions[at] != positions[at - 1] + lengths[at - 1])
         stop = next(gaps)  # an unreadable stretch lies there
     return stop
 
 
-def _joined(frames: list[Buffer], begin: int) -> tuple[Buffer, int]:
+def _stop_within(run: Run, begin: int, max_bytes: int, max_frames: int) -> int:
+    """Behind the last of the entries from `begin` on that fit the bounds, but at least one."""
+    positions, lengths = run.positions, run.lengths
+    limit = positions[begin] + max_bytes
+    stop = bisect_right(positions, limit, begin, min(len(positions), begin + max_frames))
+    while stop > begin + 1 and positions[stop - 1] + lengths[stop - 1] > limit:
+        stop -= 1
+    return max(stop, begin + 1)
+
+
+def _joined(frames: list[Frame], begin: int) -> tuple[Buffer, int]:
     """A long frame as it is, or some short ones as one; how many those are."""
-    if len(frames[begin]) >= JOINED_BYTES:
-        return frames[begin], 1
+    if len(frames[begin].data) >= JOINED_BYTES:
+        return frames[begin].data, 1
     taken: list[Buffer] = []
     size = 0
-    for frame in islice(frames, begin, None):
-        if len(frame) >= JOINED_BYTES or size >= PIECE_BYTES:
+    for _, data in islice(frames, begin, None):
+        if len(data) >= JOINED_BYTES or size >= PIECE_BYTES:
             break
-        taken.append(frame)
-        size += len(frame)
+        taken.append(data)
+        size += len(data)
     return b"".join(taken), len(taken)
-
-
-def _size(part: Stored | Held) -> int:
-    return sum(part.run.lengths) if isinstance(part, Stored) else sum(map(len, part.frames))
 
 
 def _leading(part: Stored | Held, count: int) -> Stored:

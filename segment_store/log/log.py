@@ -33,16 +33,14 @@ from shoal.segment_store.format.index import Entry, IndexReleased
 from shoal.segment_store.format.layout import SegmentName
 from shoal.segment_store.format.recovery import Chain, chain_problem
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
-from shoal.segment_store.log.chunked_read import StoredPieces
+from shoal.segment_store.log.chunked_read import StoredPieces, look_up, read_parts
 from shoal.segment_store.log.index_cache import IndexCache, release_old
-from shoal.segment_store.log.lookup import look_up
 from shoal.segment_store.log.opener import Recovered, recover
 from shoal.segment_store.log.run_reader import (
     Run,
     add_damage,
     damage_of,
     next_run,
-    read_at_once,
     read_run,
 )
 from shoal.segment_store.log.segment import Segment, SegmentFiles
@@ -503,52 +501,22 @@ class PartitionLog:
         Frames accepted and not yet written are served too. Raises OffsetOutOfRange, LogClosed, and Damaged
         when the first frame does not verify; before a damaged one the answer ends.
         """
-        found = await self._read(first_index, last_index, max_bytes)
-        return [_frame(item) for item in found]
-
-    async def _read(
-        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
-    ) -> list[Frame | memoryview]:
-        """As read; what is from the disk stays in the buffers it was read into, its stamps undecoded."""
-        self._writer.check_open()
-        self.check_range(first_index, last_index)
-        generation = self._writer.generation
-        frames: list[Frame | memoryview] = []
-        index, left = first_index, max_bytes
-        while index <= last_index:
-            cached = self._cache.get(index)
-            if cached is not None:
-                if frames and len(cached.data) > left:
-                    break
-                frames.append(cached)
-                index, left = LogIndex(index + 1), left - len(cached.data)
-                continue
+        while True:
+            parts, branch = await look_up(self, first_index, last_index, max_bytes)
             try:
-                run = await self.stored_run(index, last_index, min(left, self._files.config.read_chunk_bytes))
-                if frames and run.length > left:
-                    break
-                found = read_at_once(self._files, run) or await read_run(self._files, run)
-                if found.problem is not None and not found.frames and not frames:
-                    self.segment_of(index)  # trimmed meanwhile: that is the answer then
-                    raise damage_of(run, found.problem)
+                found = await read_parts(self._files, parts, branch)
             except (Damaged, OffsetOutOfRange):
-                if generation == self._writer.generation and not frames:
+                if branch.is_same:
                     raise
-                break
-            if generation != self._writer.generation:
-                break
-            frames += found.frames
-            index, left = LogIndex(index + len(found.frames)), left - run.length
-            if found.problem is not None:
-                break  # the next read meets it first
-        if generation != self._writer.generation:
+            else:
+                return [_frame(item) for item in found]
             # Truncated meanwhile: the places that were looked up may hold another branch by now.
-            return await self._read(first_index, LogIndex(min(last_index, self.last_index)), max_bytes)
-        return frames
+            last_index = LogIndex(min(last_index, self.last_index))
 
-    def cached(self, index: LogIndex) -> Frame | None:
-        """The entry if it is in memory; then all behind it are."""
-        return self._cache.get(index)
+    def held_run(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Frame]:
+        """The frames from `first_index` on that are in memory, up to `last_index` and `max_bytes`, but at
+        least one; none where the file has to be read."""
+        return self._cache.run(first_index, last_index, max_bytes)
 
     async def stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
         """What must come from one segment's file. Raises OffsetOutOfRange, Damaged."""
@@ -569,18 +537,9 @@ class PartitionLog:
             wanted = first_index if not self.first_index <= first_index <= self.last_index else last_index
             raise OffsetOutOfRange(wanted, self.first_index, self.last_index + 1)
 
-    async def read_bytes(
-        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
-    ) -> tuple[list[bytes | memoryview], LogIndex]:
-        """As read, but only the frames' bytes, in order and uncopied, and the index of the last one: what a
-        fetch sends."""
-        found = await self._read(first_index, last_index, max_bytes)
-        frames = [item.data if isinstance(item, Frame) else item for item in found]
-        return frames, LogIndex(first_index + len(found) - 1)
-
     async def pieces(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> StoredPieces:
-        """What read_bytes would give of a sound log, to be read piece by piece: of entries that are never
-        truncated. Raises as read, but Damaged only for an index that can no longer be read."""
+        """The same entries as bytes, to be read whole or piece by piece: of entries that are never truncated.
+        Raises as read, but Damaged only for an index that can no longer be read."""
         parts, branch = await look_up(self, first_index, last_index, max_bytes)
         return StoredPieces(self._files, parts, branch)
 

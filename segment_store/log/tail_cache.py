@@ -28,6 +28,19 @@ class TailCache:
     def get(self, index: LogIndex) -> Frame | None:
         return self._frames.get(index)
 
+    def run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Frame]:
+        """Frames from `first` on, at least one if it is held, up to `last` and to `max_bytes` in all."""
+        held, frames = self._frames, list[Frame]()
+        for number in range(first, last + 1):
+            frame = held.get(LogIndex(number))
+            if frame is None:
+                break
+            max_bytes -= len(frame.data)
+            if max_bytes < 0 and frames:
+                break
+            frames.append(frame)
+        return frames
+
     def put(self, frame: Frame) -> None:
         if not self._frames:
             self._first_index = frame.stamp.index

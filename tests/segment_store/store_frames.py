@@ -23,6 +23,7 @@ from shoal.segment_store import (
     LogConfig,
     PartitionLog,
 )
+from shoal.segment_store.disk.disk import Buffer
 from shoal.segment_store.log.shared import SharedFiles
 
 KIB = 1024
@@ -94,6 +95,14 @@ async def open_log(
 async def contents(log: PartitionLog) -> list[bytes]:
     """Every frame's bytes, read from the log."""
     return [frame.data async for frame in log.scan(log.first_index)]
+
+
+async def read_whole(
+    log: PartitionLog, first: LogIndex, last: LogIndex, max_bytes: int
+) -> tuple[list[Buffer], LogIndex]:
+    """The frames' bytes, read as a short fetch reads them, and the index of the last."""
+    frames = await (await log.pieces(first, last, max_bytes)).whole()
+    return frames, LogIndex(first + len(frames) - 1)
 
 
 async def filled(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from store_frames import IDENTITY, next_frame, open_log
+from store_frames import IDENTITY, next_frame, open_log, read_whole
 
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -137,7 +137,7 @@ async def _an_entry_before_all(store: Store) -> None:
 
 
 async def _an_entry_behind_all(store: Store) -> None:
-    await store.log.read_bytes(LogIndex(1), LogIndex(store.log.last_index + 1), 100)
+    await read_whole(store.log, LogIndex(1), LogIndex(store.log.last_index + 1), 100)
 
 
 async def _truncated_before_all(store: Store) -> None:

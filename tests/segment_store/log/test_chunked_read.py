@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_disk import Fault, MemoryDisk
-from store_frames import EVERYTHING, KIB, filled, flip, next_frame
+from store_frames import EVERYTHING, KIB, filled, flip, next_frame, read_whole
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import (
@@ -68,7 +68,7 @@ async def test_pieces_are_what_a_read_gives(disk: Disk, tmp_path: Path, seed: in
         first = rng.randrange(1, len(frames) + 1)
         last = rng.randrange(first, len(frames) + 1)
         bound = rng.choice((1, 5_000, 300_000, 2_000_000, EVERYTHING))
-        wanted, end = await log.read_bytes(LogIndex(first), LogIndex(last), bound)
+        wanted, end = await read_whole(log, LogIndex(first), LogIndex(last), bound)
         pieces = await log.pieces(LogIndex(first), LogIndex(last), bound)
         await pieces.begin()
         stamps = frames[first - 1].stamp, frames[end - 1].stamp

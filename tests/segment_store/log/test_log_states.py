@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_disk import MemoryDisk
-from store_frames import SMALL, contents, next_frame, open_log
+from store_frames import SMALL, contents, next_frame, open_log, read_whole
 
 from shoal.format.batch import Frame, LogIndex, Offset
 from shoal.segment_store import ChainBroken, DiskFull, LogClosed, OffsetOutOfRange, PartitionLog, StoreError
@@ -270,7 +270,7 @@ class LogMachine(RuleBasedStateMachine):
         got = self.run(self.log.read, LogIndex(first), LogIndex(last), max_bytes)
         assert got == self.frames[first - 1 : first - 1 + len(got)]
         assert len(got) == 1 or sum(len(frame.data) for frame in got) <= max_bytes
-        pieces, end = self.run(self.log.read_bytes, LogIndex(first), LogIndex(last), max_bytes)
+        pieces, end = self.run(read_whole, self.log, LogIndex(first), LogIndex(last), max_bytes)
         assert (b"".join(pieces), end) == (b"".join(frame.data for frame in got), got[-1].stamp.index)
 
     @rule(where=part)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from memory_disk import MemoryDisk
-from store_frames import EVERYTHING, KIB, filled, flip, next_frame, open_log
+from store_frames import EVERYTHING, KIB, filled, flip, next_frame, open_log, read_whole
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
@@ -196,7 +196,7 @@ async def test_any_readers_get_the_same_bytes(disk: Disk, tmp_path: Path, seed: 
         first = 1 if number < 2 else rng.randrange(1, len(frames) + 1)
         last = len(frames) if number < 2 else rng.randrange(first, len(frames) + 1)
         bound = EVERYTHING if number < 2 else rng.choice((300_000, 2_000_000, EVERYTHING))
-        wanted, _ = await log.read_bytes(LogIndex(first), LogIndex(last), bound)
+        wanted, _ = await read_whole(log, LogIndex(first), LogIndex(last), bound)
         assert await read(log, first, last, bound, lends, number) == b"".join(wanted)
         lends = rng.choice((0.3, 0.8, 1.0))
         assert lending.mapped_bytes == sum(stretch.length for stretch in lending._kept)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_disk import MemoryDisk
-from store_frames import next_frame, open_log
+from store_frames import next_frame, open_log, read_whole
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
@@ -60,7 +60,7 @@ async def test_a_long_read_gives_every_frame_in_order(disk: Disk, tmp_path: Path
     log, frames = await _filled(disk, tmp_path)
     for _ in range(5):
         assert await log.read(LogIndex(1), log.last_index, 2**30) == frames
-    pieces, last = await log.read_bytes(LogIndex(3), LogIndex(50), 2**30)
+    pieces, last = await read_whole(log, LogIndex(3), LogIndex(50), 2**30)
     assert (b"".join(pieces), last) == (b"".join(frame.data for frame in frames[2:50]), 50)
     bounded = await log.read(LogIndex(1), log.last_index, 10 * len(frames[0].data) + 1)
     assert bounded == frames[:10]

@@ -53,6 +53,15 @@ def test_it_holds_what_a_list_would(seed: int) -> None:
         for index in range(next_index - len(frames) - 2, next_index + 2):
             wanted = next((one for one in frames if one.stamp.index == index), None)
             assert cache.get(LogIndex(index)) is wanted
+        first, bound = next_index - rng.randrange(1, 8), rng.randrange(1, 100)
+        last = first + rng.randrange(5)
+        held = (
+            [one for one in frames if first <= one.stamp.index <= last] if cache.get(LogIndex(first)) else []
+        )
+        fitting = [
+            one for at, one in enumerate(held) if sum(len(two.data) for two in held[: at + 1]) <= bound
+        ]
+        assert cache.run(LogIndex(first), LogIndex(last), bound) == (fitting or held[:1])
 
 
 def test_a_frame_that_leaves_a_gap_is_a_fault() -> None:
