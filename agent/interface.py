@@ -103,6 +103,9 @@ class Pieces(Protocol):
     @property
     def held_bytes(self) -> int: ...
 
+    async def prepare_lending(self) -> None:
+        """Call it once before `lend`, where the answer can send what is lent."""
+
     def lend(self) -> Lent | None:
         """What comes next, if it is known to be good without being read; None where it has to be."""
 

@@ -35,7 +35,7 @@ ALONE_RECORDS = 1_500
 FRAME_BATCHES = 500
 CONSUME_BYTES = 512 * 2**20
 FETCH_BYTES = 16 * 2**20
-READ_BEFORE = 2  # readings after which an agent lends pages (segment_store/log/page_lending.py)
+READ_BEFORE = 2  # readings after which an agent lends pages (segment_store/lending/lent_pages.py)
 
 
 class Bench(Protocol):

@@ -109,7 +109,9 @@ ROOMS = {
     "segment_store/__init__": """segment_store/config segment_store/disk segment_store/errors
         segment_store/log""",
     "segment_store/check": "segment_store/disk segment_store/errors segment_store/format segment_store/log",
-    "segment_store/log": "segment_store/config segment_store/disk segment_store/errors segment_store/format",
+    "segment_store/log": """segment_store/config segment_store/disk segment_store/errors segment_store/format
+        segment_store/lending""",
+    "segment_store/lending": "segment_store/disk",
     "segment_store/disk": "segment_store/errors",
     "segment_store/format": "segment_store/errors",
     "segment_store/config": "",

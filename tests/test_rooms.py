@@ -8,7 +8,7 @@ import pytest
 import rooms
 from rooms import COMMON, FILE_ROOMS, FILES_MAX, LINES_MAX, ROOMS, ROOT, imports, product_files, room_of
 
-TO_BE_RENAMED = {"batching", "page_lending", "routing"}
+TO_BE_RENAMED = {"batching", "routing"}
 ALLOWED = {room: frozenset(others.split()) for room, others in ROOMS.items()}
 
 

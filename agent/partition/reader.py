@@ -71,6 +71,7 @@ class FetchPieces:
         self.size_bytes = stored.size_bytes
         self.held_bytes = stored.held_bytes
         self.at_once = stored.at_once
+        self.prepare_lending = stored.prepare_lending
         self.lend = stored.lend
 
     async def next(self) -> bytes | memoryview | None:

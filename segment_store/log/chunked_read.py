@@ -5,7 +5,7 @@ A piece is read into one buffer, verified, and gone before the next is read: it 
 cache still has it. Its length is known before anything is read.
 
 Law of this file: no byte of a frame is given out before its whole frame has verified: just now, or earlier
-in the very memory that is lent (page_lending.py). A segment's file is pinned while its pieces are being read;
+in the very memory that is lent (lending/). A segment's file is pinned while its pieces are being read;
 between two pieces the caller may let go of it, and a read of a trimmed entry is refused then. Knows neither
 Raft nor sockets.
 """
@@ -24,7 +24,7 @@ import pyarrow as pa
 from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
-from shoal.segment_store.log.page_lending import Lent, Stretch
+from shoal.segment_store.lending.interface import Lent
 from shoal.segment_store.log.run_reader import Run, damage_of, part_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
 
@@ -193,14 +193,13 @@ class StoredPieces:
         """`parts`: in order, together at least one entry."""
         self._files = files
         self._open_files = files.open_files
-        self._lending = files.shared.lending
+        self._lender = files.shared.lending.lender(files.open_files)
         self._identity = files.identity
         self._branch = branch
         self._parts = list(parts)
         self._part = self._entry = 0  # which come next
         self._given = 0  # bytes of the entry that comes next, lent already
         self._gapless = -1  # the last part that was found to have no gap
-        self._stretch: Stretch | None = None  # what is about to be read, watched
         self._handle: Handle | None = None  # of the part that comes next
         self._past: Handle | None = None  # of the one before, not let go of yet
         self._problem: Damaged | None = None  # of the entry that comes next
@@ -249,7 +248,21 @@ class StoredPieces:
     def _begins_verified(self) -> bool:
         """Whether the first piece need not be read, as it was before, and its memory has stayed."""
         part = self._parts[0]
-        return isinstance(part, Stored) and self._lending.has(part.run.segment.path, part.run.start)
+        return isinstance(part, Stored) and self._lender.has(part.run.segment.path, part.run.start)
+
+    async def prepare_lending(self) -> None:
+        """Call it once before `lend`, where what it gives can be sent."""
+        entry = self._entry
+        for part in self._parts[self._part :]:
+            if isinstance(part, Stored):
+                run, path = part.run, part.run.segment.path
+                if self._lender.knows(path, run.positions[entry]):
+                    try:
+                        self._branch.check_there(run)
+                    except StoreError:
+                        return  # the read of it meets it
+                    await self._lender.prepare(path)
+            entry = 0
 
     def lend(self) -> Lent | None:
         """The next bytes, of any number of frames, uncopied, if they were verified before and their memory
@@ -260,15 +273,14 @@ class StoredPieces:
         if not isinstance(part, Stored) or not self._branch.is_same:
             return None
         run, start = part.run, part.run.positions[self._entry] + self._given
-        if not self._lending.knows(run.segment.path, start) or not self._holds_at_once(run):
+        if not self._lender.knows(run.segment.path, start) or not self._holds_at_once(run):
             return None
         assert self._handle is not None, "it is held"
         if self._gapless != self._part and run.length != sum(run.lengths):
             return None
         self._gapless = self._part
-        lent = self._lending.take(self._handle.file, start, run.start + run.length)
+        lent = self._lender.take(self._handle.file, start, run.start + run.length)
         if lent is not None:
-            run.segment.was_lent = True
             self._skip_to(part, start + len(lent))
         return lent
 
@@ -345,7 +357,7 @@ class StoredPieces:
         """Unpin the file: whoever waits for a slow reader must not keep what is trimmed. Idempotent."""
         pinned = self._past, self._handle
         self._past = self._handle = None
-        self._stop_watching()
+        self._lender.stop()
         for handle in pinned:
             if handle is not None:
                 await self._open_files.release(handle)
@@ -382,8 +394,7 @@ class StoredPieces:
         verified = verify_run(run, view, self._identity)
         if verified.problem is None:
             return self._all_of(part, stop, view)
-        self._stop_watching()
-        self._lending.look_away(run.segment.path)
+        self._lender.damaged(run.segment.path)
         good = len(verified.frames)
         self._problem = damage_of(_entries(part, begin + good, stop), verified.problem)
         self._past, self._handle = self._handle, None  # nothing more is read here
@@ -393,12 +404,10 @@ class StoredPieces:
 
     def _all_of(self, part: Stored, stop: int, view: memoryview) -> memoryview:
         """It has verified: the piece, without what was lent of it before."""
-        stretch, handle = self._stretch, self._handle
-        if stretch is not None and handle is not None and not handle.stale:
-            self._stretch = None
-            self._lending.keep(stretch)
-        elif handle is not None and not handle.stale:
-            self._lending.note(part.run.segment.path, len(view))
+        if self._handle is not None and not self._handle.stale:
+            self._lender.verified(part.run.segment.path, len(view))
+        else:
+            self._lender.stop()
         self._advance(part, stop)
         if self._given:
             view, self._given = view[self._given :], 0
@@ -406,20 +415,10 @@ class StoredPieces:
 
     def _watch(self, handle: Handle, run: Run, start: int, stop: int) -> None:
         """Have what is about to be read known again if it verifies."""
-        stretch = self._stretch
-        if stretch is not None:
-            if (stretch.path, stretch.start, stretch.stop) == (run.segment.path, start, stop):
-                return  # the reading that was begun is going on
-            self._stop_watching()
         if not handle.stale and self._branch.is_sealed(run):
-            segment = run.segment
-            frames_bytes = segment.planned_end - len(segment.header)
-            self._stretch = self._lending.watch(handle.file, start, stop, frames_bytes)
-
-    def _stop_watching(self) -> None:
-        if self._stretch is not None:
-            self._lending.drop(self._stretch)
-            self._stretch = None
+            self._lender.watch(handle.file, start, stop, run.segment.frames_bytes)
+        else:
+            self._lender.stop()
 
     def _advance(self, part: Stored | Held, entry: int) -> None:
         self._entry = entry

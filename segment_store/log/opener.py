@@ -40,7 +40,6 @@ from shoal.segment_store.format.tail_record import (
 )
 from shoal.segment_store.format.torn_write import Verdict, found_at, judge, newest_of, range_to_judge
 from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES, release_old
-from shoal.segment_store.log.page_lending import may_have_been_lent
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.log.spare_files import may_be_reused
 
@@ -273,7 +272,6 @@ class _Opening:
         size = await file.size()
         previous_term = await self._previous_term(name, file, size)
         segment = Segment(self.files, name, previous_term)
-        segment.was_lent = may_have_been_lent(file)
         segment.allocated = size
         segment.is_over_zeros = successor is None  # settling clears what lies behind the last entry
         header_problem = await _header_problem(segment, file)

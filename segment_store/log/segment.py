@@ -78,7 +78,6 @@ class Segment:
         self.unused_bytes = 0  # of what is allocated, as counted when the file grew
         self.prewritten_end = 0
         self.is_over_zeros = True  # behind written_end the file holds nothing but a trailer and zeros
-        self.was_lent = False  # bytes of the file may still be on their way: it is not written over
         self.recycled_bytes = 0  # of the file, if it had an earlier life and this one is not full
         self.indexed_index = LogIndex(name.first_index - 1)  # last entry in the index file
         self.index_bytes = 0  # good bytes of the index file
@@ -94,6 +93,11 @@ class Segment:
     @property
     def last_index(self) -> LogIndex:
         return self.index.last_index
+
+    @property
+    def frames_bytes(self) -> int:
+        """Of all its frames, once it is sealed."""
+        return self.planned_end - len(self.header)
 
     def plan(self, frame: Frame) -> None:
         """Give the frame its place behind all accepted so far, at `planned_end`."""

@@ -6,8 +6,8 @@ the time of a sync. The rules that keep a file's earlier life out of the log:
 - only a trimmed segment's file is kept, and only within its own log: every index in it lies below the log's
   first, for ever, so the chain (recovery.py) never takes an old frame for the next one.
 - only at zero pins: a reader that still holds the file makes it be unlinked instead (safety 15).
-- only if nothing of it was ever lent, or may have been in another life of the process: what is still on its
-  way to a reader lies in the file's own pages (page_lending.py). Such a file is unlinked too.
+- only if nothing of it was ever lent, by this process or an earlier one: bytes on their way to a reader lie
+  in the file's own pages (lending/lent_pages.py). Such a file is unlinked too.
 - a spare gets its new header, end marker and tail record, synced, before it gets its new name: under a
   segment's name nothing but that segment's beginning is ever found.
 - what recovery finds behind the end is cleared as a torn write is, so a file's earlier life ends with the
@@ -80,11 +80,12 @@ class Spares:
         """Make a trimmed segment's file a spare; durable when this returns. False: it is not worth keeping,
         or somebody reads it."""
         size = segment.allocated
-        if segment.was_lent:
-            return False
         if len(self._spares) >= min(MAX_SPARES, segments_in_use) or not _fits(segment, size):
             return False
         if self._open_files.is_pinned(segment.path):
+            return False
+        # Asked only now: nobody can read a file that is neither pinned nor in the log, so none is lent later.
+        if await self._lending.was_lent(segment.path):
             return False
         path = f"{self._directory}/{segment.name.stem}{SPARE_SUFFIX}"
         if not await self._keep(path, size):

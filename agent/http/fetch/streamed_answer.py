@@ -60,6 +60,8 @@ async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience
     """What is behind the pieces goes with the last of them, not as a packet of its own."""
     left = pieces.size_bytes
     lent_bytes = 0
+    if out.takes_lent:
+        await pieces.prepare_lending()
     while left:
         lent = pieces.lend() if out.takes_lent else None
         if lent is not None:

@@ -69,6 +69,9 @@ class Told:
         self._lends = lends
         self.lent: list[ToldLent] = []
 
+    async def prepare_lending(self) -> None:
+        """Nothing has to be noted."""
+
     def lend(self) -> ToldLent | None:
         is_read = self._error is not None and self._error[0] == self.given
         if is_read or (self.given + 1) % self._lends == 0:

@@ -3,32 +3,38 @@ nobody writes over them."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import errno
 import os
 import random
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from memory_disk import MemoryDisk
-from store_frames import EVERYTHING, KIB, filled, flip, next_frame, open_log, read_whole
+from store_frames import EVERYTHING, KIB, LONG_READS, filled, flip, next_frame, open_log, read_whole
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.check.scrub import look
 from shoal.segment_store.format.layout import SPARE_SUFFIX
-from shoal.segment_store.log.chunked_read import StoredPieces
-from shoal.segment_store.log.mapped_pages import PAGE_BYTES, MappedPages
-from shoal.segment_store.log.page_lending import (
+from shoal.segment_store.lending.interface import Lent
+from shoal.segment_store.lending.lent_pages import (
     MAX_PIPES,
     MIN_STRETCH_BYTES,
     PIPE_BYTES,
     STALE_AFTER,
-    Lending,
-    Lent,
+    LentPages,
 )
+from shoal.segment_store.lending.mapped_pages import PAGE_BYTES, MappedPages
+from shoal.segment_store.log.chunked_read import StoredPieces
 from shoal.segment_store.log.shared import SharedFiles
 
 CONFIG = LogConfig(tail_cache_bytes=0, segment_bytes=1024 * KIB, max_write_bytes=256 * KIB, max_open_files=16)
@@ -81,13 +87,13 @@ async def disk(request: pytest.FixtureRequest) -> AsyncIterator[Disk]:
     assert not left, [os.readlink(f"/proc/self/fd/{name}") for name in left]
 
 
-def lending_of(log: PartitionLog) -> Lending:
+def lending_of(log: PartitionLog) -> LentPages:
     return log._files.shared.lending
 
 
-def with_pages(log: PartitionLog, pages: ToldPages) -> Lending:
+def with_pages(log: PartitionLog, pages: ToldPages) -> LentPages:
     """The log's, over pages of a test's."""
-    lending = Lending(pages=pages)
+    lending = LentPages(pages=pages)
     log._files.shared.lending = lending
     return lending
 
@@ -128,6 +134,8 @@ async def read(
 async def the_rest(pieces: StoredPieces, lends: float = 1.0, rng: random.Random | None = None) -> bytes:
     rng = rng or random.Random(1)
     came = bytearray()
+    if lends:
+        await pieces.prepare_lending()
     near, far = socket.socketpair()
     near.setblocking(False)
     try:
@@ -213,6 +221,7 @@ async def test_a_page_that_has_gone_is_not_lent(disk: Disk, tmp_path: Path, answ
     pieces = await log.pieces(LogIndex(1), log.last_index, EVERYTHING)
     await pieces.begin()
     before = lending_of(log).mapped_bytes
+    await pieces.prepare_lending()
     pages.present = chain(answers, repeat(True))
     assert pieces.lend() is None
     assert lending_of(log).lent_bytes == 0
@@ -297,17 +306,110 @@ async def test_a_lent_file_is_not_used_again(disk: Disk, tmp_path: Path, lends: 
     await log.close()
 
 
-async def test_what_an_earlier_process_may_have_lent_is_not_used_again(disk: Disk, tmp_path: Path) -> None:
-    """Its sockets may outlive it, and nobody remembers. Of files in memory there were none."""
-    memory = MemoryDisk(random.Random(1))
-    for some, directory, spares in ((disk, str(tmp_path / "log"), 0), (memory, "log", 1)):
-        log, _ = await filled(some, directory, SIZES, CONFIG)
-        await log.close()
-        log = await open_log(some, directory, CONFIG)
-        await log.trim(log._segments[1].first_index)
-        names = await some.list(directory)
-        assert sum(name.endswith(SPARE_SUFFIX) for name in names) == spares
-        await log.close()
+async def spares_in(disk: Disk, directory: Path) -> int:
+    """How many files of the log wait to be used again."""
+    return sum(name.endswith(SPARE_SUFFIX) for name in await disk.list(str(directory / "log")))
+
+
+@pytest.mark.parametrize("lends", [True, False])
+async def test_a_file_found_at_start_is_used_again_unless_it_was_lent(
+    disk: Disk, tmp_path: Path, lends: bool
+) -> None:
+    """An earlier process lent of the second segment: its note has stayed with the file."""
+    log, _ = await well_read(disk, tmp_path)
+    borders = [segment.first_index for segment in log._segments]
+    await read(log, borders[1], borders[2] - 1, lends=float(lends))
+    await log.close()
+    log = await open_log(disk, str(tmp_path / "log"), CONFIG)
+    OPENED.append(log)
+    await log.trim(borders[1])
+    assert await spares_in(disk, tmp_path) == 1
+    await log.trim(borders[2])
+    assert await spares_in(disk, tmp_path) == (1 if lends else 2)
+    await log.append([next_frame(log, 1, value_bytes=100, first_of_segment=True)])
+    assert log.statistics().recycled == 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOTSUP, errno.ENOSPC])
+async def test_a_file_that_takes_no_note_is_not_lent(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Every reading is checked then, and the file is used again."""
+    asked = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    log, whole = await well_read(disk, tmp_path)
+    for _ in range(3):
+        assert await read(log) == whole
+    assert lending_of(log).lent_bytes == 0
+    if error == errno.ENOTSUP:
+        assert (asked, lending_of(log).mapped_bytes) == (1, 0), "a disk without notes is asked once"
+    await log.trim(log._segments[2].first_index)
+    assert await spares_in(disk, tmp_path) == 2
+    await log.close()
+
+
+async def test_a_segment_may_go_while_its_note_is_written(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading that asked for the note is told so, and nothing is known of the path afterwards."""
+    log, _ = await well_read(disk, tmp_path)
+    begun, may_end, real = threading.Event(), threading.Event(), os.setxattr
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        real(*arguments)
+
+    monkeypatch.setattr(os, "setxattr", slow)
+    reading = asyncio.ensure_future(read(log))
+    await asyncio.to_thread(begun.wait, 30)
+    path = log._segments[0].path
+    await log.trim(log._segments[1].first_index)
+    may_end.set()
+    with pytest.raises(OffsetOutOfRange):
+        await reading
+    assert path not in lending_of(log)._noted
+    assert await spares_in(disk, tmp_path) == 0, "its reader had it open"
+
+
+async def test_a_socket_outlives_the_process(disk: Disk, tmp_path: Path) -> None:
+    """A process lends, and is killed. Whatever the next one writes, the reader gets what was lent; the files
+    of which nothing was lent are used again."""
+    log, frames = await filled(disk, str(tmp_path / "log"), SIZES, LONG_READS)
+    whole = b"".join(frame.data for frame in frames)
+    await log.close()
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    command = [sys.executable, str(Path(__file__).with_name("lending_child.py")), str(tmp_path / "log")]
+    with subprocess.Popen(
+        [*command, str(near.fileno())],
+        pass_fds=[near.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        line = await asyncio.to_thread(child.stdout.readline)
+        child.kill()
+        size = int(line)
+    near.close()
+    log = await open_log(disk, str(tmp_path / "log"), LONG_READS)
+    OPENED.append(log)
+    await log.trim(log.last_index)
+    for fill in range(12):
+        await log.append([next_frame(log, 1, value_bytes=200_000, fill=fill, first_of_segment=True)])
+        await log.trim(log.last_index)
+    came = bytearray()
+    while piece := far.recv(1024 * KIB):
+        came += piece
+    far.close()
+    assert size > MIN_STRETCH_BYTES
+    assert came == whole[:size]
 
 
 async def test_a_slow_reader_outlives_the_segment(disk: Disk, tmp_path: Path) -> None:
@@ -316,6 +418,7 @@ async def test_a_slow_reader_outlives_the_segment(disk: Disk, tmp_path: Path) ->
     log, whole = await well_read(disk, tmp_path)
     pieces = await log.pieces(LogIndex(1), log.last_index, EVERYTHING)
     await pieces.begin()
+    await pieces.prepare_lending()
     lent = pieces.lend()
     assert lent is not None
     size = len(lent)
@@ -343,7 +446,7 @@ async def test_only_so_much_is_mapped(disk: Disk, tmp_path: Path) -> None:
     log, whole = await well_read(disk, tmp_path)
     bound = 2 * 1024 * KIB
     lending_of(log).close(log._files.directory)
-    lending = log._files.shared.lending = Lending(bound)
+    lending = log._files.shared.lending = LentPages(bound)
     for _ in range(3):
         assert await read(log) == whole
     assert bound // 2 < lending.mapped_bytes <= bound
@@ -374,6 +477,7 @@ async def test_only_so_many_pipes(disk: Disk, tmp_path: Path) -> None:
     for _ in range(MAX_PIPES):
         pieces = await log.pieces(LogIndex(1), log.last_index, EVERYTHING)
         await pieces.begin()
+        await pieces.prepare_lending()
         lent = pieces.lend()
         assert lent is not None
         slow.append((pieces, lent))

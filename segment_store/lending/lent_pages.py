@@ -1,5 +1,5 @@
-"""Stored bytes given out again without a copy and without another check: pages that were verified, and have
-stayed.
+"""Pages of stored files that were verified, and have stayed in memory since: their bytes are given out again
+without a copy and without another check.
 
 Law of this file: a byte is lent only if it was verified in the memory it is sent from (safety 15). Of a
 stretch of a sealed segment that is read for a second time the pages are mapped first (mapped_pages.py), then
@@ -9,26 +9,30 @@ pipe is what was verified, and goes on to the reader; if not, the pipe is thrown
 and verified again. A stretch whose mapping has lost a page is never trusted again.
 
 References to pages may lie in a pipe, in a socket, and on this machine in the reader's socket too, long after
-all this is over, even after this process. So nothing may ever write other bytes over those that were lent.
-Whoever writes into a segment's file, and why that is so:
+the answer is over, even after this process. So nothing may ever write other bytes over those that were lent.
+These write into a segment's file:
 
 - appends, their tail records and zeros: behind the last entry. Only committed entries are lent, each whole;
 - truncation zeroes entries that were not committed. The same goes for what opening a log clears, and for
   giving reserved blocks back: behind the last entry that is kept;
 - opening a log and mending write the very bytes that belong there; a header or a tail record is no entry.
   A segment in which damage was met is no longer trusted (`look_away`), nor one that is mended;
-- using a file again for another segment writes over everything. So a file that was lent is deleted instead
-  (`Segment.was_lent`; spare_files.py), and so is one that was found when the log was opened: nobody knows
-  whether an earlier process lent it;
-- whoever else writes into it changes its time of modification, which is compared.
+- using a file again for another segment writes over everything. So the file carries a note, an extended
+  attribute, before the first of its pages is lent (`prepare`, `take`), and with a note it is deleted instead
+  (`was_lent`; spare_files.py). The note is the inode's: it outlives the process as long as the pages may, it
+  goes with the file, and renaming the file keeps it. It is not synced, since no socket outlives the machine.
+  Where a file cannot take a note nothing of it is lent;
+- any other program that writes into it changes its time of modification, which is compared.
 
 The scrubber reads from the disk, so pages are let go of (`look_away`) before they are looked at: mapped ones
-would stay. Knows files and pages, not sockets: whoever takes a Lent says where its bytes go.
+would stay. Knows files and pages, not sockets: the caller who takes a Lent says where its bytes go.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import posixpath
@@ -37,8 +41,10 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
-from shoal.segment_store.disk.disk import File
-from shoal.segment_store.log.mapped_pages import PAGE_BYTES, MappedPages
+from shoal.segment_store.disk.disk import Disk, File
+from shoal.segment_store.disk.open_files import OpenFiles
+from shoal.segment_store.lending.interface import Lending, NoLending
+from shoal.segment_store.lending.mapped_pages import PAGE_BYTES, MappedPages
 
 MAX_MAPPED_BYTES = 2**30
 """Mapped at once, over all logs of an agent. They count as memory of the process, though the page cache has
@@ -50,12 +56,16 @@ turn, and pay for mapping all of it each time."""
 MIN_STRETCH_BYTES = 64 * 2**10
 """A shorter one costs more to map and to ask about than to copy and to check. With it the mappings stay
 below 33,000 areas, of which the kernel lets a process have 65,530."""
-MAX_NOTED_FILES = 4096  # read once, or in part, so far: some 200 bytes each
+MAX_READ_FILES = 4096  # read once, or in part, so far: some 200 bytes each
 PIPE_BYTES = 2**20  # what the kernel gives everybody: /proc/sys/fs/pipe-max-size
 MIN_PIPE_BYTES = 2**18  # less at a time costs more than it saves
 MAX_PIPES = 32
 """Answers with bytes in a pipe, mostly those of slow readers; others are given copies. Half of the 64 MiB
 that the kernel lets an ordinary user have in pipes."""
+
+LENT_NOTE = "user.shoal.lent"
+"""The extended attribute of a file whose pages may be in sockets."""
+REAL_DISKS = ("ring", "threads")  # kinds of disks whose files the kernel knows
 
 
 class Pages(Protocol):
@@ -104,29 +114,25 @@ class _Pipe(NamedTuple):
     room: int
 
 
-class Lent:
-    """Verified bytes on their way: in a pipe, where nothing changes them. Close it in the end."""
+class PipedBytes:
+    """Verified bytes in a pipe: see interface.Lent."""
 
     __slots__ = ("_left", "_lending", "_pipe")
 
-    def __init__(self, lending: Lending, pipe: _Pipe, size: int) -> None:
+    def __init__(self, lending: LentPages, pipe: _Pipe, size: int) -> None:
         self._lending = lending
         self._pipe = pipe
         self._left = size
 
     def __len__(self) -> int:
-        """Those that have not been written yet."""
         return self._left
 
     def write_to(self, descriptor: int) -> int:
-        """Write to it what it takes at once: how many bytes. BlockingIOError: none now; or another
-        OSError."""
         count = os.splice(self._pipe.reader, descriptor, self._left, flags=os.SPLICE_F_NONBLOCK)
         self._left -= count
         return count
 
     def close(self) -> None:
-        """What was not written never will be."""
         self._lending.take_back(self._pipe, is_empty=not self._left)
         self._left = 0
 
@@ -163,15 +169,16 @@ class _FileStretches:
         del self.starts[place], self.stretches[place]
 
 
-class Lending:
-    """What of the files of one agent's logs may be lent. One event loop; no call waits for a disk that has
-    not just lost a page that it had in memory."""
+class LentPages:
+    """What of the files of one agent's logs may be lent: see interface.Lending. One event loop; no plain call
+    waits for a disk that has not just lost a page that it had in memory."""
 
     def __init__(self, max_mapped_bytes: int = MAX_MAPPED_BYTES, pages: Pages | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
         self._pages: Pages = pages or MappedPages()
         self._works: bool | None = None  # found out when first asked for
-        self._noted: OrderedDict[str, int] = OrderedDict()  # bytes read of a file
+        self._read: OrderedDict[str, int] = OrderedDict()  # bytes read of a file
+        self._noted: set[str] = set()  # files with a note, of those that are there
         self._files: dict[str, _FileStretches] = {}
         self._kept: OrderedDict[Stretch, None] = OrderedDict()  # the least recently used first
         self._idle_pipes: list[_Pipe] = []
@@ -180,12 +187,48 @@ class Lending:
         self.mapped_bytes = 0
         self.lent_bytes = 0  # since the start
 
+    def lender(self, open_files: OpenFiles) -> PageLender:
+        """For one answer."""
+        return PageLender(self, open_files)
+
     # ---- before and after a stretch is verified
 
-    def watch(self, file: File, start: int, stop: int, segment_bytes: int) -> Stretch | None:
+    def wants_note(self, path: str) -> bool:
+        """Whether something of the file could be lent, had it a note."""
+        return path in self._files and path not in self._noted
+
+    async def write_note(self, path: str, open_files: OpenFiles) -> None:
+        """Have the file carry its note. Where that fails it is not lent."""
+        try:
+            handle = await open_files.acquire(path)
+        except OSError:
+            return  # the reader meets it
+        try:
+            # A descriptor of its own: a cancelled caller does not end the call.
+            await asyncio.to_thread(_write_note, os.dup(handle.file.descriptor()))
+            if not handle.stale:
+                self._noted.add(path)
+        except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.ENOSYS, errno.EPERM):
+                self._works = False  # no file of this disk takes one
+                for known in list(self._files):
+                    self.look_away(known)
+        finally:
+            await open_files.release(handle)
+
+    async def was_lent(self, path: str) -> bool:
+        """See interface.Lending. A file that cannot be asked counts as lent."""
+        try:
+            await asyncio.to_thread(os.getxattr, path, LENT_NOTE)
+        except OSError as error:
+            return error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENOSYS)
+        return True
+
+    def watch(self, file: File, start: int, stop: int, sealed_bytes: int) -> Stretch | None:
         """Call it before [start, stop) is read to be verified, then keep() or drop() what it gives. None:
-        the file, of `segment_bytes`, has not been read once as a whole, or it cannot be lent from."""
-        if self._noted.get(file.path, 0) < segment_bytes or stop - start < MIN_STRETCH_BYTES:
+        the file, with `sealed_bytes` of frames, has not been read once as a whole, or it cannot be lent
+        from."""
+        if self._read.get(file.path, 0) < sealed_bytes or stop - start < MIN_STRETCH_BYTES:
             return None
         try:
             descriptor = file.descriptor()
@@ -219,10 +262,10 @@ class Lending:
     def note(self, path: str, size: int) -> None:
         """So many bytes of the file have been read and verified, and nobody watched."""
         self._read_bytes += size
-        self._noted[path] = self._noted.get(path, 0) + size
-        self._noted.move_to_end(path)
-        if len(self._noted) > MAX_NOTED_FILES:
-            self._noted.popitem(last=False)
+        self._read[path] = self._read.get(path, 0) + size
+        self._read.move_to_end(path)
+        if len(self._read) > MAX_READ_FILES:
+            self._read.popitem(last=False)
 
     def keep(self, stretch: Stretch) -> None:
         """All of it has been verified, as it was read after watch()."""
@@ -256,9 +299,11 @@ class Lending:
         covering = stretches.covering(start, start + 1) if stretches is not None else []
         return bool(covering) and self._all_present(covering, start, covering[0].stop)
 
-    def take(self, file: File, start: int, stop: int) -> Lent | None:
+    def take(self, file: File, start: int, stop: int) -> PipedBytes | None:
         """Of [start, stop) as much as is verified, and fits a pipe, from its beginning on; None if that is
         nothing. An error of the disk is none here: who reads instead meets it."""
+        if file.path not in self._noted:
+            return None
         stretches = self._files.get(file.path)
         covering = stretches.covering(start, min(stop, start + PIPE_BYTES)) if stretches is not None else []
         if not covering:
@@ -280,7 +325,7 @@ class Lending:
             return None
         else:
             if size:
-                lent = Lent(self, pipe, size)
+                lent = PipedBytes(self, pipe, size)
                 pipe = None
                 self._read_bytes += size
                 for stretch in covering:
@@ -373,21 +418,66 @@ class Lending:
     def forget(self, path: str) -> None:
         """The file is about to go: its space is free only when nobody maps it."""
         self.look_away(path)
-        self._noted.pop(path, None)
+        self._read.pop(path, None)
+        self._noted.discard(path)
 
     def close(self, directory: str) -> None:
         """Forget the files in a directory."""
-        for path in [*self._files, *self._noted]:
+        for path in {*self._files, *self._read, *self._noted}:
             if posixpath.dirname(path) == directory:
                 self.forget(path)
 
 
-def may_have_been_lent(file: File) -> bool:
-    """By an earlier process: of a file that the system knows it could be."""
+class PageLender:
+    """See interface.Lender."""
+
+    def __init__(self, lending: LentPages, open_files: OpenFiles) -> None:
+        self._lending = lending
+        self._open_files = open_files
+        self._stretch: Stretch | None = None  # what is about to be read
+        self.knows = lending.knows
+        self.has = lending.has
+        self.take = lending.take
+
+    async def prepare(self, path: str) -> None:
+        if self._lending.wants_note(path):
+            await self._lending.write_note(path, self._open_files)
+
+    def watch(self, file: File, start: int, stop: int, sealed_bytes: int) -> None:
+        stretch = self._stretch
+        if stretch is not None:
+            if (stretch.path, stretch.start, stretch.stop) == (file.path, start, stop):
+                return  # the reading that was begun is going on
+            self.stop()
+        self._stretch = self._lending.watch(file, start, stop, sealed_bytes)
+
+    def verified(self, path: str, size: int) -> None:
+        stretch, self._stretch = self._stretch, None
+        if stretch is None:
+            self._lending.note(path, size)
+        else:
+            self._lending.keep(stretch)
+
+    def damaged(self, path: str) -> None:
+        self.stop()
+        self._lending.look_away(path)
+
+    def stop(self) -> None:
+        if self._stretch is not None:
+            self._lending.drop(self._stretch)
+            self._stretch = None
+
+
+def lending_on(disk: Disk) -> Lending:
+    """What a disk of that kind can lend."""
+    return LentPages() if disk.kind in REAL_DISKS else NoLending()
+
+
+def _write_note(descriptor: int) -> None:
     try:
-        return file.descriptor() >= 0
-    except OSError:
-        return False
+        os.setxattr(descriptor, LENT_NOTE, b"")
+    finally:
+        os.close(descriptor)
 
 
 def _written(descriptor: int) -> Written:
