@@ -6,7 +6,7 @@ Knows HTTP status numbers, but neither requests nor responses. Problem documents
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeGuard
 
 # Longer values than any time, name or offset; they come back in error messages.
 SHOWN_CHARACTERS = 80
@@ -17,62 +17,79 @@ PROBLEM_MEDIA_TYPE: Final = "application/problem+json"
 _TYPE_PREFIX: Final = "urn:shoal:problem:"
 
 
-class ErrorCode(NamedTuple):
+ErrorCode: TypeAlias = Literal[
+    "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "foreign-origin", "unknown-topic",
+    "unknown-partition", "unknown-member", "unknown-route", "method-not-allowed", "not-acceptable",
+    "topic-differs", "not-enough-members", "keys-differ", "unreachable", "not-failed", "recovery-refused",
+    "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "too-large", "unsupported-media-type",
+    "beyond-end", "not-leader", "overloaded", "too-many-producers", "internal", "no-leader", "not-ready",
+    "stopping", "damaged", "timeout", "leadership-lost", "catalog-full", "disk-full",
+]  # fmt: skip
+"""The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
+
+
+class ErrorRow(NamedTuple):
     """One line of the table.
 
     `retriable`: the same request may succeed later, or elsewhere. `definite`: what was asked certainly did
     not happen; a client that repeats an indefinite append without a producer id may store it twice.
     """
 
-    code: str
+    code: ErrorCode
     status: int
     title: str
     retriable: bool
     definite: bool
 
 
-def _table(*rows: ErrorCode) -> dict[str, ErrorCode]:
+def _table(*rows: ErrorRow) -> dict[ErrorCode, ErrorRow]:
     return {row.code: row for row in rows}
 
 
-ERRORS: Final[dict[str, ErrorCode]] = _table(
-    ErrorCode("bad-request", 400, "The request cannot be understood", False, True),
-    ErrorCode("ambiguous-body", 400, "The body could mean two things", False, True),
-    ErrorCode("schema-mismatch", 400, "The records do not fit the topic's schema", False, True),
-    ErrorCode("illegal-name", 400, "The name is not allowed", False, True),
-    ErrorCode("foreign-origin", 403, "Requests from this origin are refused", False, True),
-    ErrorCode("unknown-topic", 404, "There is no such topic", False, True),
-    ErrorCode("unknown-partition", 404, "The topic has no such partition", False, True),
-    ErrorCode("unknown-member", 404, "There is no such member", False, True),
-    ErrorCode("unknown-route", 404, "There is nothing at this address", False, True),
-    ErrorCode("method-not-allowed", 405, "This address does not take this method", False, True),
-    ErrorCode("not-acceptable", 406, "None of the accepted media types can be served", False, True),
-    ErrorCode("topic-differs", 409, "The topic exists with other settings", False, True),
-    ErrorCode("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
-    ErrorCode("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
-    ErrorCode("unreachable", 409, "Nobody answers at these addresses", True, True),
-    ErrorCode("not-failed", 409, "The member has not failed", False, True),
-    ErrorCode("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
-    ErrorCode("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
-    ErrorCode("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
-    ErrorCode("sequence-differs", 409, "The sequence is stored with other records", False, True),
-    ErrorCode("trimmed", 410, "The records at this offset have been removed", False, True),
-    ErrorCode("too-large", 413, "The request or one of its records is too large", False, True),
-    ErrorCode("unsupported-media-type", 415, "The body's media type is not supported", False, True),
-    ErrorCode("beyond-end", 416, "The offset lies beyond the end of the log", False, True),
-    ErrorCode("not-leader", 421, "Another agent leads this partition", True, True),
-    ErrorCode("overloaded", 429, "The agent has as much work as it can hold", True, True),
-    ErrorCode("too-many-producers", 429, "The partition can remember no more producers now", True, True),
-    ErrorCode("internal", 500, "The agent failed in an unexpected way", False, False),
-    ErrorCode("no-leader", 503, "The partition has no leader at present", True, True),
-    ErrorCode("not-ready", 503, "The agent is not ready yet", True, True),
-    ErrorCode("stopping", 503, "The agent is stopping", True, True),
-    ErrorCode("damaged", 503, "The log is damaged here and waits for an intact copy", False, True),
-    ErrorCode("timeout", 504, "No answer came in time; it may have happened", True, False),
-    ErrorCode("leadership-lost", 504, "Leadership was lost on the way; it may have happened", True, False),
-    ErrorCode("catalog-full", 507, "The catalog has no room for another topic", False, True),
-    ErrorCode("disk-full", 507, "The disk is full", True, True),
+ERRORS: Final[dict[ErrorCode, ErrorRow]] = _table(
+    ErrorRow("bad-request", 400, "The request cannot be understood", False, True),
+    ErrorRow("ambiguous-body", 400, "The body could mean two things", False, True),
+    ErrorRow("schema-mismatch", 400, "The records do not fit the topic's schema", False, True),
+    ErrorRow("illegal-name", 400, "The name is not allowed", False, True),
+    ErrorRow("foreign-origin", 403, "Requests from this origin are refused", False, True),
+    ErrorRow("unknown-topic", 404, "There is no such topic", False, True),
+    ErrorRow("unknown-partition", 404, "The topic has no such partition", False, True),
+    ErrorRow("unknown-member", 404, "There is no such member", False, True),
+    ErrorRow("unknown-route", 404, "There is nothing at this address", False, True),
+    ErrorRow("method-not-allowed", 405, "This address does not take this method", False, True),
+    ErrorRow("not-acceptable", 406, "None of the accepted media types can be served", False, True),
+    ErrorRow("topic-differs", 409, "The topic exists with other settings", False, True),
+    ErrorRow("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
+    ErrorRow("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
+    ErrorRow("unreachable", 409, "Nobody answers at these addresses", True, True),
+    ErrorRow("not-failed", 409, "The member has not failed", False, True),
+    ErrorRow("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
+    ErrorRow("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
+    ErrorRow("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
+    ErrorRow("sequence-differs", 409, "The sequence is stored with other records", False, True),
+    ErrorRow("trimmed", 410, "The records at this offset have been removed", False, True),
+    ErrorRow("too-large", 413, "The request or one of its records is too large", False, True),
+    ErrorRow("unsupported-media-type", 415, "The body's media type is not supported", False, True),
+    ErrorRow("beyond-end", 416, "The offset lies beyond the end of the log", False, True),
+    ErrorRow("not-leader", 421, "Another agent leads this partition", True, True),
+    ErrorRow("overloaded", 429, "The agent has as much work as it can hold", True, True),
+    ErrorRow("too-many-producers", 429, "The partition can remember no more producers now", True, True),
+    ErrorRow("internal", 500, "The agent failed in an unexpected way", False, False),
+    ErrorRow("no-leader", 503, "The partition has no leader at present", True, True),
+    ErrorRow("not-ready", 503, "The agent is not ready yet", True, True),
+    ErrorRow("stopping", 503, "The agent is stopping", True, True),
+    ErrorRow("damaged", 503, "The log is damaged here and waits for an intact copy", False, True),
+    ErrorRow("timeout", 504, "No answer came in time; it may have happened", True, False),
+    ErrorRow("leadership-lost", 504, "Leadership was lost on the way; it may have happened", True, False),
+    ErrorRow("catalog-full", 507, "The catalog has no room for another topic", False, True),
+    ErrorRow("disk-full", 507, "The disk is full", True, True),
 )
+
+
+def is_error_code(code: object) -> TypeGuard[ErrorCode]:
+    """Whether it is a code of the table."""
+    return isinstance(code, str) and code in ERRORS
+
 
 _RESERVED_MEMBERS: Final = frozenset({"type", "title", "status", "detail", "code", "retriable", "definite"})
 
@@ -80,13 +97,13 @@ _RESERVED_MEMBERS: Final = frozenset({"type", "title", "status", "detail", "code
 class ShoalError(Exception):
     """A fault with a stable code of ERRORS. `extra` are further members of the problem document."""
 
-    def __init__(self, code: str, detail: str, *, definite: bool | None = None, **extra: JSON) -> None:
+    def __init__(self, code: ErrorCode, detail: str, *, definite: bool | None = None, **extra: JSON) -> None:
         """`definite` None: as the table says. `extra`: JSON values, for example leader_url."""
         assert code in ERRORS, f"unknown error code {code!r}"
         assert not _RESERVED_MEMBERS & extra.keys(), "an extra member would hide one of the document's own"
         super().__init__(f"{code}: {detail}")
         self._row = ERRORS[code]
-        self.code = code
+        self.code: ErrorCode = code
         self.detail = detail
         self.definite = self._row.definite if definite is None else definite
         self.extra: dict[str, JSON] = extra
@@ -120,7 +137,7 @@ class ShoalError(Exception):
         extra = {str(name): value for name, value in document.items() if name not in _RESERVED_MEMBERS}
         code = document.get("code")
         detail = str(document.get("detail") or document.get("title") or "no detail given")
-        if not isinstance(code, str) or code not in ERRORS:
+        if not is_error_code(code):
             return _restore(cls, "internal", f"{code or 'unknown problem'}: {detail}", False, extra)
         definite = document.get("definite")
         return _restore(cls, code, detail, definite if isinstance(definite, bool) else None, extra)
@@ -130,7 +147,7 @@ class ShoalError(Exception):
 
 
 def _restore(
-    kind: type[ShoalError], code: str, detail: str, definite: bool | None, extra: dict[str, JSON]
+    kind: type[ShoalError], code: ErrorCode, detail: str, definite: bool | None, extra: dict[str, JSON]
 ) -> ShoalError:
     """Built in two steps: members of a foreign document may be called like parameters."""
     error = kind(code, detail, definite=definite)

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -364,20 +364,15 @@ class Host:
 
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
-        entry = self._groups.get(group)
-        if entry is not None:
-            return entry.replica
-        self._refuse_absent(group)
-        raise AssertionError
+        return self._entry(group).replica
 
     def _entry(self, group: GroupId) -> _Group:
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
-            raise AssertionError
         return entry
 
-    def _refuse_absent(self, group: GroupId) -> None:
+    def _refuse_absent(self, group: GroupId) -> NoReturn:
         if self._stopping:
             raise ShoalError("stopping", "the agent stops")
         if group in self._unserved:
@@ -481,7 +476,6 @@ class Host:
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
-            raise AssertionError
         if group != CATALOG_GROUP:
             self.free_space.require(least_bytes)
         self._appends += 1

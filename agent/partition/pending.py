@@ -9,7 +9,7 @@ from bisect import insort
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import LogIndex, Offset
 
 
@@ -102,7 +102,7 @@ class WaitQueue:
         deadlines = [waiter.deadline_ms for queue in (self._committing, self._syncing) for waiter in queue]
         self._deadline_ms = min(deadlines, default=None)
 
-    def fail_all(self, code: str, detail: str) -> None:
+    def fail_all(self, code: ErrorCode, detail: str) -> None:
         """The replica stops: nobody will learn more from it."""
         for queue in (self._committing, self._syncing):
             while queue:
@@ -117,7 +117,7 @@ def _answer_up_to(queue: deque[Waiter], index: LogIndex) -> None:
             answer.set_result(result)
 
 
-def _refuse(waiter: Waiter, code: str, detail: str) -> None:
+def _refuse(waiter: Waiter, code: ErrorCode, detail: str) -> None:
     if not waiter.answer.done():
         # What was proposed may have reached a majority: never definite (safety 22).
         waiter.answer.set_exception(ShoalError(code, detail, definite=False))

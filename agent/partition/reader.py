@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import pyarrow as pa
 
 from shoal.agent.partition.replica import Replica
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import LogIndex, Offset, parse_stamp
 from shoal.replication.errors import NotLeader
 from shoal.replication.errors import Overloaded as CoreOverloaded
@@ -281,7 +281,7 @@ class Reader:
             if not local:
                 replica.require_leader()
 
-    async def _refuse(self, code: str, detail: str, local: bool) -> None:
+    async def _refuse(self, code: ErrorCode, detail: str, local: bool) -> NoReturn:
         """Raises; a follower never claims where the log ends (safety 23)."""
         if local and code == "beyond-end":
             raise ShoalError(

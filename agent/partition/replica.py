@@ -12,7 +12,7 @@ is appended.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from shoal.agent.partition.state.log_state import FoldError, PartitionState, che
 from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.frames import PeerWireError, Piece, encode_append
 from shoal.agent.process.clock import Clock
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import (
     MAX_FRAME_BYTES,
     STAMP_BYTES,
@@ -156,7 +156,7 @@ class Replica:
         self.sender = Sender(
             core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met
         )
-        self.failure: tuple[str, str] | None = None
+        self.failure: tuple[ErrorCode, str] | None = None
         """Error code and reason once this replica has stopped for good."""
         self.damaged_ranges: tuple[DamagedRange, ...] = ()
         """What of the log is known not to verify now: found by the scrubber, taken out by repair."""
@@ -231,7 +231,7 @@ class Replica:
             raise ShoalError("no-leader", "no leader is known here", term=self.core.term)
         raise ShoalError("not-leader", f"agent {leader} leads", leader=leader, term=self.core.term)
 
-    def _refuse_stopped(self, code: str, reason: str) -> None:
+    def _refuse_stopped(self, code: ErrorCode, reason: str) -> NoReturn:
         """Raises ShoalError: what stopped one replica is over for clients once another leads."""
         if code in ("damaged", "internal") and set(self.core.configuration.voters) - {self.replica_id}:
             raise ShoalError("no-leader", f"the replica here has stopped: {reason}", term=self.core.term)
@@ -610,10 +610,10 @@ class Replica:
     # The end
 
     def _disk_failed(self, error: BaseException) -> None:
-        code = "disk-full" if isinstance(error, DiskFull) else "damaged"
+        code: ErrorCode = "disk-full" if isinstance(error, DiskFull) else "damaged"
         self.fail(code, f"this replica stopped: {error}", error)
 
-    def fail(self, code: str, reason: str, cause: BaseException | None = None) -> None:
+    def fail(self, code: ErrorCode, reason: str, cause: BaseException | None = None) -> None:
         """Stop for good: acknowledge nothing more (a failed fsync is fatal), and say nothing but that another
         has to lead."""
         if self.failure is not None:

@@ -9,16 +9,16 @@ from typing import Any, Protocol, TypeVar
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.forward import Reply
 from shoal.agent.interface import Leader, Topic
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.
 RETRY_PAUSE_SECONDS = 0.05
-MOVING_CODES = frozenset(("not-leader", "no-leader"))
+MOVING_CODES: frozenset[ErrorCode] = frozenset(("not-leader", "no-leader"))
 # What an agent says that is leaving, or has just come: its leadership is about to be elsewhere.
-PASSING_CODES = MOVING_CODES | {"stopping", "not-ready"}
+PASSING_CODES: frozenset[ErrorCode] = MOVING_CODES | {"stopping", "not-ready"}
 DEPOSED_LOOK_SECONDS = 0.05  # short against an election; a leader that works has answered by then
 
 

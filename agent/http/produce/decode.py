@@ -7,7 +7,7 @@ chunk is stored. Decoding itself is shoal.format.records' and shoal.format.batch
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from shoal.agent.http.core.body import prepare_body, stream_body
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.media import JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.parameters import Query
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 from shoal.format.arrow_stream import CONTINUATION
 from shoal.format.batch import MAX_BODY_BYTES, MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
 from shoal.format.records import RecordColumns, parse_json, parse_ndjson, parse_raw
@@ -29,7 +29,7 @@ ARROW_CHUNK_BYTES = MIB
 # Records of a JSON body that are appended together: with their 8 MiB at most they stay below a batch's 16
 # MiB.
 CHUNK_RECORDS_MAX = 131_072
-_BATCH_ERROR_CODES = {
+_BATCH_ERROR_CODES: Mapping[str, ErrorCode] = {
     "schema": "schema-mismatch",
     "limit": "too-large",
     "unsupported": "unsupported-media-type",

@@ -6,18 +6,20 @@ import json
 import pickle
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.errors import ERRORS, ShoalError
+from shoal.errors import ERRORS, ErrorCode, ShoalError
 from shoal.format.batch import BatchError
 
 
 def test_the_table_is_consistent() -> None:
-    """Codes are their keys; only what may have happened is indefinite."""
+    """Codes are their keys, and those that type checkers know; only what may have happened is indefinite."""
+    assert get_args(ErrorCode) == tuple(ERRORS)
     for code, row in ERRORS.items():
         assert row.code == code
         assert 400 <= row.status < 600
