@@ -20,10 +20,10 @@ from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, HEAD_END
 from shoal.agent.http.admission.places import Place, wanted_place
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.problems import not_a_request, problem_body, problem_bytes, problem_response
-from shoal.agent.http.produce.fast_answer import short_answer
+from shoal.agent.http.produce.fast_answer import append_answer
 from shoal.agent.http.produce.fast_append import QuickAppends, QuickRequest
 from shoal.agent.http.produce.fast_head import request_bytes
-from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES, append_body
+from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES
 from shoal.agent.interface import Appended
 from shoal.errors import ShoalError
 
@@ -63,7 +63,7 @@ class _Append:
 
     def set_result(self, result: Appended) -> None:
         self._over = True
-        self._connection.append_ended(short_answer(append_body(self.request.partition or 0, result)))
+        self._connection.append_ended(append_answer(self.request.partition or 0, result))
 
     def set_exception(self, exception: BaseException) -> None:
         self._over = True

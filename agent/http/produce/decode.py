@@ -179,14 +179,6 @@ def _refuse_keys(call: Call) -> None:
             raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
 
 
-def decode_arrow_whole(call: Call, schema: pa.Schema, body: bytes) -> Chunk:
-    """A body that is one chunk, in one go. The chunk may be empty, the body not."""
-    _refuse_keys(call)
-    if not body:
-        raise empty_body()
-    return decode_arrow_body(schema, body)
-
-
 def decode_arrow_body(schema: pa.Schema, body: bytes) -> Chunk:
     """A whole Arrow stream as one chunk. ShoalError as `feed`."""
     decoder = StreamDecoder(schema)

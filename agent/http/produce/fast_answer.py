@@ -1,8 +1,8 @@
-"""The answer of nearly every append, written as one piece of bytes.
+"""The answer of an append that takes the fast path, written as one piece of bytes.
 
 aiohttp's Response collects headers in a dictionary, completes them and serializes them anew each time: a
-fifth of what a small request costs. This one has nothing to decide. Only for requests of HTTP/1.1 whose
-connection stays open (`fits`), which is what clients in a hurry send.
+fifth of the cost of a small request. This answer has nothing to decide: HTTP/1.1, and the connection stays
+open.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from email.utils import formatdate
 
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
-
 from shoal.agent.http.core.media import JSON_TYPE
-from shoal.agent.http.core.problems import SERVER
+from shoal.agent.http.core.problems import SERVER, json_body
+from shoal.agent.interface import Appended
+from shoal.errors import JSON
 
 _HEAD = (
     "HTTP/1.1 200 OK\r\nContent-Type: {type}\r\nDate: {date}\r\nServer: {server}\r\nContent-Length: "
@@ -40,45 +39,16 @@ class _Head:
 _head = _Head()
 
 
-def fits(request: web.BaseRequest) -> bool:
-    """Whether a request can be answered this way."""
-    return request.version == HttpVersion11 and request.keep_alive
-
-
-def short_answer(body: bytes) -> bytes:
-    """The whole answer: 200 and a JSON body, the connection stays open."""
+def append_answer(partition: int, done: Appended) -> bytes:
+    """The whole answer, head and body, of one append to one partition."""
+    body = append_body(partition, done)
     return b"%b%d\r\n\r\n%b" % (_head.now(), len(body), body)
 
 
-class ShortAnswer(web.StreamResponse):
-    """200 with a JSON body that is small enough never to wait for its reader."""
-
-    def __init__(self, body: bytes) -> None:
-        super().__init__()
-        self.body = body
-        self._written = False
-
-    @property
-    def keep_alive(self) -> bool:
-        """Always: see `fits`."""
-        return True
-
-    @property
-    def prepared(self) -> bool:
-        """Whether it has been written."""
-        return self._written
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write all of it. Raises ConnectionResetError when the client has gone."""
-        assert not self._written
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        self._written = True
-        transport.write(short_answer(self.body))
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
-        assert self._written
-        assert not data
+def append_body(partition: int, done: Appended) -> bytes:
+    """The document of one append to one partition; without a JSON encoder, unless it is a duplicate."""
+    if done.duplicate:
+        appended: JSON = {"partition": partition, "base_offset": done.base_offset, "count": done.count}
+        return json_body({"count": done.count, "appended": [appended], "duplicate": True})
+    numbers = (done.count, partition, done.base_offset, done.count)
+    return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers

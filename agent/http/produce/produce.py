@@ -21,16 +21,13 @@ from shoal.agent.http.core.body import media_type, read_body
 from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.core.dispatch import Hint, Route
 from shoal.agent.http.core.forward import FORWARDED_BY
-from shoal.agent.http.core.leader import MOVING_CODES
-from shoal.agent.http.core.media import ARROW_TYPE, JSON_TYPE, STREAMED_TYPES
+from shoal.agent.http.core.media import STREAMED_TYPES
 from shoal.agent.http.core.parameters import choice, is_number
-from shoal.agent.http.core.problems import json_body, json_response
+from shoal.agent.http.core.problems import json_response
 from shoal.agent.http.produce.decode import (
-    ARROW_CHUNK_BYTES,
     CHUNK_RECORDS_MAX,
     Chunk,
     cut,
-    decode_arrow_whole,
     decode_stream,
     decode_whole,
     encapsulated,
@@ -40,11 +37,9 @@ from shoal.agent.http.produce.deliver import (
     PRODUCER_HEADERS,
     Options,
     Outcome,
-    append_here,
     deliver,
 )
-from shoal.agent.http.produce.fast_answer import ShortAnswer, fits
-from shoal.agent.interface import Appended, Topic
+from shoal.agent.interface import Topic
 from shoal.errors import JSON, ShoalError, shown
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -100,31 +95,18 @@ class ProduceHandlers:
 
     async def _produce(self, call: Call, name: str, partition: int | None) -> web.StreamResponse:
         options = request_options(call, partition)
-        topic = find_topic(call, name)
+        production = Production(call, options, name, find_topic(call, name), partition)
         media = media_type(call.headers.get("Content-Type"))
         gate = self._context.gate
         gate.check_place()
         with Receiving(gate) as receiving:
-            if media == ARROW_TYPE and topic is not None and _is_small(call):
-                return await self._whole_arrow(call, name, topic, partition, options, receiving)
             if media in STREAMED_TYPES:
-                return await self._stream(
-                    call, media, Production(call, options, name, topic, partition), receiving
-                )
+                return await self._stream(call, media, production, receiving)
             body = await read_body(call, self._context.limits.body_bytes, receiving)
             with receiving.at_work():
-                return await self._whole(call, name, topic, partition, options, media, body)
+                return await self._whole(call, media, production, body)
 
-    async def _whole(
-        self,
-        call: Call,
-        name: str,
-        topic: Topic | None,
-        partition: int | None,
-        options: Options,
-        media: str,
-        body: bytes,
-    ) -> web.StreamResponse:
+    async def _whole(self, call: Call, media: str, production: Production, body: bytes) -> web.Response:
         """JSON, and anything else that is one value."""
         content_type = call.headers.get("Content-Type")
         if len(body) <= DECODED_AT_ONCE_BYTES:
@@ -133,35 +115,8 @@ class ProduceHandlers:
             chunk = await asyncio.get_running_loop().run_in_executor(
                 self._context.decoders, decode_whole, call.query, media, content_type, body
             )
-        one_partition = topic is not None and (partition is not None or len(topic.ranges) == 1)
-        if topic is not None and one_partition and 0 < chunk.records <= CHUNK_RECORDS_MAX:
-            answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
-            if answer is not None:
-                return answer
-        production = Production(call, options, name, topic, partition)
         await production.append_in_parts(chunk)
         return production.answer()
-
-    async def _whole_arrow(
-        self,
-        call: Call,
-        name: str,
-        topic: Topic,
-        partition: int | None,
-        options: Options,
-        receiving: Receiving,
-    ) -> web.StreamResponse:
-        """What a producer sends again and again: a few batches, their size declared, one chunk."""
-        body = await read_body(call, ARROW_CHUNK_BYTES, receiving)
-        with receiving.at_work():
-            chunk = decode_arrow_whole(call, topic.schema, body)
-            if chunk.records and (partition is not None or len(topic.ranges) == 1):
-                answer = await self._append_at_once(call, topic, partition or 0, chunk, options)
-                if answer is not None:
-                    return answer
-            production = Production(call, options, name, topic, partition)
-            await production.append(chunk)
-            return production.answer()
 
     async def _stream(
         self, call: Call, media: str, production: Production, receiving: Receiving
@@ -170,43 +125,6 @@ class ProduceHandlers:
         chunks = decode_stream(call, media, schema, receiving, at_once=at_once)
         await production.stream(chunks, receiving)
         return production.answer()
-
-    async def _append_at_once(
-        self, call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options
-    ) -> web.StreamResponse | None:
-        """The hot path: one partition, led here. None when that is not so, and nothing happened."""
-        try:
-            done = await append_here(self._context, topic, partition, chunk, options, options.timeout_ms)
-        except ShoalError as error:
-            if error.code in MOVING_CODES:
-                return None
-            raise
-        if options.acks == "none":
-            return json_response({"count": done.count}, status=202)
-        body = append_body(partition, done)
-        if fits(call.request):
-            return ShortAnswer(body)
-        return web.Response(body=body, content_type=JSON_TYPE)
-
-
-def append_body(partition: int, done: Appended) -> bytes:
-    """The document of one append to one partition."""
-    if not done.duplicate:
-        return appended_body(partition, done.base_offset, done.count)
-    appended: JSON = {"partition": partition, "base_offset": done.base_offset, "count": done.count}
-    return json_body({"count": done.count, "appended": [appended], "duplicate": True})
-
-
-def appended_body(partition: int, base_offset: int, count: int) -> bytes:
-    """The document of nearly every request, without a JSON encoder."""
-    numbers = (count, partition, base_offset, count)
-    return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
-
-
-def _is_small(call: Call) -> bool:
-    """Whether the body's length is declared and no more than a stream's first chunk would be."""
-    length = call.headers.get("Content-Length")
-    return length is not None and is_number(length) and int(length) <= ARROW_CHUNK_BYTES
 
 
 def request_options(call: Call, partition: int | None) -> Options:
@@ -415,8 +333,6 @@ class Production:
         """200 with the offsets, 202 when nobody waited for them."""
         if self._options.acks == "none":
             response = json_response({"count": self._count}, status=202)
-        elif len(self._ranges) == 1 and not self._duplicates:
-            response = web.Response(body=appended_body(*self._ranges[0]), content_type=JSON_TYPE)
         else:
             response = json_response(self._document())
         if self._created:
