@@ -16,11 +16,11 @@ from shoal.agent.http.core.body import media_type, read_body
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import Reply, forward_target
-from shoal.agent.http.core.leader import at_catalog
+from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.media import JSON_TYPE
 from shoal.agent.http.core.parameters import integer
 from shoal.agent.http.core.problems import json_response
-from shoal.agent.interface import Json
+from shoal.agent.interface import Json, Leader
 from shoal.errors import ShoalError
 
 T = TypeVar("T")
@@ -72,27 +72,28 @@ class TopicHandlers:
         """200 with the topic once its new settings are durable."""
         name = call.arguments[0]
         body = await optional_object(call)
-
-        async def change_here(timeout_ms: int) -> Json:
-            return await self._context.broker.change_topic(name, body, timeout_ms)
-
-        async def change_there(url: str, timeout_ms: int) -> Json:
-            return (await exchange_change(call, url, "PATCH", name, body, timeout_ms)).document()
-
         deadline = Deadline(call.timeout_ms())
-        return json_response(await at_catalog(call, change_here, change_there, deadline))
+
+        async def here() -> Json:
+            return await self._context.broker.change_topic(name, body, deadline.remaining_ms())
+
+        async def there(leader: Leader) -> Json:
+            return (await exchange_change(call, leader, "PATCH", name, body, deadline)).document()
+
+        return json_response(await at_leader(call, catalog_of(call), here, there, deadline))
 
     async def delete(self, call: Call) -> web.Response:
         """204 once the deletion is durable."""
         name = call.arguments[0]
+        deadline = Deadline(call.timeout_ms())
 
-        async def delete_here(timeout_ms: int) -> None:
-            await self._context.broker.delete_topic(name, timeout_ms)
+        async def here() -> None:
+            await self._context.broker.delete_topic(name, deadline.remaining_ms())
 
-        async def delete_there(url: str, timeout_ms: int) -> None:
-            await exchange_change(call, url, "DELETE", name, None, timeout_ms)
+        async def there(leader: Leader) -> None:
+            await exchange_change(call, leader, "DELETE", name, None, deadline)
 
-        await at_catalog(call, delete_here, delete_there, Deadline(call.timeout_ms()))
+        await at_leader(call, catalog_of(call), here, there, deadline)
         return web.Response(status=204)
 
     async def kept(self, call: Call) -> web.Response:
@@ -105,16 +106,16 @@ class TopicHandlers:
         name = body.get("name")
         if set(body) - {"name"} or not isinstance(name, str | None):
             raise ShoalError("bad-request", 'nothing, or {"name": NEW_NAME}, is wanted')
-
-        async def adopt_here(timeout_ms: int) -> Json:
-            return await self._context.broker.adopt_topic(kept, name, timeout_ms)
-
-        async def adopt_there(url: str, timeout_ms: int) -> Json:
-            path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
-            return (await exchange(call, url, "POST", path, body, timeout_ms)).document()
-
         deadline = Deadline(call.timeout_ms())
-        return json_response(await at_catalog(call, adopt_here, adopt_there, deadline), status=201)
+
+        async def here() -> Json:
+            return await self._context.broker.adopt_topic(kept, name, deadline.remaining_ms())
+
+        async def there(leader: Leader) -> Json:
+            path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+            return (await exchange(call, leader.url, "POST", path, body, deadline.remaining_ms())).document()
+
+        return json_response(await at_leader(call, catalog_of(call), here, there, deadline), status=201)
 
 
 def _number(text: str) -> int | float:
@@ -149,25 +150,26 @@ async def create_topic_anywhere(
 ) -> tuple[bool, Json]:
     """Create a topic at the catalog's leader, wherever that is. Returns (created now, its document)."""
 
-    async def create_here(timeout_ms: int) -> tuple[bool, Json]:
-        return await call.context.broker.create_topic(name, body, timeout_ms)
+    async def here() -> tuple[bool, Json]:
+        return await call.context.broker.create_topic(name, body, deadline.remaining_ms())
 
-    async def create_there(url: str, timeout_ms: int) -> tuple[bool, Json]:
-        reply = await exchange_change(call, url, "PUT", name, body, timeout_ms)
+    async def there(leader: Leader) -> tuple[bool, Json]:
+        reply = await exchange_change(call, leader, "PUT", name, body, deadline)
         return reply.status == 201, reply.document()
 
-    return await at_catalog(call, create_here, create_there, deadline)
+    return await at_leader(call, catalog_of(call), here, there, deadline)
 
 
 async def exchange_change(
-    call: Call, url: str, method: str, name: str, body: Json | None, timeout_ms: int
+    call: Call, leader: Leader, method: str, name: str, body: Json | None, deadline: Deadline
 ) -> Reply:
     """A change of one topic, sent to the agent that leads the catalog."""
-    return await exchange(call, url, method, f"/v1/topics/{quote(name, safe='')}", body, timeout_ms)
+    path = f"/v1/topics/{quote(name, safe='')}"
+    return await exchange(call, leader.url, method, path, body, deadline.remaining_ms())
 
 
 async def exchange(call: Call, url: str, method: str, path: str, body: Json | None, timeout_ms: int) -> Reply:
-    """A request about topics, sent to the agent that leads the catalog."""
+    """A request about a topic, sent to the agent that leads it or the catalog."""
     return await call.context.forwarder.exchange(
         url,
         method,

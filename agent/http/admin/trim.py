@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from urllib.parse import quote
 
 from aiohttp import web
 
-from shoal.agent.http.admin.topics import optional_object
+from shoal.agent.http.admin.topics import exchange, optional_object
 from shoal.agent.http.api import operations as api
 from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.core.dispatch import Route
-from shoal.agent.http.core.forward import forward_target
-from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
-from shoal.agent.http.core.media import JSON_TYPE
+from shoal.agent.http.core.leader import at_leader, partition_of
 from shoal.agent.http.core.problems import json_response
-from shoal.agent.interface import Json, Topic
+from shoal.agent.interface import Json, Leader
 from shoal.errors import ShoalError
 
 MAX_OFFSET = 2**63 - 1
@@ -38,35 +35,21 @@ class TrimHandlers:
         partition = partition_number(call.arguments[1])
         before = _before(await optional_object(call))
         deadline = Deadline(call.timeout_ms())
-        while True:
-            try:
-                start = await self._context.broker.trim(topic, partition, before, deadline.remaining_ms())
-                return json_response({"log_start_offset": start})
-            except ShoalError as error:
-                if error.code not in MOVING_CODES or not call.may_forward():
-                    raise
-            leader = await self._context.broker.wait_leader(topic, partition, deadline.remaining_ms())
-            if not leader.local:
-                try:
-                    return json_response(await self._there(leader.url, topic, partition, before, deadline))
-                except ShoalError as error:
-                    if error.code not in PASSING_CODES:
-                        raise
-            if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                raise ShoalError("no-leader", "no leader of the partition was found in time")
 
-    async def _there(self, url: str, topic: Topic, partition: int, before: int, deadline: Deadline) -> Json:
-        path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/trim"
-        timeout_ms = deadline.remaining_ms()
-        reply = await self._context.forwarder.exchange(
-            url,
-            "POST",
-            forward_target(path, {}, timeout_ms),
-            headers={"Content-Type": JSON_TYPE},
-            body=json.dumps({"before": before}).encode("ascii"),
-            timeout_ms=timeout_ms,
+        async def here() -> Json:
+            start = await self._context.broker.trim(topic, partition, before, deadline.remaining_ms())
+            return {"log_start_offset": start}
+
+        async def there(leader: Leader) -> Json:
+            path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/trim"
+            reply = await exchange(
+                call, leader.url, "POST", path, {"before": before}, deadline.remaining_ms()
+            )
+            return reply.document()
+
+        return json_response(
+            await at_leader(call, partition_of(call, topic, partition), here, there, deadline)
         )
-        return reply.document()
 
 
 def _before(body: Json | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.forward import Reply
@@ -12,7 +12,6 @@ from shoal.agent.interface import Leader, Topic
 from shoal.errors import ErrorCode, ShoalError
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.
 RETRY_PAUSE_SECONDS = 0.05
@@ -49,59 +48,67 @@ async def while_it_leads(
         await asyncio.wait({asked})
 
 
-class Here(Protocol[T_co]):
-    """What to ask of the broker here. `as_leader`: this agent is known to lead."""
+class Led(NamedTuple):
+    """What has a leader: a partition, or the catalog. `find`: its leader, in so many milliseconds at most;
+    ShoalError no-leader when there is none in time."""
 
-    async def __call__(self, *, as_leader: bool) -> T_co: ...
+    name: str
+    find: Callable[[int], Awaitable[Leader]]
 
 
-async def where_led(
+def partition_of(call: Call, topic: Topic, partition: int) -> Led:
+    """One partition."""
+    broker = call.context.broker
+    return Led(
+        f"{topic.name}/{partition}", lambda timeout_ms: broker.wait_leader(topic, partition, timeout_ms)
+    )
+
+
+def catalog_of(call: Call) -> Led:
+    """The catalog."""
+
+    async def find(timeout_ms: int) -> Leader:
+        deadline = Deadline(timeout_ms)
+        while (leader := call.context.broker.catalog_leader()) is None:
+            if not await deadline.pause(RETRY_PAUSE_SECONDS):
+                raise ShoalError("no-leader", "the catalog has no leader at present")
+        return leader
+
+    return Led("the catalog", find)
+
+
+async def at_leader(
     call: Call,
-    topic: Topic,
-    partition: int,
-    here: Here[T_co],
-    there: Callable[[Leader], Awaitable[T_co]],
-    timeout_ms: int,
-) -> T_co:
-    """The answer of this agent, or of the partition's leader, followed while it moves."""
+    led: Led,
+    here: Callable[[], Awaitable[T]],
+    there: Callable[[Leader], Awaitable[T]],
+    deadline: Deadline,
+    *,
+    first: Callable[[], Awaitable[T]] | None = None,
+    reads: bool = False,
+) -> T:
+    """The answer of this agent, or of the leader, which is followed while it moves, until the deadline.
+
+    Only refusals are tried again that say that nothing happened. `first`: what this agent is asked before
+    the leader is known, if not `here`. ShoalError no-leader when no leader was found in time. `reads`: the
+    last refusal is raised instead, and a stop of this agent ends the search, as it ends long polls.
+    """
     try:
-        return await here(as_leader=False)
+        return await (first or here)()
     except ShoalError as error:
         if error.code not in MOVING_CODES or not call.may_forward():
             raise
-    deadline = Deadline(timeout_ms)
     while True:
-        leader = await call.context.broker.wait_leader(topic, partition, deadline.remaining_ms())
+        leader = await led.find(deadline.remaining_ms())
         try:
-            return await here(as_leader=True) if leader.local else await there(leader)
+            return await here() if leader.local else await there(leader)
         except ShoalError as error:
             if error.code not in (MOVING_CODES if leader.local else PASSING_CODES):
                 raise
+            if reads and call.context.waits.stopped:
+                raise
             if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                raise
-
-
-async def at_catalog(
-    call: Call,
-    here: Callable[[int], Awaitable[T]],
-    there: Callable[[str, int], Awaitable[T]],
-    deadline: Deadline,
-) -> T:
-    """Do something where the catalog is led, following it while it moves."""
-    while True:
-        try:
-            return await here(deadline.remaining_ms())
-        except ShoalError as error:
-            if error.code not in MOVING_CODES or not call.may_forward():
-                raise
-            refusal = error
-        url = refusal.extra.get("leader_url")
-        if isinstance(url, str):
-            try:
-                return await there(url, deadline.remaining_ms())
-            except ShoalError as error:
-                if error.code not in PASSING_CODES:
+                if reads:
                     raise
-                refusal = error
-        if not await deadline.pause(RETRY_PAUSE_SECONDS):
-            raise ShoalError("no-leader", f"no leader of the catalog was found in time: {refusal.detail}")
+                detail = f"no leader of {led.name} was found in time: {error.detail}"
+                raise ShoalError("no-leader", detail, definite=True, **error.extra) from None

@@ -6,15 +6,16 @@ that moves; what is found is held for the caller, who lets go of it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import quote
 
 from shoal.agent.http.admission.answer_room import AnswerHolding
-from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.forward import Reply, forward_target
 from shoal.agent.http.core.leader import (
     PASSING_CODES,
-    where_led,
+    at_leader,
+    partition_of,
     while_it_leads,
 )
 from shoal.agent.http.core.media import ARROW_TYPE
@@ -24,7 +25,6 @@ from shoal.agent.interface import Admit, Fetch, Leader, Topic
 from shoal.errors import ShoalError
 from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, parse_stamp
 
-T_co = TypeVar("T_co", covariant=True)
 # What a reader that goes on and on rides out: leadership on its way, its host dying, too much at once.
 RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost", "overloaded"}
 # Between two looks whether another leads by now: within an election's time, and cheap for who waits long.
@@ -71,14 +71,17 @@ async def fetch_rows(
 ) -> Found:
     """Rows that are held. ShoalError as reads raise it; no-leader when none is found in time."""
 
-    async def here(*, as_leader: bool) -> Found:
-        local = wanted.local and not as_leader
-        return await _fetch_here(call, topic, wanted._replace(local=local), holding, timeout_ms)
+    async def first() -> Found:
+        return await _fetch_here(call, topic, wanted, holding, timeout_ms)
+
+    async def here() -> Found:
+        return await _fetch_here(call, topic, wanted._replace(local=False), holding, timeout_ms)
 
     async def there(leader: Leader) -> Found:
         return await _fetch_there(call, topic, wanted, leader, holding, timeout_ms)
 
-    return await where_led(call, topic, wanted.partition, here, there, timeout_ms)
+    led = partition_of(call, topic, wanted.partition)
+    return await at_leader(call, led, here, there, Deadline(timeout_ms), first=first, reads=True)
 
 
 async def _fetch_here(

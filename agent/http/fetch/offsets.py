@@ -18,11 +18,11 @@ from shoal.agent.http.api import operations as api
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import FORWARDED_BY, forward_target
-from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS
+from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, Led, at_leader
 from shoal.agent.http.core.parameters import Places, invalid
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.http.fetch.cursors import format_places, places
-from shoal.agent.interface import Json, Topic
+from shoal.agent.interface import Json, Leader, Topic
 from shoal.errors import ShoalError
 from shoal.format.timestamps import format_time, parse_time
 
@@ -169,32 +169,38 @@ class OffsetsGatherer:
 
     async def gather(self, deadline: Deadline) -> dict[int, Json]:
         """Per partition its entry. On the second hop only those led here: the first one asks everybody."""
-        count = len(self._topic.ranges)
-        while True:
-            refusal = await self._ask_here()
-            if refusal is None or FORWARDED_BY in self._call.headers:
-                return self._found
-            if not self._call.may_forward():
-                raise refusal
-            await self._ask_others(deadline)
-            missing = [partition for partition in range(count) if partition not in self._found]
-            if not missing:
-                return self._found
-            if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                raise ShoalError("no-leader", f"no leader answered in time for partitions {missing[:32]}")
 
-    async def _ask_here(self) -> ShoalError | None:
+        async def there(leader: Leader) -> dict[int, Json]:
+            return await self._ask_others(deadline)
+
+        led = Led(f"all partitions of {self._topic.name}", self._leader_elsewhere)
+        return await at_leader(self._call, led, self._ask_here, there, deadline)
+
+    @property
+    def _missing(self) -> list[int]:
+        return [partition for partition in range(len(self._topic.ranges)) if partition not in self._found]
+
+    async def _leader_elsewhere(self, timeout_ms: int) -> Leader:
+        """Another agent that leads what is missing; where none is known, whoever will lead the first."""
+        broker, missing = self._call.context.broker, self._missing
+        for partition in missing:
+            leader = broker.leader(self._topic, partition)
+            if leader is not None and not leader.local:
+                return leader
+        return await broker.wait_leader(self._topic, missing[0], timeout_ms)
+
+    async def _ask_here(self) -> dict[int, Json]:
         refusal: ShoalError | None = None
-        for partition in range(len(self._topic.ranges)):
-            if partition in self._found:
-                continue
+        for partition in self._missing:
             try:
                 self._found[partition] = await self._entry(partition)
             except ShoalError as error:
                 if error.code not in MOVING_CODES:
                     raise
                 refusal = error
-        return refusal
+        if refusal is not None and FORWARDED_BY not in self._call.headers:
+            raise refusal
+        return self._found
 
     async def _entry(self, partition: int) -> Json:
         broker = self._call.context.broker
@@ -209,11 +215,11 @@ class OffsetsGatherer:
             entry["offset"] = await broker.offset_at_time(self._topic, partition, self._at_us)
         return entry
 
-    async def _ask_others(self, deadline: Deadline) -> None:
+    async def _ask_others(self, deadline: Deadline) -> dict[int, Json]:
         broker = self._call.context.broker
         urls: set[str] = set()
-        for partition in range(len(self._topic.ranges)):
-            leader = None if partition in self._found else broker.leader(self._topic, partition)
+        for partition in self._missing:
+            leader = broker.leader(self._topic, partition)
             if leader is not None and not leader.local:
                 urls.add(leader.url)
         query = {} if self._at_us is None else {"at": format_time(self._at_us)}
@@ -224,6 +230,9 @@ class OffsetsGatherer:
         for entries in answers:
             for entry in entries:
                 self._found.setdefault(entry["partition"], entry)
+        if missing := self._missing:
+            raise ShoalError("no-leader", f"no leader answered for partitions {missing[:32]}")
+        return self._found
 
 
 async def ask_offsets(

@@ -9,7 +9,7 @@ from shoal.agent.http.api import operations as api
 from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import forward_target
-from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, where_led
+from shoal.agent.http.core.leader import at_leader, partition_of
 from shoal.agent.http.core.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE
 from shoal.agent.http.core.parameters import choice, integer, invalid, is_number
 from shoal.agent.http.fetch.anywhere import records_path
@@ -48,23 +48,12 @@ class ReadHandlers:
         if rendering.media == EVENT_STREAM:
             return await request.stream()
         deadline = Deadline(call.timeout_ms())
-        try:
-            return await request.answer_here()
-        except ShoalError as error:
-            if error.code not in MOVING_CODES or not call.may_forward():
-                raise
-        while True:
-            leader = await self._context.broker.wait_leader(topic, partition, deadline.remaining_ms())
-            try:
-                if leader.local:
-                    return await request.answer_here()
-                return await self._relay(call, leader.url, topic, partition, deadline)
-            except ShoalError as error:
-                codes = MOVING_CODES if leader.local else PASSING_CODES
-                if error.code not in codes or self._context.waits.stopped:
-                    raise
-                if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                    raise
+
+        async def there(leader: Leader) -> web.StreamResponse:
+            return await self._relay(call, leader.url, topic, partition, deadline)
+
+        led = partition_of(call, topic, partition)
+        return await at_leader(call, led, request.answer_here, there, deadline, reads=True)
 
     async def _relay(
         self, call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
@@ -159,10 +148,6 @@ class ReadRequest:
         call, topic, partition = self._call, self._topic, self._partition
         timeout_ms = call.timeout_ms()
 
-        async def here(*, as_leader: bool) -> int:
-            del as_leader  # only a leader says where a log begins and ends
-            return await self._offset()
-
         async def there(leader: Leader) -> int:
             asked = self._from if self._from.startswith("@") else "latest"
             query = {"offset": asked, "limit": "1", "max_bytes": "1"}
@@ -176,7 +161,8 @@ class ReadRequest:
             )
             return offset_in(reply.document(), self._from)
 
-        return await where_led(call, topic, partition, here, there, timeout_ms)
+        led = partition_of(call, topic, partition)
+        return await at_leader(call, led, self._offset, there, Deadline(timeout_ms), reads=True)
 
     async def _fetch(self, offset: int, admit: Admit) -> Fetch:
         if self._seen == 0:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.forward import Reply, forward_target
-from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, while_it_leads
+from shoal.agent.http.core.leader import at_leader, partition_of, while_it_leads
 from shoal.agent.http.core.media import ARROW_TYPE
 from shoal.agent.http.produce.decode import Chunk, batch_problem, encapsulated
 from shoal.agent.interface import Appended, Leader, Topic
@@ -93,25 +93,15 @@ async def _append(
 async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options) -> Outcome:
     """Append here or forward. ShoalError as the broker's, no-leader when none was found in time."""
     deadline = Deadline(options.timeout_ms)
-    context = call.context
-    try:
-        done = await append_here(context, topic, partition, chunk, options, options.timeout_ms)
-    except ShoalError as error:
-        if error.code not in MOVING_CODES or not call.may_forward():
-            raise
-    else:
+
+    async def here() -> Outcome:
+        done = await append_here(call.context, topic, partition, chunk, options, deadline.remaining_ms())
         return Outcome(done.base_offset, done.count, done.duplicate)
-    while True:
-        leader = await context.broker.wait_leader(topic, partition, deadline.remaining_ms())
-        try:
-            return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)
-        except ShoalError as error:
-            if error.code not in (MOVING_CODES if leader.local else PASSING_CODES):
-                raise
-            if not await deadline.pause(RETRY_PAUSE_SECONDS):
-                raise ShoalError(
-                    "no-leader", f"no leader of {topic.name}/{partition} was found in time: {error.detail}"
-                ) from None
+
+    async def there(leader: Leader) -> Outcome:
+        return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)
+
+    return await at_leader(call, partition_of(call, topic, partition), here, there, deadline)
 
 
 async def _deliver_to(
@@ -123,9 +113,6 @@ async def _deliver_to(
     options: Options,
     deadline: Deadline,
 ) -> Outcome:
-    if leader.local:
-        done = await append_here(call.context, topic, partition, chunk, options, deadline.remaining_ms())
-        return Outcome(done.base_offset, done.count, done.duplicate)
     headers = {name: call.headers[name] for name in PRODUCER_HEADERS if name in call.headers}
     if options.producer is not None and not options.consecutive:
         headers[KEY_ROUTED] = "true"
