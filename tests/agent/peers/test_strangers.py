@@ -74,6 +74,21 @@ async def test_who_greets_before_gossip_tells_is_let_in_when_it_does() -> None:
         peer.writer.close()
 
 
+async def test_gossip_may_tell_of_a_stranger_that_has_just_gone() -> None:
+    """Its connection is lost, and whoever waited for it hears so in the next round only."""
+    a = Node("a", config=replace(FAST, greeting_timeout_ms=30_000))
+    async with nodes(a):
+        peer = await RawPeer.connect(a)
+        peer.writer.write(hello_of(a, identity(1)))
+        await until(lambda: a.links._lobby.greeted())
+        ((connection, _),) = a.links._lobby.greeted()
+        connection.connection_lost(None)
+        a.links.set_addresses({identity(1): at("127.0.0.1")})
+        assert not connection.is_open
+        await until(lambda: not a.links._lobby.greeted())
+        peer.writer.close()
+
+
 async def test_a_member_is_taken_from_its_own_address_only() -> None:
     """Somebody else under its id is refused, and told what gossip says; where it moves to, it is taken."""
     a = Node("a", config=BRIEF)
