@@ -9,6 +9,10 @@ import asyncio
 import os
 import random
 import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "simulation"))
 
 from store_frames import SMALL, message, next_frame, open_log
 
