@@ -582,7 +582,7 @@ class PartitionLog:
     def standing_still(self) -> AbstractAsyncContextManager[None]:
         """While it is held nothing is truncated and no index file is written: what lies somewhere stays
         there."""
-        return self._writer.index_lock
+        return self._writer.index.lock
 
     # ---- ending it
 

@@ -1,4 +1,4 @@
-"""The writer of one log: works off its queue on the disk, one thing at a time, and keeps the index behind it.
+"""The writer of one log: works off its queue on the disk, one thing at a time.
 
 `written_index` is what the files hold. `stored_index` is how much of the log as planned they hold, and
 `synced_index` how much of that is known to survive a power failure: a truncation lowers both when it is
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 
 from shoal.format.batch import LogIndex, Offset
@@ -17,8 +18,10 @@ from shoal.segment_store.disk.disk import Buffer, Data, File
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
 from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord
+from shoal.segment_store.log.index_writer import IndexWriter
+from shoal.segment_store.log.preallocator import Preallocator
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
-from shoal.segment_store.log.spare_files import Spares, may_be_reused
+from shoal.segment_store.log.spare_files import Spares
 from shoal.segment_store.log.write_queue import Append, Roll, Trim, Truncate, Work, take_group
 
 logger = logging.getLogger(__name__)
@@ -30,12 +33,14 @@ arrives in between shares its sync."""
 JOINED_BYTES = 4 * 2**10
 """So short a frame is copied together with what ends a write: one piece is quicker than a list of them."""
 
-ONLY_ENTRY_INTERVALS = 10
-"""How much later than others the first entry of a log is indexed while no other follows: there is nothing to
-be found in it, and a thousand logs may have just begun."""
 
-AHEAD_WRITES = 2
-"""Blocks for so many more writes are asked for beforehand."""
+class _State(Enum):
+    """What is under way: one thing at a time."""
+
+    IDLE = auto()
+    WAITING = auto()  # for company, until the next turn of the loop
+    WRITING = auto()  # a plain write, which no task awaits
+    WORKING = auto()  # anything else, in a task
 
 
 class Writer:
@@ -61,22 +66,16 @@ class Writer:
         self._roll_back = roll_back
         self._queue: deque[Work] = deque()
         self._refusing: DiskFull | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_waiting = False  # for company, until the next turn of the loop
-        self._is_writing = False  # a write is under way that no task awaits
+        self._state = _State.IDLE
+        self._task: asyncio.Task[None] | None = None  # while WORKING
         self._write_over: asyncio.Future[None] | None = None
-        self._active = active
+        self.active = active
         self._handle: Handle | None = None
         self._is_held = False  # the handle is pinned; between writes it rests
         self._spares = spares
-        self.index_lock = asyncio.Lock()  # the index files' writers: timer, roll, truncation, mending, close
-        self._index_timer: asyncio.TimerHandle | None = None
-        self._index_is_far = False  # the timer is that of an only entry
-        self._index_task: asyncio.Task[None] | None = None
-        self._unindexed_bytes = 0
-        self._reserving: asyncio.Task[None] | None = None
-        self._sealed: list[Segment] = []  # whose reserved space is to be given back, with the next index
         self.is_closed = False
+        self.index = IndexWriter(files, self)
+        self.preallocator = Preallocator(self.rest)
 
     @property
     def recycled(self) -> int:
@@ -116,21 +115,22 @@ class Writer:
     def _go_on(self) -> None:
         """Take up what is queued, unless something is under way: a plain write without a task, which costs as
         much as the rest of an append; whatever has to be prepared for, in one."""
-        if not self._queue or self._task is not None or self._is_writing or self._is_waiting:
+        if not self._queue or self._state is not _State.IDLE:
             return
         work = self._queue[0]
         if type(work) is Append and work.length >= COMPANY_BYTES and self._files.config.fsync:
-            self._is_waiting = True
+            self._state = _State.WAITING
             asyncio.get_running_loop().call_soon(self._begin)
         elif not self._begin_write():
             self._work(None)
 
     def _begin(self) -> None:
-        self._is_waiting = False
+        self._state = _State.IDLE
         if not self._begin_write():
             self._work(None)
 
     def _work(self, error: BaseException | None) -> None:
+        self._state = _State.WORKING
         self._task = asyncio.get_running_loop().create_task(self._work_off(error))
 
     def _begin_write(self) -> bool:
@@ -140,7 +140,7 @@ class Writer:
         if type(first) is not Append:
             return False
         segment = first.segment
-        if segment is not self._active or self.failure is not None:
+        if segment is not self.active or self.failure is not None:
             return False
         if segment.soiled_end or not (self._is_held or self._hold()):
             return False
@@ -160,36 +160,13 @@ class Writer:
             segment.soiled_end = 0  # the same bytes go there next, by the longer way
             self._queue.extendleft(reversed(group))
             return False
-        self._is_writing = True
+        self._state = _State.WRITING
         if last.length >= COMPANY_BYTES:
-            self._reserve_ahead(segment, file, last)
+            self.preallocator.reserve_after(file, last)
         return True
 
-    def _reserve_ahead(self, segment: Segment, file: File, last: Append) -> None:
-        """Blocks for the next writes of this size while this one runs: none waits for them, and a disk that
-        has none is met by the write that needs them."""
-        wanted = last.position + (1 + AHEAD_WRITES) * last.length + TRAILER_BYTES
-        if wanted <= segment.allocated or wanted > self._files.config.segment_bytes:
-            return
-        if self._reserving is None:
-            self._reserving = asyncio.get_running_loop().create_task(self._reserve(segment, file, wanted))
-
-    async def _reserve(self, segment: Segment, file: File, wanted: int) -> None:
-        try:
-            await segment.reserve(file, wanted)
-        except OSError as error:
-            logger.debug("%s: no blocks reserved ahead: %s", segment.path, error)
-        finally:
-            self._reserving = None
-            self._rest()
-
-    async def _wait_for_reserve(self) -> None:
-        """A file that is about to be sealed, cut or removed must not grow behind our back."""
-        if self._reserving is not None:
-            await asyncio.wait([self._reserving])
-
     def _write_ended(self, group: list[Append], error: BaseException | None) -> None:
-        self._is_writing = False
+        self._state = _State.IDLE
         if error is not None:
             self._queue.extendleft(reversed(group))  # the fault is answered to them first
             self._work(error)
@@ -201,7 +178,7 @@ class Writer:
             for work in group:
                 if work.answer is not None:
                     work.answer(None)
-            self._rest()
+            self.rest()
         if self._write_over is not None:
             self._write_over.set_result(None)
             self._write_over = None
@@ -226,7 +203,8 @@ class Writer:
             raise
         finally:
             self._task = None
-            self._rest()
+            self._state = _State.IDLE
+            self.rest()
 
     async def _next(self) -> None:
         work = self._queue[0]
@@ -238,7 +216,7 @@ class Writer:
                 self._queue.extendleft(reversed(group))  # the fault is answered to them first
                 raise
             return
-        await self._wait_for_reserve()
+        await self.preallocator.wait()
         if isinstance(work, Roll):
             await self._roll(work)
         elif isinstance(work, Trim):
@@ -253,7 +231,7 @@ class Writer:
 
     async def _file(self, segment: Segment) -> File:
         """The active segment's file, pinned until nothing is under way or another becomes active."""
-        if self._active is not segment or not self._hold():
+        if self.active is not segment or not self._hold():
             await self._let_go()
             await self._take(segment, create=False)
         assert self._handle is not None
@@ -262,7 +240,7 @@ class Writer:
     async def _take(self, segment: Segment, *, create: bool) -> None:
         self._handle = await self._files.open_files.acquire(segment.path, create=create)
         self._is_held = True
-        self._active = segment
+        self.active = segment
 
     def _hold(self) -> bool:
         """Pin the active file if it is open still."""
@@ -272,13 +250,13 @@ class Writer:
                 self._handle = None
         return self._handle is not None
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """With nothing under way and nothing unsynced, the file may be closed for want of room."""
-        idle = self._task is None and not self._is_writing and not self._queue and self._reserving is None
+        idle = self._state is _State.IDLE and not self._queue and not self.preallocator.is_busy
         if not idle or not self._is_held or self.failure is not None or self._handle is None:
             return
         synced = self._files.config.fsync or self.synced_index >= self.stored_index
-        if synced and self._active is not None and not self._active.soiled_end:
+        if synced and self.active is not None and not self.active.soiled_end:
             self._is_held = not self._files.open_files.rest(self._handle)
 
     async def _let_go(self) -> None:
@@ -355,11 +333,7 @@ class Writer:
             self.stored_index = kept
         if self._files.config.fsync:
             self.synced_index = self.stored_index
-        self._unindexed_bytes += length
-        if self._unindexed_bytes >= self._files.config.index_interval_bytes:
-            self._start_indexing()
-        elif self._index_task is None and (self._index_timer is None or self._index_is_far):
-            self._index_later()
+        self.index.wrote(length)
 
     def _kept_of(self, index: LogIndex) -> LogIndex:
         for work in self._queue:
@@ -367,12 +341,12 @@ class Writer:
                 index = LogIndex(min(index, work.from_index - 1))
         return index
 
-    async def _sync_active(self) -> None:
+    async def sync_active(self) -> None:
         """Without fsync per append, what was written becomes known synced here."""
-        if self._files.config.fsync or self._active is None:
+        if self._files.config.fsync or self.active is None:
             return
         written = self.written_index
-        async with self._files.open_files.pin(self._active.path) as file:
+        async with self._files.open_files.pin(self.active.path) as file:
             await file.sync()
         self.syncs += 1
         # What was written meanwhile is not covered, what was truncated meanwhile does not count.
@@ -382,11 +356,11 @@ class Writer:
         """Seal and sync the old segment with its index, then the new one's header and directory entry."""
         previous, segment = work.previous, work.segment
         if previous is not None:
-            self._active = self._active or previous
+            self.active = self.active or previous
             await (
-                self._sync_active()
+                self.sync_active()
             )  # also what a queued truncation will remove: a gap before N + 1 is damage
-            async with self.index_lock:
+            async with self.index.lock:
                 await previous.write_index(LogIndex(min(self.synced_index, previous.last_index)))
             self._spares.settle(previous)
         await self._let_go()
@@ -397,34 +371,14 @@ class Writer:
             await segment.create(self._handle.file)
         await self._files.disk.sync_directory(self._files.directory)
         if previous is not None:
-            self._sealed.append(previous)
-
-    async def _release_sealed(self) -> None:
-        """Once a segment has a successor with an entry nothing comes behind its end any more: what was
-        reserved there goes back to the disk. Before that a full disk may make it the active one again."""
-        async with self.index_lock:
-            sealed = [item for item in self._sealed if item.last_index < self.stored_index]
-            self._sealed = [item for item in self._sealed if item not in sealed]
-            for segment in sealed:
-                try:
-                    await self._release_rest(segment)
-                except FileNotFoundError:
-                    continue  # trimmed meanwhile
-                except OSError as error:
-                    logger.warning("%s: reserved space not given back: %s", segment.path, error)
-
-    async def _release_rest(self, sealed: Segment) -> None:
-        if not may_be_reused(sealed):
-            async with self._files.open_files.pin(sealed.path) as file:
-                await sealed.release_rest(file)
-        sealed.count_unused(0)
+            self.index.seal(previous)
 
     async def _truncate(self, work: Truncate) -> None:
         """Safety 8, in an order in which every crash leaves a log that recovery takes for a shorter or an
         unchanged one: whole segments newest first, then the index, then the tail record, then the
         frames."""
-        async with self.index_lock:
-            self._sealed = [item for item in self._sealed if item is not work.kept]
+        async with self.index.lock:
+            self.index.unseal(work.kept)
             for segment in reversed(work.removed):
                 await self._remove(segment)
             if work.kept is not None and self.written_index >= work.from_index:
@@ -453,7 +407,7 @@ class Writer:
     async def _trim(self, work: Trim) -> None:
         """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap. What
         stays is durable before that: it alone says where the log stands."""
-        await self._sync_active()
+        await self.sync_active()
         for segment in work.removed:
             if not await self._spares.retire(segment, work.kept):
                 await self._remove(segment)
@@ -475,7 +429,7 @@ class Writer:
         logger.warning("appends refused: %s", refusal)
         refused: list[Append] = []
         try:
-            await self._wait_for_reserve()
+            await self.preallocator.wait()
             await self._spares.drop()
             await self._refuse_queued(refused)
             await self._drop_empty_active()
@@ -509,17 +463,22 @@ class Writer:
     async def _drop_empty_active(self) -> None:
         """A segment that was rolled to and then refused its first frame: another leader may not roll
         there."""
-        if self._active is not None and self._active.first_index > self.written_index:
-            await self._remove(self._active)
+        if self.active is not None and self.active.first_index > self.written_index:
+            await self._remove(self.active)
 
     async def _remove(self, segment: Segment) -> None:
-        if self._active is segment:
+        if self.active is segment:
             await self._let_go()
-            self._active = None
-        self._sealed = [item for item in self._sealed if item is not segment]
+            self.active = None
+        self.index.unseal(segment)
         self._spares.settle(segment)
         await segment.remove()
         await self._files.disk.sync_directory(self._files.directory)
+
+    def index_failed(self, failure: DiskFailed) -> None:
+        """See index_writer.Progress; what is queued is told when its turn comes."""
+        self.failure = self.failure or failure
+        logger.error("%s: this log accepts no append until it is opened again", self.failure)
 
     def _fail(self, failure: DiskFailed) -> None:
         """Nothing is written any more; everybody who waits is told."""
@@ -533,68 +492,14 @@ class Writer:
         for work in waiting:
             _answer(work, DiskFailed(str(failure)))
 
-    def _index_later(self) -> None:
-        is_only = self.written_index == 1
-        if self._index_timer is not None:
-            if is_only:
-                return
-            self._index_timer.cancel()
-        self._index_is_far = is_only
-        delay_s = self._files.config.index_interval_ms / 1000 * (ONLY_ENTRY_INTERVALS if is_only else 1)
-        self._index_timer = asyncio.get_running_loop().call_later(delay_s, self._start_indexing)
-
-    def _start_indexing(self) -> None:
-        if self._index_timer is not None:
-            self._index_timer.cancel()
-            self._index_timer = None
-        if self._index_task is None and not self.is_closed:
-            self._unindexed_bytes = 0
-            self._index_task = asyncio.get_running_loop().create_task(self._index_once())
-
-    async def _index_once(self) -> None:
-        try:
-            await self.write_index()
-            if self._sealed:
-                await self._release_sealed()
-        except OSError as error:
-            if is_no_space(error):
-                # The index saves time, it proves nothing that the segment does not: the next append tries
-                # again.
-                logger.warning("%s: index not written: %s", self._files.directory, error)
-            else:
-                self.failure = self.failure or DiskFailed(f"{self._files.directory}: index: {error}")
-                logger.error("%s: this log accepts no append until it is opened again", self.failure)
-        else:
-            if self._is_behind() and self._index_timer is None and not self.is_closed:
-                self._index_later()
-        finally:
-            self._index_task = None
-            self._rest()
-
-    def _is_behind(self) -> bool:
-        """Whether something was written while the index was, for which nothing else would come back."""
-        active = self._active
-        if active is not None and min(self.stored_index, active.last_index) > active.indexed_index:
-            return True
-        return any(item.last_index < self.stored_index for item in self._sealed)
-
-    async def write_index(self) -> None:
-        """Bring the active segment's index file up to what is known synced."""
-        async with self.index_lock:
-            if self.synced_index < self.stored_index:
-                await self._sync_active()
-            segment = self._active
-            if segment is not None:
-                await segment.write_index(LogIndex(min(self.synced_index, segment.last_index)))
-
     async def drain(self) -> None:
         """Return when nothing is queued or under way."""
-        while self._task is not None or self._is_writing or self._is_waiting or self._reserving is not None:
-            if self._reserving is not None:
-                await asyncio.wait([self._reserving])
+        while self._state is not _State.IDLE or self.preallocator.is_busy:
+            if self.preallocator.is_busy:
+                await self.preallocator.wait()
             elif self._task is not None:
                 await asyncio.wait([self._task])
-            elif self._is_waiting:
+            elif self._state is _State.WAITING:
                 await asyncio.sleep(0)
             else:
                 self._write_over = self._write_over or asyncio.get_running_loop().create_future()
@@ -607,22 +512,19 @@ class Writer:
             return
         self.is_closed = True
         await self.drain()
-        if self._index_timer is not None:
-            self._index_timer.cancel()
-        if self._index_task is not None:
-            await asyncio.wait([self._index_task])
+        await self.index.stop()
         try:
             if flush and self.failure is None:
-                await self.write_index()
-                await self._release_sealed()
+                await self.index.write()
+                await self.index.release_sealed()
         except OSError as error:
             if not is_no_space(error):
                 self._fail(DiskFailed(f"{self._files.directory}: {error}"))
         finally:
             await self._let_go()
             self._spares.close()
-            if self._active is not None:
-                self._spares.settle(self._active)
+            if self.active is not None:
+                self._spares.settle(self.active)
             self._files.shared.lending.close(self._files.directory)
             await self._files.open_files.close(self._files.directory)
 

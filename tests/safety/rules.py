@@ -401,8 +401,8 @@ FAULTS: tuple[Fault, ...] = (
         11,
         "a file with unsynced writes is closed for want of room",
         "segment_store/log/writer.py",
-        "        if synced and self._active is not None and not self._active.soiled_end:\n",
-        "        if self._active is not None:\n",
+        "        if synced and self.active is not None and not self.active.soiled_end:\n",
+        "        if self.active is not None:\n",
         (S + "disk/test_open_files.py::test_a_file_with_unsynced_bytes_stays_open",),
     ),
     Fault(

@@ -61,8 +61,8 @@ async def test_a_file_with_unsynced_bytes_stays_open() -> None:
     for other in others:
         await other.append([next_frame(other)])
     assert shared.open_files.is_pinned(path)
-    await unsynced._writer.write_index()
-    unsynced._writer._rest()
+    await unsynced._writer.index.write()
+    unsynced._writer.rest()
     assert unsynced.synced_index == unsynced.last_index
     assert not shared.open_files.is_pinned(path)
     for log in (unsynced, *others):

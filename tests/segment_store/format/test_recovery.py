@@ -105,7 +105,7 @@ async def test_a_stale_index_file_is_completed() -> None:
     disk = MemoryDisk()
     log = await open_log(disk)
     await log.append([next_frame(log)])
-    await log._writer.write_index()
+    await log._writer.index.write()
     stale = disk.content(INDEX)
     for _ in range(4):
         await log.append([next_frame(log)])

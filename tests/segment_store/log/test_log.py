@@ -25,7 +25,7 @@ from shoal.segment_store import (
     open_disk,
 )
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
-from shoal.segment_store.log.writer import ONLY_ENTRY_INTERVALS
+from shoal.segment_store.log.index_writer import ONLY_ENTRY_INTERVALS
 
 
 async def test_an_empty_log() -> None:
@@ -275,7 +275,7 @@ async def test_truncations_queued_behind_each_other() -> None:
     log = await open_log(disk)
     for _ in range(10):
         await log.append([next_frame(log, 3)])
-    await log._writer.write_index()
+    await log._writer.index.write()
     steps = [log.truncate_suffix(9), log.truncate_suffix(5)]
     steps += [log.append([next_frame(log, 1, term=2, value_bytes=100, fill=4)]) for _ in range(1)]
     await asyncio.gather(*steps)
@@ -425,7 +425,7 @@ async def test_truncation_works_on_a_full_disk() -> None:
     log = await open_log(disk)
     for _ in range(6):
         await log.append([next_frame(log, 3)])
-    await log._writer.write_index()
+    await log._writer.index.write()
     disk.capacity_bytes = disk.used_bytes()
     await log.truncate_suffix(4)
     disk.capacity_bytes *= 2
@@ -530,7 +530,7 @@ async def test_the_only_entry_of_a_log_is_indexed_later_and_the_second_in_time()
     loop = asyncio.get_running_loop()
 
     def due_s() -> float:
-        timer = log._writer._index_timer
+        timer = log._writer.index._timer
         assert timer is not None
         return timer.when() - loop.time()
 
@@ -550,7 +550,7 @@ async def test_what_is_written_while_the_index_is_reaches_it_too() -> None:
     log = await open_log(MemoryDisk(random.Random(1)))
     await log.append([next_frame(log)])
     active = log._segments[-1]
-    while log._writer._index_task is not None or log._writer._index_timer is not None:
+    while log._writer.index._task is not None or log._writer.index._timer is not None:
         await asyncio.sleep(0.001)
     held, proper = asyncio.Event(), active.write_index
 
@@ -560,7 +560,7 @@ async def test_what_is_written_while_the_index_is_reaches_it_too() -> None:
 
     active.write_index = write_late  # type: ignore[method-assign]
     await log.append([next_frame(log)])
-    while log._writer._index_task is None:
+    while log._writer.index._task is None:
         await asyncio.sleep(0.001)
     await log.append([next_frame(log)])
     held.set()

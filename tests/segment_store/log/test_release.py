@@ -58,7 +58,7 @@ async def test_space_reserved_behind_an_early_end_is_given_back(tmp_path: Path) 
 
 
 async def until_released(log: PartitionLog) -> None:
-    while log._writer._sealed or log._writer._index_task is not None:
+    while log._writer.index._sealed or log._writer.index._task is not None:
         await asyncio.sleep(0.002)
 
 
@@ -69,7 +69,7 @@ async def test_an_opening_gives_back_what_a_crash_left(when: str) -> None:
     disk = MemoryDisk(random.Random(3))
     log = await open_log(disk, config=early_config())
     if when == "never":
-        log._writer._release_sealed = nothing  # type: ignore[method-assign]
+        log._writer.index.release_sealed = nothing  # type: ignore[method-assign]
     await rolled_early(log)
     if when == "at the roll":
         await until_released(log)
@@ -176,7 +176,7 @@ async def _on_a_full_disk(steps: list[tuple[str, int, bool]], seed: int) -> None
             if flag and not fits:
                 disk.capacity_bytes = 2**30
             if step == "together":
-                log._writer._start_indexing()
+                log._writer.index.start()
             try:
                 await log.append([frame])
             except DiskFull:
@@ -197,7 +197,7 @@ async def _on_a_full_disk(steps: list[tuple[str, int, bool]], seed: int) -> None
                 disk.crash(random.Random(number))
             log = await open_log(disk, config=early_config())
         elif step == "index":
-            log._writer._start_indexing()
+            log._writer.index.start()
         assert await contents(log) == stored
     disk.capacity_bytes = 2**30
     await log.append([next_frame(log, value_bytes=60_000)])

@@ -319,10 +319,10 @@ async def test_files_do_not_grow_behind_a_seal(seed: int) -> None:
     for number in range(24):
         frame = next_frame(log, value_bytes=40_000, first_of_segment=number % 5 == 4)
         await log.append([frame])
-        reserved += log._writer._reserving is not None
+        reserved += log._writer.preallocator.is_busy
         if number % 7 == 6:
             await log.truncate_suffix(log.last_index)
-        if log._writer._reserving is not None and number % 5 < 3:  # all of a segment
+        if log._writer.preallocator.is_busy and number % 5 < 3:  # all of a segment
             await log.truncate_suffix(log.spans()[-1].first_index)
         if number == 15:
             disk.faults.append(Fault("write", errno.ENOSPC, ".arrows"))
