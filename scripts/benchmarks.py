@@ -29,6 +29,7 @@ import cluster
 import environment
 import floors
 import load
+import performance_page
 import terminal
 from bench_topics import ARROW, BATCH_RECORDS, RECORD_BYTES, post
 from row import Row
@@ -253,6 +254,7 @@ def main() -> int:
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=pathlib.Path, default=None)
+    parser.add_argument("--record", action="store_true", help="append the rows to lab/results.csv")
     options = parser.parse_args()
     unknown = sorted(set(options.which) - set(names))
     if unknown:
@@ -264,6 +266,8 @@ def main() -> int:
             terminal.step(name)
             rows += getattr(bench, name)()
     print_table(rows)
+    if options.record:
+        performance_page.record(rows, options.rounds)
     return 1 if any(row.verdict() == "MISSED" for row in rows) else 0
 
 

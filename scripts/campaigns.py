@@ -7,6 +7,7 @@ names its seed, which the test beside it replays.
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import datetime
 import importlib
@@ -30,17 +31,10 @@ from campaign_rounds import ROUNDS, search_store
 from campaign_serf import serf
 from campaign_spark import spark
 
-RECORD = environment.ROOT / "docs" / "campaigns.md"
-HEAD = """# Campaigns
-
-Long runs of the tests that search, written down by `scripts/campaign` as they end. A finding names its seed.
-Faults are power failures and kills (store), SIGKILLs alone (kills), hostile inputs (decoders), histories of
-operations (states) or requests (openapi).
-
-| date | commit | what | seeds | hours | faults | findings |
-| --- | --- | --- | --- | --- | --- | --- |
-"""
-
+RECORD = environment.ROOT / "lab" / "campaigns.csv"
+COLUMNS = ("date", "commit", "campaign", "records", "seeds", "hours", "faults", "findings")
+"""Records: acknowledged ones. Faults: power failures and kills (store), SIGKILLs alone (kills), hostile
+inputs (decoders), histories of operations (states), requests (openapi). A finding names its seed."""
 
 FINDING_CHARACTERS_MAX = 160
 NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed of its own
@@ -139,18 +133,21 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
 CAMPAIGNS = ("membership", "openapi", "serf", "spark", *sorted(ROUNDS), "simulation", "nemesis")
 
 
-def record(what: str, outcome: Outcome, hours: float) -> None:
-    """Append one row."""
-    text = RECORD.read_text() if RECORD.exists() else HEAD
+def record(what: str, outcome: Outcome, hours: float, path: pathlib.Path = RECORD) -> None:
+    """Append one row of COLUMNS."""
     git = ["git", "-C", str(environment.ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     seeds = f"{outcome.first_seed}-{outcome.next_seed - 1}"
-    if outcome.records:
-        what += f", {outcome.records:,} records"
-    findings = "; ".join(outcome.findings).replace("|", "/").replace("\n", " ") or "none"
-    row = f"| {date} | {commit} | {what} | {seeds} | {hours:.2f} | {outcome.faults} | {findings} |\n"
-    RECORD.write_text(text + row)
+    findings = "; ".join(outcome.findings).replace("\n", " ") or "none"
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerow(
+            (date, commit, what, outcome.records, seeds, f"{hours:.2f}", outcome.faults, findings)
+        )
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -168,7 +165,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="N",
         help="of the simulation: seeds at once (default: one for each core)",
     )
-    parser.add_argument("--no-record", action="store_true", help="leave docs/campaigns.md alone")
+    parser.add_argument("--no-record", action="store_true", help="leave lab/campaigns.csv alone")
     options = parser.parse_args(arguments)
     if options.minutes is not None:
         options.hours = options.minutes / 60

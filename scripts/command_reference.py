@@ -1,4 +1,4 @@
-"""Writes docs/commands.md: every command with the help that it shows. Run it after changing a command.
+"""Writes docs/cli.md: every command with the help that it shows. Run it after changing a command.
 
 Law of this file: it asks the command line itself; nothing of the page stands here but its frame.
 """
@@ -14,16 +14,17 @@ import typer
 
 from shoal.agent.cli.main import app
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 WIDTH = 100
 INTRODUCTION = """\
-# Commands
+# Command line
 
-What `--help` says of each command. This page is written by `scripts/command_reference.py`.
+For everybody who types or scripts `shoal` commands: each command with the text of its `--help`.
+`scripts/command_reference.py` writes this page from the code; a test fails when it is stale.
 
-`--agent URL` and `--json` may stand before any command. Exit codes: 0 all went well, 1 it failed, 2 it was
-called wrongly, 130 it was interrupted. Data go to standard output, everything else to standard error.
-`shoal --install-completion` teaches the shell to complete commands, options and the names of topics.
+`--agent URL` and `--json` are accepted before any command. Exit codes: 0 success, 1 failure, 2 wrong usage,
+130 interrupted. Data go to standard output, messages to standard error.
+`shoal --install-completion` adds completion of commands, options and topic names to the shell.
 """
 
 

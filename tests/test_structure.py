@@ -340,7 +340,9 @@ def _does_nothing(node: ast.ExceptHandler) -> bool:
 
 
 def documents() -> list[pathlib.Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    folders = (ROOT / "docs", ROOT / "lab")
+    below = [path for folder in folders for path in sorted(folder.rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *below]
 
 
 def test_links_in_documents_lead_somewhere() -> None:

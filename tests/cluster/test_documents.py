@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 from real_agents import COMMAND_TIMEOUT_SECONDS, shoal_command
+
+from tests.serf.real_serf import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,6 +131,57 @@ def test_the_client_page_works_as_it_stands(start_cluster: Callable[..., Any]) -
     assert lines[0] == "0 1002"  # after one, two and a thousand others
     assert lines[1] == "[(0, 1003), (0, 1004)]"
     assert lines[-1] == "b'from a coroutine'"
+
+
+TUTORIAL_TIMEOUT_SECONDS = 240.0  # a minute where nothing else runs
+
+
+def test_the_tutorial_works_as_it_stands(tmp_path: pathlib.Path) -> None:
+    """Its commands as one script, in order, with ports and a cluster of its own: what was written before and
+    after the kill is read, once each, and nothing is left behind."""
+    script = "\n".join(examples(ROOT / "docs" / "tutorial.md", "tutorial"))
+    assert script.count("shoal agent ") == 4
+    ports = {old: str(free_port()) for old in ("7070", "7072", "7074")}
+    for old, new in ports.items():
+        assert old in script
+        script = script.replace(old, new)
+    script = script.replace("--cluster tutorial", f"--cluster tutorial-{secrets.token_hex(4)}")
+    environment = {**os.environ, "SHOAL_AGENT": f"http://127.0.0.1:{ports['7070']}"}
+    environment["PATH"] = os.pathsep.join((os.path.dirname(shoal_command()), environment["PATH"]))
+    with (
+        open(tmp_path / "said", "w+") as said,
+        open(tmp_path / "read", "w+") as read,
+        subprocess.Popen(
+            ["bash", "-eu", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            stdout=read,
+            stderr=said,
+            start_new_session=True,
+        ) as shell,
+    ):
+        try:
+            code = shell.wait(TUTORIAL_TIMEOUT_SECONDS)
+        finally:
+            _end_session(shell.pid)
+        lines = (tmp_path / "read").read_text().splitlines()
+        assert code == 0, (tmp_path / "said").read_text()[-2000:]
+    values = [line for line in lines if line.startswith('{"customer":')]
+    assert sorted(json.loads(line)["item"] for line in values) == sorted([1, 2, 3, 4] * 2)
+    records = [json.loads(line) for line in lines if line.startswith("{") and '"offset"' in line]
+    assert len({(record["partition"], record["offset"]) for record in records}) == 7
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["read", "said"]
+
+
+def _end_session(session: int) -> None:
+    """What the script started and did not end, by the session that it is alone in."""
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if os.getsid(int(entry.name)) == session:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except (PermissionError, ProcessLookupError):
+                continue
 
 
 def test_the_quickstart_prints_commands_that_work(start_cluster: Callable[..., Any]) -> None:

@@ -186,10 +186,3 @@ def test_an_axis_has_few_round_ticks_and_reaches_its_end(high: float) -> None:
     assert 3 <= len(found) <= 10
     assert (found[0], found[-1] >= high * 0.999) == (0, True)
     assert plots.ticks(0.3, 70, True) == [0.1, 1.0, 10.0, 100.0]
-
-
-def test_the_plots_are_those_of_the_newest_curves() -> None:
-    """If this fails: `python scripts/plots.py` draws them anew."""
-    for name, text in plots.render().items():
-        assert (plots.LAB / name).read_text() == text, name
-        assert f"../lab/{name}" in performance_page.PAGE.read_text()

@@ -31,6 +31,7 @@ COPIED = (
     "scripts",
     "tests",
     "docs",
+    "lab",
     "setup.cfg",
     "pyproject.toml",
 )

@@ -206,11 +206,11 @@ PLACEHOLDERS = {"PARTITION": "0", "N": "3"}
 def documented_commands() -> list[str]:
     """Every line of the documents that begins with `shoal`, without what explains it."""
     found = []
-    written = ROOT / "docs" / "commands.md"  # by the commands themselves
-    for page in (ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {written})):
+    written = ROOT / "docs" / "cli.md"  # by the commands themselves
+    for page in (ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {written})):
         for line in page.read_text().splitlines():
             if line.startswith(("    shoal ", "shoal ")):
-                found.append(re.split(r"  +| &$| #| > ", line.strip())[0])
+                found.append(re.split(r"  +| &(?: |$)| #| > ", line.strip())[0])
     return found
 
 

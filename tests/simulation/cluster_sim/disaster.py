@@ -1,9 +1,9 @@
 """The end of the cluster as it was: a majority is lost for good, and an operator forces what is left to go
 on.
 
-Law of this file: the operator does what docs/operations.md says, over HTTP, and nothing else. It begins when
-the verdict on everything before is spoken: from here on acknowledged records may be lost, but only those that
-no agent holds any more, and only by a command.
+Law of this file: the operator does what docs/operations/failures.md says, over HTTP, and nothing else. It
+begins when the verdict on everything before is spoken: from here on acknowledged records may be lost, but
+only those that no agent holds any more, and only by a command.
 """
 
 from __future__ import annotations

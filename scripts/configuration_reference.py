@@ -1,0 +1,329 @@
+"""Writes docs/configuration.md: every flag, TOML key and SHOAL_ variable. Run it after changing a setting.
+
+Law of this file: names, variables, flags, units and defaults are read from the code. Only words stand here:
+what a setting means and when a new value takes effect. A setting without words is an error, and so are words
+without a setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from shoal.agent.cli.agent import agent
+from shoal.agent.cli.topic import create
+from shoal.agent.config import (
+    DEFAULT_GOSSIP_PORT,
+    DEFAULT_HTTP_PORT,
+    DEFAULT_SERF_RPC_PORT,
+    DURATION_UNITS_MS,
+    READERS,
+    AgentConfig,
+)
+from shoal.agent.interface import (
+    MAX_PARTITIONS,
+    MAX_REPLICATION_FACTOR,
+    MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES,
+)
+from shoal.agent.topics.settings import TopicSettings
+from shoal.client.http.requests import ClientConfig
+from shoal.client.http.routing import RetryPolicy
+from shoal.client.produce.batching import BatchingConfig
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+MIB = 1 << 20
+FIRST = "first start"
+FOUNDING = "founding"
+START = "each start"
+CREATION = "creation"
+CHANGE = "5 s"
+
+
+class Words(NamedTuple):
+    """What the code does not say of a setting. `default` is for those whose default is computed."""
+
+    effect: str
+    meaning: str
+    default: str = ""
+
+
+SETTINGS: Mapping[str, Words] = {
+    "data": Words(START, "The data directory. Required."),
+    "bind": Words(START, "IP address to listen on."),
+    "advertise": Words(
+        START, "IP address that other agents and clients use. Required with `0.0.0.0`.", "`bind`"
+    ),
+    "http_port": Words(
+        START,
+        "HTTP port, TCP. The default steps up to the next free port; an explicit port must be free.",
+        f"{DEFAULT_HTTP_PORT}, or the port of the last run",
+    ),
+    "gossip_port": Words(
+        START, "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"
+    ),
+    "cluster": Words(FIRST, "Cluster name. Agents with different names never meet."),
+    "name": Words(START, "Name of the agent in lists and logs. The last name is kept.", "HOST-xxxxxxxx"),
+    "join": Words(
+        START,
+        "Gossip addresses of members. The agent founds no cluster before one of them has answered."
+        " In a variable, commas or blanks separate addresses; the flag is repeated; the file has a list.",
+        "none",
+    ),
+    "expect": Words(FOUNDING, "Found a cluster only when this many agents have met.", "none"),
+    "failure_domain": Words(
+        START,
+        "What fails together, such as a rack. Replicas of a partition prefer different domains.",
+        "host name",
+    ),
+    "weight": Words(START, "Share of the replicas relative to other agents, 1 to 10000."),
+    "gossip": Words(START, "`embedded`, or `serf`: membership through a Serf agent that already runs."),
+    "gossip_key": Words(
+        FIRST,
+        "AES key in base64, or `@FILE`. Later `gossip-keyring.json` in the data directory decides;"
+        " `shoal keys` rotates.",
+        "none",
+    ),
+    "gossip_label": Words(START, "Agents with different labels never meet.", "none"),
+    "gossip_verify_incoming": Words(START, "Reject unsealed gossip. False only while a key is introduced."),
+    "gossip_verify_outgoing": Words(START, "Seal outgoing gossip. False only while a key is introduced."),
+    "serf_rpc": Words(START, "RPC address of the Serf agent.", f"127.0.0.1:{DEFAULT_SERF_RPC_PORT}"),
+    "serf_auth_key": Words(START, "The Serf agent's `rpc_auth`.", "none"),
+    "cores": Words(START, "Number of agents on this host, each with its own directory and ports, 1 to 256."),
+    "mdns": Words(START, "Find agents by mDNS.", "true on loopback, and where `cluster` is given"),
+    "disk": Words(START, "`ring` (io_uring), `threads`, or `auto`: io_uring where the kernel allows it."),
+    "auto_create_topics": Words(START, "The first record for an unknown topic creates the topic."),
+    "discovery_window": Words(
+        FOUNDING, "How long an empty agent listens for a cluster before it may found one, 0 to 10m."
+    ),
+    "heartbeat_interval": Words(
+        START, "Interval of a leader's heartbeats, at least 10ms. Same on all agents."
+    ),
+    "election_timeout": Words(
+        START,
+        "Silence of a leader before an election, at least three heartbeat intervals. Same on all agents.",
+    ),
+    "shutdown_timeout": Words(START, "Limit for handing leadership over after SIGTERM, at most 10m."),
+    "dissolve_timeout": Words(
+        START, "Limit for an empty cluster that gives itself up for another one, at most 10m."
+    ),
+    "replace_after": Words(
+        START, "How long a member is unreachable before its replicas are placed elsewhere, at most 7d."
+    ),
+    "scrub_bytes_per_s": Words(
+        START, "Rate at which stored bytes are read again and verified. 0 disables it."
+    ),
+}
+TOPIC_SETTINGS: Mapping[str, Words] = {
+    "kind": Words(CREATION, "Kind of topic. `log` is the only kind."),
+    "partitions": Words(CREATION, f"Number of partitions, 1 to {MAX_PARTITIONS}."),
+    "replication_factor": Words(
+        CREATION, f"Copies of each partition, 1 to {MAX_REPLICATION_FACTOR}, or `all`: a copy on every agent."
+    ),
+    "retention.age": Words(CHANGE, "Older batches are removed, in whole segments. null: kept for ever."),
+    "retention.bytes": Words(
+        CHANGE, f"Bytes kept of each partition, at least {MIN_SEGMENT_BYTES}. null: no limit."
+    ),
+    "segment.bytes": Words(
+        "next append", f"Size of a segment file, {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}."
+    ),
+    "segment.age": Words(CHANGE, "Age at which a segment is closed. null: when it is full."),
+    "fsync": Words(
+        CREATION,
+        "false: acknowledged before the disk has the record. A power failure may lose it on all replicas.",
+    ),
+}
+CLIENT_SETTINGS: Mapping[str, Words] = {
+    "linger_ms": Words("", "How long a record waits for others while its partition is idle."),
+    "batch_rows_max": Words("", "Most records of a request."),
+    "batch_bytes_max": Words("", "Most bytes of a request."),
+    "buffered_bytes_max": Words("", "Unacknowledged bytes of a producer above which `send` blocks."),
+    "base_ms": Words("", "First pause between two attempts; it doubles."),
+    "cap_ms": Words("", "Longest pause between two attempts."),
+    "total_ms": Words("", "Time after which a request has failed."),
+    "first_contact_ms": Words("", "How long a new client waits for its first agent."),
+    "attempt_timeout_ms": Words("", "Time that an agent has to answer one attempt."),
+    "connect_timeout_ms": Words("", "Time to open a connection."),
+    "connections_max": Words("", "Most connections of a client."),
+}
+VARIABLES: Mapping[str, tuple[str, str]] = {
+    "SHOAL_AGENT": (
+        "commands, Python clients, Spark",
+        "Agents to ask, as URLs with commas between. Default `http://127.0.0.1:7070`.",
+    ),
+    "SHOAL_CONFIG": ("`shoal agent`", "The configuration file, as `--config` names it."),
+    "SHOAL_KAFKA": ("`scripts/bench spark`", "HOST:PORT of a Kafka to compare with."),
+    "SHOAL_KAFKA_PACKAGE": ("`scripts/bench spark`", "Maven coordinates of Spark's Kafka connector."),
+    "SHOAL_SERF": ("`scripts/test`, `scripts/bench gossip`", "Path of a Serf binary to test with."),
+}
+KINDS = {
+    "_text": "text",
+    "_integer": "number",
+    "_boolean": "true, false",
+    "_addresses": "HOST:PORT list",
+    "_duration_ms": "time",
+}
+UNITS = {"_port": "port", "_bytes_per_s": "bytes/s"}
+INTRODUCTION = """\
+# Configuration
+
+For operators and developers who look a setting up. The page lists every flag, TOML key and `SHOAL_` variable.
+`scripts/configuration_reference.py` writes this page from the code; a test fails when it is stale.
+[Deployment](operations/deploy.md) says which settings a new cluster needs.
+"""
+AGENT = """\
+## Agent
+
+A flag overrides a `SHOAL_` variable, a variable overrides the file, the file overrides the default.
+The file is TOML, named by `--config FILE` or `SHOAL_CONFIG`. Its keys are the names below, with `_` or `-`,
+at the top or under `[agent]`. A time is a number with a unit: {units}.
+`GET /v1/agent` shows the values in force, without keys.
+
+An agent reads its configuration when it starts. The column *takes effect* says at which start a value counts:
+
+- *each start*: the value given at a start holds until the next start.
+- *first start*: the data directory keeps the first value.
+- *founding*: the value matters only while a new cluster forms.
+"""
+EXAMPLE = """\
+### Example file
+
+```toml
+# shoal agent --config /etc/shoal.toml
+data = "/var/lib/shoal"
+cluster = "fish"
+bind = "10.0.0.5"
+join = ["10.0.0.5:7946", "10.0.0.6:7946", "10.0.0.7:7946"]
+expect = 3                       # first start: a cluster forms when all three have met
+failure_domain = "rack-1"
+gossip_key = "@/etc/shoal.key"   # written by: (umask 077; shoal keygen > /etc/shoal.key)
+replace_after = "1h"
+auto_create_topics = false
+```
+
+Three agents share this file. Only `bind` and `failure_domain` differ.
+"""
+TOPIC = """\
+## Topic
+
+`shoal topic create` and `PUT /v1/topics/NAME` take these settings. `shoal topic alter` and `PATCH` change
+retention and segments of an existing topic; all other settings are fixed. The leader of a partition applies a
+changed retention within five seconds.
+"""
+CLIENT = """\
+## Python client
+
+`client.producer(topic, batching=BatchingConfig(...))` and `Client(url, config=ClientConfig(...))` take these
+values; `ClientConfig(retry=RetryPolicy(...))` has the pauses. [Spark](spark.md#read) has options of its own.
+Times are in milliseconds, sizes in bytes.
+"""
+OTHERS = """\
+## Other variables
+
+Every setting of an agent has a variable of its own, in the first table. These belong to other programs:
+"""
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Markdown: one line a row."""
+    columns = list(head)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _words(named: Iterable[str], words: Mapping[str, Words]) -> None:
+    names = set(named)
+    lacking, unknown = sorted(names - set(words)), sorted(set(words) - names)
+    if lacking or unknown:
+        raise SystemExit(f"{__file__}: no words for {lacking}, words for nothing: {unknown}")
+
+
+def default_of(name: str) -> Any:
+    """The default of an agent's setting, as the code has it; None where it is computed at the start."""
+    field = name if name in AgentConfig.__dataclass_fields__ else f"{name}_ms"
+    value = AgentConfig.__dataclass_fields__[field].default
+    return None if value is dataclasses.MISSING or value == () else value
+
+
+def shown(value: Any, unit: str) -> str:
+    """A default as people would write it."""
+    if unit != "time" or value is None:
+        return json.dumps(value).strip('"')
+    sizes = sorted(DURATION_UNITS_MS.items(), key=lambda pair: -pair[1])
+    return next(f"{value // size}{name}" for name, size in sizes if value % size == 0)
+
+
+def agent_rows() -> Iterable[list[str]]:
+    """One row a setting, in the order of the code."""
+    _words(READERS, SETTINGS)
+    flags = set(inspect.signature(agent).parameters)
+    for name, read in READERS.items():
+        words, value = SETTINGS[name], default_of(name)
+        unit = next((unit for ending, unit in UNITS.items() if name.endswith(ending)), KINDS[read.__name__])
+        if (value is None) != bool(words.default) and name != "data":
+            raise SystemExit(f"{__file__}: {name}: a computed default needs words, and no other does")
+        default = words.default or ("" if value is None else f"`{shown(value, unit)}`")
+        flag = f"`--{name.replace('_', '-')}`" if name in flags else ""
+        yield [f"`{name}`", flag, f"`SHOAL_{name.upper()}`", default, unit, words.effect, words.meaning]
+
+
+def topic_rows() -> Iterable[list[str]]:
+    """One row a setting of a topic, as it stands in JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in TopicSettings().to_document().items():
+        parts = {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {}
+        flat |= parts or {name: value}
+    _words(flat, TOPIC_SETTINGS)
+    flags = set(inspect.signature(create).parameters)
+    for name, value in flat.items():
+        option = name.removesuffix(".age") if name == "retention.age" else name
+        parameter = option.replace(".", "_")
+        flag = f"`--{parameter.replace('_', '-')}`" if parameter in flags else ""
+        words = TOPIC_SETTINGS[name]
+        yield [f"`{name}`", flag, f"`{shown(value, '')}`", words.effect, words.meaning]
+
+
+def client_rows() -> Iterable[list[str]]:
+    """One row a field of the client's three values."""
+    kinds: tuple[Any, ...] = (BatchingConfig, RetryPolicy, ClientConfig)
+    fields = [
+        (kind.__name__, field.name, field.default)
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING
+    ]
+    _words([name for _, name, _ in fields], CLIENT_SETTINGS)
+    for kind_name, name, default in fields:
+        yield [f"`{kind_name}`", f"`{name}`", f"`{default}`", CLIENT_SETTINGS[name].meaning]
+
+
+def render() -> str:
+    """The whole page."""
+    units = ", ".join(f"`{unit}`" for unit in DURATION_UNITS_MS)
+    agent_head = ("setting", "flag", "variable", "default", "unit", "takes effect", "meaning")
+    parts = [
+        INTRODUCTION,
+        AGENT.format(units=units),
+        table(agent_head, agent_rows()),
+        EXAMPLE,
+        TOPIC,
+        table(("in JSON", "flag", "default", "takes effect", "meaning"), topic_rows()),
+        CLIENT,
+        table(("value", "field", "default", "meaning"), client_rows()),
+        OTHERS,
+        table(
+            ("variable", "read by", "meaning"),
+            ([f"`{name}`", reader, meaning] for name, (reader, meaning) in VARIABLES.items()),
+        ),
+    ]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
+    sys.stderr.write(f"{PAGE}: written\n")

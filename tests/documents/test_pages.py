@@ -1,0 +1,120 @@
+"""The pages for users: each says whom it is for, links lead to headings, and sentences can be read."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from shoal.agent.host.scrubber import ScrubStatistics
+from shoal.agent.service.metrics import render_metrics
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+USERS = (
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *(DOCS / name for name in ("tutorial.md", "concepts.md", "configuration.md", "glossary.md", "cli.md")),
+    *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
+    *sorted((DOCS / "operations").glob("*.md")),
+)
+NOTES = sorted(path for path in (ROOT / "lab").glob("*.md") if path.name != "README.md")
+WORDS_MAX = 45
+
+
+def prose(text: str) -> str:
+    """A page without blocks of code, tables, headings and addresses of links."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "|", "#", "<!--"))]
+    return re.sub(r"\]\([^)]*\)", "]", "\n".join(lines))
+
+
+def sentences(text: str) -> list[str]:
+    """Roughly: what ends with a full stop, question mark or colon before a blank, and items of lists."""
+    parts = re.split(r"(?<=[.?:!])\s+(?=[\[`\"*A-Z(])|\n\s*\n|\n(?=[-*] |\d+\. )", prose(text))
+    return [" ".join(part.split()) for part in parts if part.strip()]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The fragments that GitHub makes of a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", USERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_opens_with_what_it_is_for_and_for_whom(page: pathlib.Path) -> None:
+    """Before any other heading there is a paragraph that says `for`."""
+    title, _, rest = page.read_text().partition("\n")
+    assert title.startswith("# ")
+    opening = rest.partition("\n#")[0].strip()
+    assert re.search(r"\b[Ff]or ", opening), opening
+
+
+@pytest.mark.parametrize("page", [*USERS, *NOTES, ROOT / "lab" / "README.md"], ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings(page: pathlib.Path) -> None:
+    """No link of these pages is dead, fragments included."""
+    wrong = []
+    for target, fragment in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        path = (page.parent / target) if target else page
+        if not path.exists() or (fragment and fragment not in anchors(path)):
+            wrong.append(f"{target}#{fragment}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [*USERS, *NOTES], ids=lambda page: page.name)
+def test_sentences_can_be_read(page: pathlib.Path) -> None:
+    """None has over 45 words: a reader would have to begin it again."""
+    assert [one for one in sentences(page.read_text()) if len(one.split()) > WORDS_MAX] == []
+
+
+def test_every_note_says_what_was_asked_and_what_came_of_it() -> None:
+    """Its date stands in its name and its title; it is listed in lab/README.md."""
+    index = (ROOT / "lab" / "README.md").read_text()
+    assert len(NOTES) >= 15
+    for note in NOTES:
+        text = note.read_text()
+        assert re.match(r"\d{4}-\d\d-\d\d-[a-z0-9-]+\.md$", note.name), note.name
+        assert text.startswith(f"# {note.name[:10]}: "), note.name
+        assert "**Question.**" in text, note.name
+        assert "**Verdict.**" in text, note.name
+        assert f"]({note.name})" in index, note.name
+
+
+def test_the_page_of_monitoring_names_every_metric() -> None:
+    """What an agent exposes, and nothing that it does not."""
+    text = render_metrics(
+        version="1",
+        disk_kind="ring",
+        members=[("alive", True)],
+        topics=1,
+        statuses=[],
+        dropped_frames=0,
+        uptime_ms=1,
+        scrub=ScrubStatistics(),
+    ).decode()
+    front = (ROOT / "agent" / "http" / "admin" / "operate.py").read_text()
+    exposed = set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE)) | set(
+        re.findall(r'"(shoal_http_\w+)"', front)
+    )
+    page = (DOCS / "operations" / "monitoring.md").read_text()
+    named = set(re.findall(r"\b(shoal_\w+)", page))
+    assert len(exposed) > 15
+    assert named == exposed
+
+
+def test_sentences_are_told_apart() -> None:
+    """Were they not, the bound above would hold of nothing."""
+    text = (
+        "# T\n\nOne is short. Two has `code.py` in it: `x`.\n\n- an item\n- another [a](b.md)\n\n    No. No\n"
+    )
+    assert sentences(text) == [
+        "One is short.",
+        "Two has `code.py` in it:",
+        "`x`.",
+        "- an item",
+        "- another [a]",
+    ]
