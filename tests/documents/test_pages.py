@@ -1,4 +1,7 @@
-"""The pages for users: each says whom it is for, links lead to headings, and sentences can be read."""
+"""The pages for users: each says whom it is for, links lead to headings, and no metric goes without a word.
+
+That sentences stay short is shown for all documents by tests/test_internal_documents.py.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,10 @@ USERS = (
     ROOT / "CHANGELOG.md",
     *(DOCS / name for name in ("tutorial.md", "concepts.md", "configuration.md", "glossary.md", "cli.md")),
     *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
+    DOCS / "formats.md",
     *sorted((DOCS / "operations").glob("*.md")),
 )
 NOTES = sorted(path for path in (ROOT / "lab").glob("*.md") if path.name != "README.md")
-WORDS_MAX = 45
-
-
-def prose(text: str) -> str:
-    """A page without blocks of code, tables, headings and addresses of links."""
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.startswith(("    ", "|", "#", "<!--"))]
-    return re.sub(r"\]\([^)]*\)", "]", "\n".join(lines))
-
-
-def sentences(text: str) -> list[str]:
-    """Roughly: what ends with a full stop, question mark or colon before a blank, and items of lists."""
-    parts = re.split(r"(?<=[.?:!])\s+(?=[\[`\"*A-Z(])|\n\s*\n|\n(?=[-*] |\d+\. )", prose(text))
-    return [" ".join(part.split()) for part in parts if part.strip()]
 
 
 def anchors(page: pathlib.Path) -> set[str]:
@@ -63,12 +53,6 @@ def test_links_lead_to_pages_and_headings(page: pathlib.Path) -> None:
         if not path.exists() or (fragment and fragment not in anchors(path)):
             wrong.append(f"{target}#{fragment}")
     assert wrong == []
-
-
-@pytest.mark.parametrize("page", [*USERS, *NOTES], ids=lambda page: page.name)
-def test_sentences_can_be_read(page: pathlib.Path) -> None:
-    """None has over 45 words: a reader would have to begin it again."""
-    assert [one for one in sentences(page.read_text()) if len(one.split()) > WORDS_MAX] == []
 
 
 def test_every_note_says_what_was_asked_and_what_came_of_it() -> None:
@@ -104,17 +88,3 @@ def test_the_page_of_monitoring_names_every_metric() -> None:
     named = set(re.findall(r"\b(shoal_\w+)", page))
     assert len(exposed) > 15
     assert named == exposed
-
-
-def test_sentences_are_told_apart() -> None:
-    """Were they not, the bound above would hold of nothing."""
-    text = (
-        "# T\n\nOne is short. Two has `code.py` in it: `x`.\n\n- an item\n- another [a](b.md)\n\n    No. No\n"
-    )
-    assert sentences(text) == [
-        "One is short.",
-        "Two has `code.py` in it:",
-        "`x`.",
-        "- an item",
-        "- another [a]",
-    ]
