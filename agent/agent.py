@@ -63,7 +63,8 @@ from shoal.agent.process.supervisor import run_cores
 from shoal.agent.routing.claims import claim_of
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim
-from shoal.agent.service.broker import Broker, Joined
+from shoal.agent.service.broker import Broker
+from shoal.agent.service.cluster_view import Joined
 from shoal.agent.service.event_sources import EventSources
 from shoal.agent.topics.catalog_founders import birth_from_log
 from shoal.agent.topics.catalog_service import CatalogService

@@ -12,7 +12,7 @@ from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.clock import Clock
-from shoal.agent.service.broker import Joined
+from shoal.agent.service.cluster_view import Joined
 from shoal.agent.topics.births import BirthTelling
 from shoal.agent.topics.rebirths import Rebirths
 from shoal.agent.topics.tombstones import Burying

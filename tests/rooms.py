@@ -21,6 +21,7 @@ LINES_MAX = 4_000
 FILE_ROOMS = {
     "agent/config.py": "agent/config",
     "agent/interface.py": "agent/interface",
+    "agent/submission.py": "agent/submission",
     "agent/__main__.py": "agent/__main__",
     "membership/config.py": "membership/config",
     "membership/interface.py": "membership/interface",
@@ -52,25 +53,28 @@ ROOMS = {
         segment_store/config
         segment_store/disk segment_store/errors shoal/__init__""",
     "agent/service": """agent/config agent/durable agent/events agent/host agent/interface agent/members
-        agent/partition agent/peers agent/placement agent/process agent/routing agent/topics
+        agent/partition agent/peers agent/placement agent/process agent/routing agent/submission agent/topics
         membership/interface replication/placement segment_store/check shoal/client/http""",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
         agent/routing agent/topics replication replication/placement replication/roles segment_store/disk
         segment_store/errors""",
     "agent/bootstrap": "agent/config agent/durable agent/members agent/process agent/topics",
-    "agent/topics": """agent/config agent/durable agent/events agent/host agent/interface agent/members
-        agent/partition agent/partition/state agent/peers agent/process replication replication/placement
-        segment_store/config segment_store/disk segment_store/errors segment_store/log""",
+    "agent/topics": """agent/config agent/durable agent/events agent/host agent/interface
+        agent/members agent/partition agent/partition/state agent/peers agent/process agent/submission
+        replication replication/placement segment_store/config segment_store/disk segment_store/errors
+        segment_store/log""",
     "agent/members": """agent/config agent/durable agent/events agent/peers agent/process
         membership/interface membership/net membership/serf membership/serf_agent membership/wire
         replication/placement shoal/client/http""",
-    "agent/host": """agent/durable agent/partition agent/partition/state agent/peers agent/process replication
-        replication/roles replication/state segment_store/check segment_store/config segment_store/disk
-        segment_store/errors segment_store/format segment_store/log""",
+    "agent/host": """agent/durable agent/partition agent/partition/state agent/peers agent/process
+        agent/submission replication replication/roles replication/state segment_store/check
+        segment_store/config segment_store/disk segment_store/errors segment_store/format
+        segment_store/log""",
     "agent/routing": "agent/durable agent/events agent/partition agent/peers replication/roles",
-    "agent/partition": """agent/durable agent/partition/state agent/peers agent/process replication
-        replication/raft replication/roles replication/state segment_store/check segment_store/config
-        segment_store/disk segment_store/errors segment_store/log""",
+    "agent/partition": """agent/durable agent/partition/state agent/peers agent/process
+        agent/submission replication replication/raft replication/roles replication/state
+        segment_store/check segment_store/config segment_store/disk segment_store/errors
+        segment_store/log""",
     "agent/partition/state": "replication",
     "agent/peers": "agent/durable agent/process replication",
     "agent/durable": """agent/config agent/process membership/config membership/serf membership/wire
@@ -87,7 +91,8 @@ ROOMS = {
     "agent/http/rows": "agent/http/admission agent/interface",
     "agent/http/api": "agent/interface membership/interface",
     "agent/http/admission": "",
-    "agent/interface": "agent/events membership/interface",
+    "agent/interface": "agent/events agent/submission membership/interface",
+    "agent/submission": "",
     "agent/events": "",
     "agent/process": "agent/config segment_store/errors",
     "agent/config": "",

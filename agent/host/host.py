@@ -9,7 +9,7 @@ the others.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -29,11 +29,11 @@ from shoal.agent.host.repair import Mender
 from shoal.agent.host.scheduler import Turns
 from shoal.agent.host.stopped_groups import Stopped
 from shoal.agent.host.unsafe_recovery import Recovery
-from shoal.agent.partition.appender import Acks, Appender
+from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier, StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.opener import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
-from shoal.agent.partition.pending import Answer, Appended, Waiter
+from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.reader import Admit, Fetch, Offsets, Reader
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_state import GroupState
@@ -44,9 +44,9 @@ from shoal.agent.peers.frames import Piece
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.outbox import Outbox
 from shoal.agent.process.clock import Clock
+from shoal.agent.submission import Answer, Appended, Submission
 from shoal.errors import ShoalError
-from shoal.format.batch import Kind, LogIndex, Message, Offset, ProducerStamp, Term
-from shoal.format.records import RecordColumns
+from shoal.format.batch import Kind, LogIndex, Offset, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.check.damage import merge, range_of
@@ -407,67 +407,20 @@ class Host:
 
     # Clients
 
-    async def append(
-        self,
-        group: GroupId,
-        records: RecordColumns | Sequence[Message],
-        *,
-        producer: ProducerStamp | None = None,
-        acks: Acks = "all",
-        timeout_ms: int,
-        consecutive: bool = True,
-    ) -> Appended:
-        """Append whole batches, or records that are gathered with everybody else's into one batch.
+    async def append(self, group: GroupId, submission: Submission) -> Appended:
+        """Append records, or whole batches.
 
         Raises ShoalError: not-leader, no-leader, overloaded, producer-fenced, sequence-gap, disk-full,
         too-large, damaged (nothing happened); timeout, leadership-lost (it may have).
         """
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.begin_append(
-            group,
-            records,
-            producer=producer,
-            consecutive=consecutive,
-            acks=acks,
-            timeout_ms=timeout_ms,
-            answer=answer,
-        )
+        self.begin_append(group, submission, answer)
         return await answer
 
-    def begin_append(
-        self,
-        group: GroupId,
-        records: RecordColumns | Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        acks: Acks,
-        timeout_ms: int,
-        consecutive: bool,
-        answer: Answer,
-    ) -> None:
+    def begin_append(self, group: GroupId, submission: Submission, answer: Answer) -> None:
         """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
-        deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        if isinstance(records, RecordColumns):
-            size_bytes = records.size_bytes
-            self._for_append(group, size_bytes).appender.append_records(
-                records,
-                size_bytes,
-                producer=producer,
-                consecutive=consecutive,
-                acks=acks,
-                deadline_ms=deadline_ms,
-                answer=answer,
-            )
-            return
-        appender = self._for_append(group, sum(len(message.body) for message in records)).appender
-        appender.append(
-            records,
-            producer=producer,
-            consecutive=consecutive,
-            acks=acks,
-            deadline_ms=deadline_ms,
-            answer=answer,
-        )
+        deadline_ms = self.clock.now_ms() + min(submission.timeout_ms, MAX_APPEND_TIMEOUT_MS)
+        self._for_append(group, submission.size_bytes).appender.begin(submission, deadline_ms, answer)
 
     def _for_append(
         self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
@@ -673,4 +626,4 @@ class Host:
             await self.close_group(group)
 
 
-__all__ = ["Appended", "Fetch", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]
+__all__ = ["Fetch", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]

@@ -7,14 +7,14 @@ futures.
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from shoal.agent.partition.batcher import GatheredBatch, GatherQueue, Submission, merge
-from shoal.agent.partition.pending import Answer, Appended, Waiter
+from shoal.agent.partition.batcher import GatheredBatch, GatherQueue, Queued, merge
+from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.idempotence import KeptSequence
+from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     BatchError,
@@ -30,13 +30,9 @@ from shoal.format.batch import (
 )
 from shoal.format.records import RecordColumns, columns_to_message
 
-Acks: TypeAlias = Literal["all", "leader", "none"]
-
 FLUSH_BYTES = 2**20
 """Gathered bytes that no longer wait for the sync under way: a write of this size is worth its own."""
 SUBMISSION_OVERHEAD_BYTES = 256
-
-_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
 
 
 class Appender:
@@ -54,27 +50,32 @@ class Appender:
         """Bytes that wait to become a batch."""
         return self._gathering.size_bytes
 
-    def append(
-        self,
-        messages: Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: Acks,
-        deadline_ms: int,
-        answer: Answer,
-    ) -> None:
-        """Propose whole batches at once; `answer` gets the outcome. Raises ShoalError when nothing was
-        proposed.
+    def begin(self, submission: Submission, deadline_ms: int, answer: Answer) -> None:
+        """Propose whole batches at once, or queue columns for the next gathered batch. `answer` is told.
 
-        With a producer all messages become one entry, since one sequence is one entry (safety 19).
+        `deadline_ms`: on the monotonic clock. Raises ShoalError when nothing was proposed or queued.
         """
-        assert messages
-        replica = self._replica
+        replica, records, producer = self._replica, submission.records, submission.producer
         replica.require_leader()
+        if not isinstance(records, RecordColumns):
+            self._propose_messages(records, submission, deadline_ms, answer)
+        elif producer is not None and producer.in_lanes:  # tables of gathered batches have no place for that
+            self._propose_messages([self._message(records)], submission, deadline_ms, answer)
+        else:
+            assert records.values
+            size_bytes = SUBMISSION_OVERHEAD_BYTES + submission.size_bytes
+            self._gathering.add(Queued(records, size_bytes, submission, deadline_ms, answer))
+            replica.host.schedule(replica)
+
+    def _propose_messages(
+        self, messages: Sequence[Message], submission: Submission, deadline_ms: int, answer: Answer
+    ) -> None:
+        """With a producer all messages become one entry, since one sequence is one entry (safety 19)."""
+        assert messages
+        replica, producer = self._replica, submission.producer
         if producer is not None:
             rows = sum(message.record_count for message in messages)
-            kept = self._check(producer, rows, consecutive=consecutive)
+            kept = self._check(producer, rows, consecutive=submission.consecutive)
             if kept is not None:
                 self._answer_duplicate(kept, deadline_ms, answer)
                 return
@@ -86,38 +87,8 @@ class Appender:
             except ShoalError as error:
                 raise _indefinite(error, first, last) from error
         count = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
-        self._wait(last.stamp.index, Appended(first.stamp.base_offset, count), acks, deadline_ms, answer)
-
-    def append_records(
-        self,
-        columns: RecordColumns,
-        size_bytes: int,
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: Acks,
-        deadline_ms: int,
-        answer: Answer,
-    ) -> None:
-        """Queue records of that size for the next gathered batch. Raises ShoalError when they were not
-        queued."""
-        assert columns.values
-        self._replica.require_leader()
-        if producer is not None and producer.in_lanes:  # tables of gathered batches have no place for that
-            message = self._message(columns)
-            self.append(
-                [message],
-                producer=producer,
-                consecutive=consecutive,
-                acks=acks,
-                deadline_ms=deadline_ms,
-                answer=answer,
-            )
-            return
-        size = SUBMISSION_OVERHEAD_BYTES + size_bytes
-        fields = (columns, size, producer, consecutive, acks, deadline_ms, answer)
-        self._gathering.add(_new(Submission, fields))
-        self._replica.host.schedule(self._replica)
+        result = Appended(first.stamp.base_offset, count)
+        self._wait(last.stamp.index, result, submission.acks, deadline_ms, answer)
 
     def _check(self, producer: ProducerStamp, rows: int, *, consecutive: bool) -> KeptSequence | None:
         try:
@@ -127,12 +98,12 @@ class Appender:
                 self._replica.let_time_pass()
             raise
 
-    def _wait(self, index: LogIndex, result: Appended, acks: str, deadline_ms: int, answer: Answer) -> None:
+    def _wait(self, index: LogIndex, result: Appended, acks: Acks, deadline_ms: int, answer: Answer) -> None:
         if acks == "none":
             if not answer.done():
                 answer.set_result(result)
             return
-        self._replica.waiting.add(_new(Waiter, (index, answer, result, deadline_ms, acks == "leader")))
+        self._replica.waiting.add(Waiter(index, answer, result, deadline_ms, acks == "leader"))
 
     def _answer_duplicate(self, kept: KeptSequence, deadline_ms: int, answer: Answer) -> None:
         """The first offsets, once the original is committed: until then the repetition is no safer than
@@ -170,14 +141,15 @@ class Appender:
             ):
                 return  # the batch just proposed goes to the disk in this turn; the rest shares the next sync
 
-    def _is_fresh(self, item: Submission) -> bool:
+    def _is_fresh(self, item: Queued) -> bool:
         if item.answer.done():
             return False  # its client has gone
-        if item.producer is None:
+        submission = item.submission
+        if submission.producer is None:
             return True
         try:
             rows = len(item.columns.values)
-            kept = self._check(item.producer, rows, consecutive=item.consecutive)
+            kept = self._check(submission.producer, rows, consecutive=submission.consecutive)
         except ShoalError as error:
             item.answer.set_exception(error)
             return False
@@ -185,17 +157,17 @@ class Appender:
             self._answer_duplicate(kept, item.deadline_ms, item.answer)
         return kept is None
 
-    def _propose_alone(self, item: Submission) -> None:
+    def _propose_alone(self, item: Queued) -> None:
         """As _propose_gathered of one: nothing is laid behind anything."""
         replica, columns = self._replica, item.columns
         try:
             message = self._message(columns)
-            stamp = replica.propose_message(message, item.producer).stamp
+            stamp = replica.propose_message(message, item.submission.producer).stamp
         except ShoalError as refused:
             _refuse([item], refused)
             return
-        result = _new(Appended, (stamp.base_offset, len(columns.values), False))
-        self._wait(stamp.index, result, item.acks, item.deadline_ms, item.answer)
+        result = Appended(stamp.base_offset, len(columns.values))
+        self._wait(stamp.index, result, item.submission.acks, item.deadline_ms, item.answer)
 
     def _message(self, columns: RecordColumns) -> Message:
         try:
@@ -203,7 +175,7 @@ class Appender:
         except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
 
-    def _propose_gathered(self, fresh: list[Submission]) -> None:
+    def _propose_gathered(self, fresh: list[Queued]) -> None:
         if len(fresh) == 1:
             self._propose_alone(fresh[0])
             return
@@ -222,9 +194,9 @@ class Appender:
         index = frame.stamp.index
         for item, first_row in zip(fresh, gathered.first_rows, strict=True):
             result = Appended(Offset(base + first_row), len(item.columns.values))
-            self._wait(index, result, item.acks, item.deadline_ms, item.answer)
+            self._wait(index, result, item.submission.acks, item.deadline_ms, item.answer)
 
-    def _propose_one_by_one(self, fresh: list[Submission]) -> None:
+    def _propose_one_by_one(self, fresh: list[Queued]) -> None:
         """Somebody's records fit no batch: find whose, so that nobody else is refused for them."""
         for item in fresh:
             self._propose_alone(item)
@@ -245,8 +217,8 @@ class Appender:
             _refuse(self._gathering.drain(), error)
 
 
-def _refuse(submissions: Sequence[Submission], error: ShoalError) -> None:
-    for item in submissions:
+def _refuse(queued: Sequence[Queued], error: ShoalError) -> None:
+    for item in queued:
         if not item.answer.done():
             item.answer.set_exception(
                 ShoalError(error.code, error.detail, definite=error.definite, **error.extra)

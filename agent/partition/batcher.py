@@ -9,9 +9,9 @@ sequences never overtake.
 from collections import deque
 from typing import NamedTuple
 
-from shoal.agent.partition.pending import Answer
+from shoal.agent.submission import Answer, Submission
 from shoal.errors import ShoalError
-from shoal.format.batch import GatheredRange, ProducerStamp
+from shoal.format.batch import GatheredRange
 from shoal.format.records import RecordColumns
 
 MAX_BATCH_BYTES = 4 * 2**20
@@ -24,14 +24,13 @@ MAX_SUBMISSIONS = 4_096
 """In one batch: its producer table stays below 160 KiB."""
 
 
-class Submission(NamedTuple):
-    """Records that came with one request. `deadline_ms` is on the monotonic clock."""
+class Queued(NamedTuple):
+    """A submission of columns that waits. `size_bytes`: with its overhead. `deadline_ms`: on the monotonic
+    clock."""
 
     columns: RecordColumns
     size_bytes: int
-    producer: ProducerStamp | None
-    consecutive: bool
-    acks: str
+    submission: Submission
     deadline_ms: int
     answer: Answer
 
@@ -40,7 +39,7 @@ class GatherQueue:
     """Submissions in the order of their arrival, bounded in number and bytes."""
 
     def __init__(self) -> None:
-        self._queue: deque[Submission] = deque()
+        self._queue: deque[Queued] = deque()
         self.size_bytes = 0
         self.deadline_ms: int | None = None
         """When `expired` may find something; None while nothing waits."""
@@ -48,17 +47,17 @@ class GatherQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, submission: Submission) -> None:
+    def add(self, item: Queued) -> None:
         """Raises ShoalError overloaded; nothing was queued then."""
-        full = self.size_bytes and self.size_bytes + submission.size_bytes > MAX_QUEUED_BYTES
+        full = self.size_bytes and self.size_bytes + item.size_bytes > MAX_QUEUED_BYTES
         if full or len(self._queue) >= MAX_QUEUED:
             raise ShoalError("overloaded", f"{self.size_bytes} bytes wait for the disk already")
-        self._queue.append(submission)
-        self.size_bytes += submission.size_bytes
-        if self.deadline_ms is None or submission.deadline_ms < self.deadline_ms:
-            self.deadline_ms = submission.deadline_ms
+        self._queue.append(item)
+        self.size_bytes += item.size_bytes
+        if self.deadline_ms is None or item.deadline_ms < self.deadline_ms:
+            self.deadline_ms = item.deadline_ms
 
-    def expired(self, now_ms: int) -> list[Submission]:
+    def expired(self, now_ms: int) -> list[Queued]:
         """Take out whatever has run out of time while the disk took nothing."""
         if self.deadline_ms is None or now_ms < self.deadline_ms:
             return []
@@ -69,41 +68,40 @@ class GatherQueue:
         self.deadline_ms = min((item.deadline_ms for item in kept), default=None)
         return gone
 
-    def take(self) -> list[Submission]:
+    def take(self) -> list[Queued]:
         """The submissions of the next batch: at least one if any waits."""
         if len(self._queue) == 1:
             self.size_bytes, self.deadline_ms = 0, None
             return [self._queue.popleft()]
-        taken: list[Submission] = []
-        held_back: list[Submission] = []
+        taken: list[Queued] = []
+        held_back: list[Queued] = []
         producers: set[bytes] = set()
         rows = size = 0
         queue = self._queue
         while queue:
-            submission = queue[0]
+            item = queue[0]
             over = (
-                rows + len(submission.columns.values) > MAX_BATCH_ROWS
-                or size + submission.size_bytes > MAX_BATCH_BYTES
+                rows + len(item.columns.values) > MAX_BATCH_ROWS or size + item.size_bytes > MAX_BATCH_BYTES
             )
             if taken and (over or len(taken) >= MAX_SUBMISSIONS):
                 break
             queue.popleft()
-            producer = submission.producer
+            producer = item.submission.producer
             if producer is not None and producer.producer_id in producers:
-                held_back.append(submission)
+                held_back.append(item)
                 continue
             if producer is not None:
                 producers.add(producer.producer_id)
-            taken.append(submission)
-            rows += len(submission.columns.values)
-            size += submission.size_bytes
+            taken.append(item)
+            rows += len(item.columns.values)
+            size += item.size_bytes
         queue.extendleft(reversed(held_back))
         self.size_bytes -= size
         if not queue:
             self.deadline_ms = None
         return taken
 
-    def drain(self) -> list[Submission]:
+    def drain(self) -> list[Queued]:
         """Everything, to be refused."""
         drained = list(self._queue)
         self._queue.clear()
@@ -120,20 +118,20 @@ class GatheredBatch(NamedTuple):
     ranges: list[GatheredRange]
 
 
-def merge(submissions: list[Submission]) -> GatheredBatch:
+def merge(queued: list[Queued]) -> GatheredBatch:
     """Lay the records of all submissions behind one another; one alone is its own batch."""
-    if len(submissions) == 1:
-        alone = submissions[0]
-        count = len(alone.columns.values)
-        own = [] if alone.producer is None else [GatheredRange(alone.producer, 0, count)]
+    if len(queued) == 1:
+        alone = queued[0]
+        producer = alone.submission.producer
+        own = [] if producer is None else [GatheredRange(producer, 0, len(alone.columns.values))]
         return GatheredBatch(alone.columns, [0], own)
     columns = RecordColumns()
     first_rows: list[int] = []
     ranges: list[GatheredRange] = []
-    for submission in submissions:
+    for item in queued:
         first_row = len(columns)
         first_rows.append(first_row)
-        if submission.producer is not None:
-            ranges.append(GatheredRange(submission.producer, first_row, len(submission.columns)))
-        columns.extend(submission.columns)
+        if item.submission.producer is not None:
+            ranges.append(GatheredRange(item.submission.producer, first_row, len(item.columns)))
+        columns.extend(item.columns)
     return GatheredBatch(columns, first_rows, ranges)

@@ -7,26 +7,11 @@ leadership-lost when the entry is cut, and with timeout when neither happened in
 
 from bisect import insort
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from shoal.agent.submission import Answer, Appended
 from shoal.errors import ErrorCode, ShoalError
-from shoal.format.batch import LogIndex, Offset
-
-
-class Appended(NamedTuple):
-    """Where one submission's records went. `duplicate`: they were there before."""
-
-    base_offset: Offset
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of an answer
-    duplicate: bool = False
-
-
-class Answer(Protocol):
-    """The part of a future that is needed here."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: Appended, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
+from shoal.format.batch import LogIndex
 
 
 class Waiter(NamedTuple):

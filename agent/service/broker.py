@@ -10,84 +10,37 @@ from __future__ import annotations
 import os
 from asyncio import BaseProtocol, Transport
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, cast
-
-import pyarrow as pa
+from typing import Any
 
 from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
-from shoal.agent.host.host import Fetch, Host, Offsets
-from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.host.unsafe_recovery import check_lineage
+from shoal.agent.interface import Document
 from shoal.agent.members import tags
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.members.roster import Roster
-from shoal.agent.partition.appender import Acks
-from shoal.agent.partition.pending import Answer, Appended
-from shoal.agent.partition.reader import Admit
 from shoal.agent.peers.links import Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import Clock
-from shoal.agent.routing.exchange import RouteExchange
-from shoal.agent.routing.table import Leadership, RouteTable
 from shoal.agent.service import documents
+from shoal.agent.service.cluster_view import Joined
 from shoal.agent.service.metrics import render_metrics
 from shoal.agent.service.readiness import catalog_check, disk_check
-from shoal.agent.service.time_search import offset_at_time
-from shoal.agent.service.topic_admin import Leader, TopicAdmin, not_leader
-from shoal.agent.topics.catalog import Catalog, TopicEntry
-from shoal.agent.topics.catalog_service import CatalogService
-from shoal.agent.topics.settings import TopicSettings, check_topic_form
+from shoal.agent.service.records import RecordService
+from shoal.agent.service.topic_admin import TopicAdmin
+from shoal.agent.topics.catalog import TopicEntry
 from shoal.errors import ShoalError
-from shoal.format.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
-from shoal.format.hash_ranges import HashRange
-from shoal.format.records import RecordColumns
 from shoal.format.timestamps import format_time
 from shoal.membership.interface import JoinError, Member
 
-_group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
 MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: whoever has more needs no list of them
-EMPTY_CATALOG = Catalog()
-EMPTY_ROUTES = RouteTable()
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A JSON document and the opaque version it had."""
-
-    version: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """What a request needs to know of a topic."""
-
-    name: str
-    id: bytes
-    kind: str
-    schema: pa.Schema
-    ranges: tuple[HashRange, ...]
-    settings: TopicSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The parts that exist once the agent belongs to a cluster."""
-
-    host: Host
-    catalog: CatalogService
-    routes: RouteExchange
-    scrubber: Scrubber
-
-
-class Broker:
-    """One per agent. `attach` gives it the cluster; `stopping` makes it refuse new work."""
+class Broker(RecordService):
+    """One per agent: all that agent/interface.py asks for."""
 
     def __init__(
         self,
@@ -109,29 +62,22 @@ class Broker:
         keys: KeyService,
         events: EventFeed,
     ) -> None:
-        self.config = config
+        super().__init__(
+            config=config, agent_id=agent_id, name=name, url=url, roster=roster, watch=watch, clock=clock
+        )
         self.events = events
         self.keys = keys
-        self.agent_id = agent_id
-        self.name = name
-        self.url = url
-        self.stopping = False
         self.gossip_is_open = False  # without a key, and not on loopback alone
-        self.waiting_reason = "starting"
         self.catalog_birth: tuple[str, ...] = ()
         self._version = version
         self._disk_kind = disk_kind
-        self._roster = roster
         self._links = links
-        self._watch = watch
-        self._clock = clock
         self._started_ms = clock.now_ms()
         self.started_at = format_time(clock.now_us())  # of the wall: compared between hosts
         self._request_stop = request_stop
         self._join = join
         self._force_leave = force_leave
         self._draining = draining
-        self._joined: Joined | None = None
         self._admin = TopicAdmin(
             roster=roster,
             watch=watch,
@@ -143,31 +89,6 @@ class Broker:
             asked=f"cluster {config.cluster} (agent {name} was asked)",
             require_room=lambda: self._parts().host.free_space.require(),
         )
-        self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
-
-    def attach(self, joined: Joined) -> None:
-        """The agent belongs to a cluster."""
-        self._joined = joined
-        self._watch.changed()
-
-    def _parts(self) -> Joined:
-        if self.stopping:
-            raise ShoalError("stopping", "this agent is leaving; ask another one")
-        if self._joined is None:
-            raise ShoalError("not-ready", f"this agent has no cluster yet: {self.waiting_reason}")
-        return self._joined
-
-    @property
-    def _catalog(self) -> Catalog:
-        return EMPTY_CATALOG if self._joined is None else self._joined.catalog.catalog
-
-    @property
-    def _routes(self) -> RouteTable:
-        return EMPTY_ROUTES if self._joined is None else self._joined.routes.table
-
-    def _freshen(self) -> None:
-        if self._joined is not None:
-            self._joined.routes.freshen()
 
     # ---- documents -------------------------------------------------------------------------------
 
@@ -347,9 +268,6 @@ class Broker:
         assessment = await (host.recovery.recover(group) if carry_out else host.recovery.assess(group))
         return assessment.document(topic, partition, self._names())
 
-    def _names(self) -> dict[str, str]:
-        return {member.name: member.tags.get(tags.TAG_NAME, "") for member in self._roster.members()}
-
     async def accept_peer(self, transport: Transport | None, http_protocol: BaseProtocol) -> None:
         """GET /v1/peer: the links take the connection over until its end."""
         await self._links.accept(transport, http_protocol)
@@ -358,91 +276,7 @@ class Broker:
         """Whether a member lives there, as far as gossip says."""
         return self._roster.knows_address(address)
 
-    # ---- leaders ---------------------------------------------------------------------------------
-
-    def _leadership(self, group: GroupId) -> Leadership | None:
-        return self._routes.leadership(group, self._roster.is_live)
-
-    def _leader_of(self, group: GroupId) -> Leader | None:
-        leadership = self._leadership(group)
-        if leadership is None or leadership.agent_id is None:
-            return None
-        agent_id = leadership.agent_id
-        url = self.url if agent_id == self.agent_id else self._roster.urls().get(agent_id)
-        if url is None:
-            return None
-        return Leader(agent_id, url, leadership.term, agent_id == self.agent_id)
-
-    def catalog_leader(self) -> Leader | None:
-        """Who leads `_catalog`, None when nobody is known to."""
-        return self._leader_of(CATALOG_GROUP)
-
-    def hears(self, agent_id: str) -> bool:
-        """Whether that agent is a live member, and its link is not silent."""
-        return self._roster.is_live(agent_id)
-
-    def leader(self, topic: Topic, partition: int) -> Leader | None:
-        """Who leads the partition. ShoalError unknown-partition."""
-        return self._leader_of(self._group(topic, partition))
-
-    async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:
-        """The same, waiting for one. ShoalError no-leader when there is none in time: certainly nothing
-        happened.
-        """
-        group = self._group(topic, partition)
-        end_ms = self._clock.now_ms() + timeout_ms
-        while True:
-            leader = self._leader_of(group)
-            if leader is not None:
-                return leader
-            self.topic(topic.name)
-            remaining_ms = end_ms - self._clock.now_ms()
-            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
-                raise ShoalError(
-                    "no-leader", f"partition {partition} of {topic.name} has no leader at present"
-                )
-
     # ---- topics ----------------------------------------------------------------------------------
-
-    def _no_topic(self, name: str) -> str:
-        if name == documents.CATALOG_TOPIC:
-            return f"{name} is the system's log, not a topic: GET /v1/topics shows what it says"
-        if name.startswith("_"):
-            return f"{name!r}: names that begin with _ are the system's, and it has none of this name"
-        return (
-            f"there is no topic {name!r} in cluster {self.config.cluster} (agent {self.name} was asked): "
-            f"create it with PUT /v1/topics/{name}"
-        )
-
-    def topic(self, name: str) -> Topic:
-        """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
-        entry = self._parts().catalog.catalog.topics.get(name)
-        if entry is None:
-            check_topic_form(name)
-            raise ShoalError("unknown-topic", self._no_topic(name))
-        known = self._topics.get(name)
-        if known is not None and known[0] is entry:
-            return known[1]
-        topic = Topic(
-            name=name,
-            id=entry.topic_id,
-            kind=entry.settings.kind,
-            schema=DEFAULT_SCHEMA,
-            ranges=tuple(birth.hash_range for birth in entry.partitions),
-            settings=entry.settings,
-        )
-        if len(self._topics) > 2 * len(self._catalog.topics):
-            self._topics.clear()  # most of it is about deleted topics
-        self._topics[name] = (entry, topic)
-        return topic
-
-    def _group(self, topic: Topic, partition: int) -> GroupId:
-        if not 0 <= partition < len(topic.ranges):
-            raise ShoalError(
-                "unknown-partition",
-                f"topic {topic.name} has partitions 0 to {len(topic.ranges) - 1}, not {partition}",
-            )
-        return _group_id(topic.id, partition)
 
     async def topics(self) -> list[dict[str, Any]]:
         """GET /v1/topics; counts are as fresh as the last acknowledged append."""
@@ -503,197 +337,3 @@ class Broker:
     async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> dict[str, Any]:
         """POST /v1/kept-topics/{kept}/adopt; see TopicAdmin.adopt."""
         return await self._admin.adopt(self._parts().catalog, kept, name, timeout_ms)
-
-    # ---- records ---------------------------------------------------------------------------------
-
-    def _led_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
-        """The host, when it holds the partition. ShoalError not-leader with the leader's URL otherwise."""
-        host = self._parts().host
-        group = self._group(topic, partition)
-        if not host.has(group):
-            raise self._elsewhere(topic, partition)
-        return host, group
-
-    def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
-        leader = self._leader_of(GroupId(topic.id, partition))
-        where = f"partition {partition} of {topic.name}"
-        if leader is None or leader.local:
-            return ShoalError("no-leader", f"{where} has no leader at present")
-        return not_leader(where, leader)
-
-    def _instead_of_here(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
-        """The replica here does not serve: its leader does, or soon another holder, who is named. Alone it
-        says what is wrong."""
-        host, group = self._parts().host, self._group(topic, partition)
-        if not host.has(group) or (status := host.status(group)).state == "active":
-            return error
-        elsewhere = self._elsewhere(topic, partition)
-        if elsewhere.code == "not-leader":
-            return elsewhere
-        leadership = self._leadership(group)
-        entry = self._catalog.by_id(topic.id)
-        births = () if entry is None else entry.partitions[partition].voters
-        holders = births if leadership is None else leadership.voters
-        urls = self._roster.urls()
-        others = [urls[item] for item in holders if item != self.agent_id and item in urls]
-        if not others:
-            return error
-        why = f"the replica here is {status.state}: {status.reason}; others are at {', '.join(others)}"
-        return ShoalError("no-leader", f"{elsewhere.detail}; {why}", replica_urls=list(others))
-
-    def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
-        """The host knows agents, not URLs: say who leads in a way that a client can use."""
-        if not error.definite:  # what may have happened here must not be tried elsewhere
-            return error
-        if error.code == "stopping" and not self.stopping:
-            self.topic(topic.name)  # raises, where the replica was closed with its topic
-            return self._elsewhere(topic, partition)
-        if error.code != "not-leader":
-            return self._instead_of_here(error, topic, partition)
-        elsewhere = self._elsewhere(topic, partition)
-        if "high_watermark" in error.extra:  # a local read beyond what the replica here knows
-            elsewhere.extra["high_watermark"] = error.extra["high_watermark"]
-        return elsewhere
-
-    async def append(
-        self,
-        topic: Topic,
-        partition: int,
-        records: RecordColumns | Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool = True,
-        acks: str,
-        timeout_ms: int,
-    ) -> Appended:
-        """Batches, or records to be gathered, into one partition led here."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.append(
-                group,
-                records,
-                producer=producer,
-                consecutive=consecutive,
-                acks=cast("Acks", acks),
-                timeout_ms=timeout_ms,
-            )
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    async def append_records(
-        self,
-        topic: Topic,
-        partition: int,
-        columns: RecordColumns,
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool = True,
-        acks: str,
-        timeout_ms: int,
-    ) -> Appended:
-        """Records into one partition led here, gathered with whatever arrives at the same time."""
-        return await self.append(
-            topic,
-            partition,
-            columns,
-            producer=producer,
-            consecutive=consecutive,
-            acks=acks,
-            timeout_ms=timeout_ms,
-        )
-
-    def begin_append(
-        self,
-        topic: Topic,
-        partition: int,
-        records: RecordColumns | Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: Acks,
-        timeout_ms: int,
-        answer: Answer,
-    ) -> None:
-        """Either of the two, told through `answer`. Raises ShoalError when nothing was proposed."""
-        host, group = self._led_here(topic, partition)
-        try:
-            host.begin_append(
-                group,
-                records,
-                producer=producer,
-                consecutive=consecutive,
-                acks=acks,
-                timeout_ms=timeout_ms,
-                answer=answer,
-            )
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    def hold(self) -> None:
-        """An append is begun now, and `hurry` follows in the same call."""
-        if self._joined is not None:
-            self._joined.host.turns.hold()
-
-    def hurry(self) -> None:
-        """What was begun need not wait for company."""
-        if self._joined is not None:
-            self._joined.host.turns.hurry()
-
-    async def read(
-        self,
-        topic: Topic,
-        partition: int,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int,
-        local: bool,
-        limit: int | None = None,
-        admit: Admit | None = None,
-    ) -> Fetch:
-        """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.read(
-                group,
-                offset,
-                max_bytes=max_bytes,
-                wait_ms=wait_ms,
-                local=local,
-                limit=limit,
-                admit=admit,
-            )
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    async def offsets(self, topic: Topic, partition: int) -> Offsets:
-        """The ends of the log, by a read index."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.offsets(group)
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
-        """Whether something beyond the offset was committed in time, while this agent leads."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.wait_past(group, offset, wait_ms)
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
-        """Drop the segments wholly before the offset, on all replicas; where the log then starts."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await host.trim(group, before, timeout_ms)
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None
-
-    async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
-        """The first offset whose record is at or after the time; the end if there is none."""
-        host, group = self._led_here(topic, partition)
-        try:
-            return await offset_at_time(host, group, time_us)
-        except ShoalError as error:
-            raise self._translated(error, topic, partition) from None

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.interface import MAX_REPLICATION_FACTOR
+from shoal.agent.interface import MAX_REPLICATION_FACTOR, Leader
 from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.process.clock import Clock
 from shoal.agent.service import documents
@@ -29,16 +29,6 @@ from shoal.replication.placement.assignment import birth_voters
 
 NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads a group, as far as this agent knows."""
-
-    agent_id: str
-    url: str
-    term: int
-    local: bool
 
 
 def not_leader(what: str, leader: Leader) -> ShoalError:

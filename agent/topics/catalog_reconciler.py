@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.partition.appender import Acks
 from shoal.agent.partition.applier import StateMachine
-from shoal.agent.partition.pending import Appended
 from shoal.agent.partition.state.retention import Retention
+from shoal.agent.submission import Appended, Submission
 from shoal.agent.topics.catalog import Catalog, PartitionBirth, TopicEntry
 from shoal.agent.topics.settings import TopicSettings
-from shoal.format.batch import DEFAULT_SCHEMA, LogIndex, Message, ProducerStamp
+from shoal.format.batch import DEFAULT_SCHEMA, LogIndex
 from shoal.replication.interfaces import Configuration, ReplicaId, generation_of
 from shoal.segment_store.config import LogConfig
 
@@ -90,15 +89,7 @@ class Groups(Protocol):
     async def delete_group(self, group: GroupId) -> None: ...
     def replica_record(self, group: GroupId) -> ReplicaRecord | None: ...
     def replica_records(self) -> Iterator[ReplicaRecord]: ...
-    async def append(
-        self,
-        group: GroupId,
-        messages: Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        acks: Acks,
-        timeout_ms: int,
-    ) -> Appended: ...
+    async def append(self, group: GroupId, submission: Submission) -> Appended: ...
     async def offsets(self, group: GroupId) -> Offsets:
         """By a read index: linearizable. ShoalError not-leader elsewhere."""
 

@@ -29,6 +29,7 @@ from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_topic_id, decode_version
+from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
     BeginEpoch,
     Born,
@@ -344,9 +345,7 @@ class CatalogService:
     async def _append(self, command: Command, timeout_ms: int) -> Applied:
         columns = RecordColumns([None], [None], [encode_command(command)], [None])
         message = message_from_batch(columns_to_batch(columns, self._now_us()))
-        appended = await self._groups.append(
-            CATALOG_GROUP, [message], producer=None, acks="all", timeout_ms=timeout_ms
-        )
+        appended = await self._groups.append(CATALOG_GROUP, Submission.of([message], timeout_ms=timeout_ms))
         offset = appended.base_offset
 
         def is_applied() -> bool:

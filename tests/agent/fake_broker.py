@@ -19,7 +19,7 @@ import pyarrow as pa
 from fake_gossip_keys import FakeKeyedGossip
 
 from shoal.agent.events.feed import EventFeed
-from shoal.agent.interface import Answer, Json
+from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.topics.settings import check_topic_form, check_topic_name, settings_from_body
 from shoal.errors import ShoalError
@@ -36,58 +36,33 @@ from shoal.format.batch import (
     stamp_message,
     to_record_batch,
 )
-from shoal.format.hash_ranges import HashRange, hash_ranges
+from shoal.format.hash_ranges import hash_ranges
 from shoal.format.records import RecordColumns, columns_to_batch
 
 CLUSTER_ID = b"fake cluster id."
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeDocument:
-    version: str
-    body: Json
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeTopic:
-    name: str
-    id: bytes
-    schema: pa.Schema
-    ranges: tuple[HashRange, ...]
+@dataclasses.dataclass(frozen=True, slots=True)
+class FakeTopic(Topic):
     settings: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeLeader:
-    agent_id: str
-    url: str
-    term: int
-    local: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeAppended:
-    base_offset: int
-    count: int
-    duplicate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class FakeFetch:
     schema: pa.Schema
     frames: list[bytes]
-    base_offset: int
-    next_offset: int
-    high_watermark: int
-    log_start_offset: int
+    base_offset: Offset
+    next_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
     pieces: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class FakeOffsets:
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
+    log_start_offset: Offset
+    high_watermark: Offset
+    log_end_offset: Offset
 
 
 @dataclasses.dataclass
@@ -103,12 +78,12 @@ class FakeLog:
     batches: list[tuple[int, int, int, bytes]] = dataclasses.field(default_factory=list)
     start: int = 0
     end: int = 0
-    producers: dict[bytes, tuple[int, int, FakeAppended]] = dataclasses.field(default_factory=dict)
+    producers: dict[bytes, tuple[int, int, Appended]] = dataclasses.field(default_factory=dict)
     grown: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     def append(
         self, messages: Sequence[Message], producer: ProducerStamp | None, *, consecutive: bool = True
-    ) -> FakeAppended:
+    ) -> Appended:
         if producer is not None:
             known = self._known(producer, consecutive)
             if known is not None:
@@ -128,23 +103,23 @@ class FakeLog:
             )
             self.batches.append((self.end, message.record_count, message.max_timestamp_us, frame.data))
             self.end += message.record_count
-        appended = FakeAppended(base_offset, self.end - base_offset)
+        appended = Appended(Offset(base_offset), self.end - base_offset)
         if producer is not None:
             self.producers[producer.producer_id] = (producer.epoch, producer.sequence, appended)
         self.grown.set()
         self.grown = asyncio.Event()
         return appended
 
-    def _known(self, producer: ProducerStamp, consecutive: bool) -> FakeAppended | None:
+    def _known(self, producer: ProducerStamp, consecutive: bool) -> Appended | None:
         epoch, sequence, appended = self.producers.get(
-            producer.producer_id, (producer.epoch, -1, FakeAppended(-1, 0))
+            producer.producer_id, (producer.epoch, -1, Appended(Offset(-1), 0))
         )
         if producer.epoch < epoch:
             raise ShoalError("producer-fenced", f"epoch {epoch} is known", epoch=epoch)
         if producer.epoch > epoch:
             sequence = -1
         if producer.sequence == sequence:
-            return dataclasses.replace(appended, duplicate=True)
+            return appended._replace(duplicate=True)
         if producer.sequence != sequence + 1 and (consecutive or producer.sequence < sequence):
             raise ShoalError("sequence-gap", f"sequence {sequence + 1} is expected")
         return None
@@ -217,7 +192,7 @@ class FakeBroker:
         self.fail_next: list[ShoalError] = []
         self.begun = 0  # appends that came the short way
         self.fail_answer: ShoalError | None = None  # of the next append the short way
-        self.held: list[tuple[Answer, FakeAppended]] | None = None  # not answered, when a list
+        self.held: list[tuple[Answer, Appended]] | None = None  # not answered, when a list
         self.addresses: set[str] = set()
         self.joined: list[str] = []
         self.left: list[str] = []
@@ -234,7 +209,7 @@ class FakeBroker:
 
     # --- membership and routing
 
-    async def members(self, after_version: str | None, wait_ms: int) -> FakeDocument:
+    async def members(self, after_version: str | None, wait_ms: int) -> Document:
         await self._wait(after_version, wait_ms)
         members = [
             {
@@ -251,13 +226,13 @@ class FakeBroker:
             "version": self._version(),
             "members": members,
         }
-        return FakeDocument(self._version(), body)
+        return Document(self._version(), body)
 
-    async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> FakeDocument:
+    async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document:
         await self._wait(after_version, wait_ms)
         names = [topic] if topic is not None else sorted(self.cluster.topics)
         topics = {name: self._route(self.cluster.topics[name]) for name in names}
-        return FakeDocument(self._version(), {"version": self._version(), "topics": topics})
+        return Document(self._version(), {"version": self._version(), "topics": topics})
 
     def _route(self, topic: FakeTopic) -> Json:
         partitions = []
@@ -293,8 +268,8 @@ class FakeBroker:
     def hears(self, agent_id: str) -> bool:
         return agent_id not in self.unheard
 
-    def force_leave(self, member: str) -> None:
-        self.left.append(member)
+    def force_leave(self, name_or_id: str) -> None:
+        self.left.append(name_or_id)
 
     async def join(self, addresses: Sequence[str]) -> int:
         self.joined += addresses
@@ -349,7 +324,7 @@ class FakeBroker:
 
     # --- topics
 
-    def catalog_leader(self) -> FakeLeader | None:
+    def catalog_leader(self) -> Leader | None:
         return self._leader_named(self.cluster.catalog_leader_id)
 
     def _check_catalog_leader(self) -> None:
@@ -419,10 +394,10 @@ class FakeBroker:
 
     # --- leaders
 
-    def _leader_named(self, agent_id: str | None) -> FakeLeader | None:
+    def _leader_named(self, agent_id: str | None) -> Leader | None:
         if agent_id is None:
             return None
-        return FakeLeader(agent_id, self.cluster.brokers[agent_id].url, 1, agent_id == self.agent_id)
+        return Leader(agent_id, self.cluster.brokers[agent_id].url, 1, agent_id == self.agent_id)
 
     def move(self, name: str, partition: int, agent_id: str | None) -> None:
         """Another agent leads from now on; whoever waits at the log is woken, as a change of role does."""
@@ -431,10 +406,10 @@ class FakeBroker:
         log.grown.set()
         log.grown = asyncio.Event()
 
-    def leader(self, topic: FakeTopic, partition: int) -> FakeLeader | None:
+    def leader(self, topic: Topic, partition: int) -> Leader | None:
         return self._leader_named(self.cluster.leaders[topic.name, partition])
 
-    async def wait_leader(self, topic: FakeTopic, partition: int, timeout_ms: int) -> FakeLeader:
+    async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:
         if partition >= len(topic.ranges):
             raise ShoalError("unknown-partition", f"{topic.name} has {len(topic.ranges)} partitions")
         deadline = time.monotonic() + timeout_ms / 1000
@@ -446,7 +421,7 @@ class FakeBroker:
                 raise ShoalError("no-leader", f"{topic.name}/{partition} has no leader")
             await asyncio.sleep(0.005)
 
-    def _log(self, topic: FakeTopic, partition: int, *, local: bool = False) -> FakeLog:
+    def _log(self, topic: Topic, partition: int, *, local: bool = False) -> FakeLog:
         log = self.cluster.logs.get((topic.name, partition))
         if log is None:
             raise ShoalError("unknown-partition", f"{topic.name} has {len(topic.ranges)} partitions")
@@ -461,43 +436,16 @@ class FakeBroker:
 
     # --- records
 
-    async def append(
-        self,
-        topic: FakeTopic,
-        partition: int,
-        messages: Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: str,
-        timeout_ms: int,
-    ) -> FakeAppended:
+    async def append(self, topic: Topic, partition: int, submission: Submission) -> Appended:
         self._raise_injected()
-        self.last_timeout_ms = timeout_ms
-        self.last_acks = acks
-        done = self._log(topic, partition).append(messages, producer, consecutive=consecutive)
-        return FakeAppended(-1, done.count) if acks == "none" else done
+        done = self._store(topic, partition, submission)
+        return Appended(Offset(-1), done.count) if submission.acks == "none" else done
 
-    def begin_append(
-        self,
-        topic: FakeTopic,
-        partition: int,
-        records: RecordColumns | Sequence[Message],
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: str,
-        timeout_ms: int,
-        answer: Answer,
-    ) -> None:
+    def begin_append(self, topic: Topic, partition: int, submission: Submission, answer: Answer) -> None:
         """Refuses at once, as the real one does; answers a turn of the loop later, or when the test does."""
         self._raise_injected()
         self.begun += 1
-        self.last_timeout_ms = timeout_ms
-        self.last_acks = acks
-        if isinstance(records, RecordColumns):
-            records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000))]
-        done = self._log(topic, partition).append(records, producer, consecutive=consecutive)
+        done = self._store(topic, partition, submission)
         if self.fail_answer is not None:
             error, self.fail_answer = self.fail_answer, None
             asyncio.get_running_loop().call_soon(answer.set_exception, error)
@@ -506,40 +454,27 @@ class FakeBroker:
         else:
             asyncio.get_running_loop().call_soon(answer.set_result, done)
 
+    def _store(self, topic: Topic, partition: int, submission: Submission) -> Appended:
+        self.last_timeout_ms = submission.timeout_ms
+        self.last_acks = submission.acks
+        records = submission.records
+        if isinstance(records, RecordColumns):
+            assert len(records), "the real host has nothing to append either"
+            records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000))]
+        log = self._log(topic, partition)
+        return log.append(records, submission.producer, consecutive=submission.consecutive)
+
     def hold(self) -> None:
         """Nor is anything planned for the next round."""
 
     def hurry(self) -> None:
         """Nothing waits for company here."""
 
-    async def append_records(
-        self,
-        topic: FakeTopic,
-        partition: int,
-        columns: RecordColumns,
-        *,
-        producer: ProducerStamp | None,
-        consecutive: bool,
-        acks: str,
-        timeout_ms: int,
-    ) -> FakeAppended:
-        assert len(columns), "the real host has nothing to append either"
-        message = message_from_batch(columns_to_batch(columns, time.time_ns() // 1000))
-        return await self.append(
-            topic,
-            partition,
-            [message],
-            producer=producer,
-            consecutive=consecutive,
-            acks=acks,
-            timeout_ms=timeout_ms,
-        )
-
     async def read(
         self,
-        topic: FakeTopic,
+        topic: Topic,
         partition: int,
-        offset: int,
+        offset: Offset,
         *,
         max_bytes: int,
         wait_ms: int,
@@ -567,7 +502,7 @@ class FakeBroker:
             self._log(topic, partition, local=local)  # it may lead no longer
             end = min(log.end, self.known_end) if local else log.end
         frames: list[bytes] = []
-        base, following, size = offset, offset, 0
+        base, following, size = int(offset), int(offset), 0
         for first, count, _, data in log.batches:
             if first + count <= offset:
                 continue
@@ -580,13 +515,16 @@ class FakeBroker:
             frames.append(data)
             size += len(data)
             following = first + count
-        return FakeFetch(topic.schema, frames, base, following, end if local else log.end, log.start)
+        high_watermark = Offset(end if local else log.end)
+        return FakeFetch(
+            topic.schema, frames, Offset(base), Offset(following), high_watermark, Offset(log.start)
+        )
 
-    async def offsets(self, topic: FakeTopic, partition: int) -> FakeOffsets:
+    async def offsets(self, topic: Topic, partition: int) -> FakeOffsets:
         log = self._log(topic, partition)
-        return FakeOffsets(log.start, log.end, log.end)
+        return FakeOffsets(Offset(log.start), Offset(log.end), Offset(log.end))
 
-    async def wait_past(self, topic: FakeTopic, partition: int, offset: int, wait_ms: int) -> bool:
+    async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
         self._raise_injected()
         log = self._log(topic, partition)
         deadline = time.monotonic() + wait_ms / 1000
@@ -602,24 +540,24 @@ class FakeBroker:
                 return False
         return True
 
-    async def trim(self, topic: FakeTopic, partition: int, before: int, timeout_ms: int) -> int:
+    async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
         """One batch is one segment here."""
         log = self._log(topic, partition)
         if before > log.end:
             raise ShoalError("beyond-end", f"offset {before} lies beyond the end", **log.range_members())
         ends = [first + count for first, count, _, _ in log.batches]
         log.start = max([log.start, *(end for end in ends if end <= before)])
-        return log.start
+        return Offset(log.start)
 
-    async def offset_at_time(self, topic: FakeTopic, partition: int, time_us: int) -> int:
+    async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
         log = self._log(topic, partition)
         for first, _, max_timestamp_us, _ in log.batches:
             if max_timestamp_us >= time_us:
-                return first
-        return log.end
+                return Offset(first)
+        return Offset(log.end)
 
 
-def not_leader(leader: FakeLeader | None) -> ShoalError:
+def not_leader(leader: Leader | None) -> ShoalError:
     if leader is None:
         return ShoalError("not-leader", "no leader is known", leader=None, leader_url=None, term=0)
     return ShoalError(

@@ -17,6 +17,7 @@ from shoal.agent.host.host import Host
 from shoal.agent.http.app import stop_listening
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.process.clock import SystemClock
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -240,7 +241,7 @@ class Cluster:
             while True:
                 node = await self.leader()
                 try:
-                    return await node.host.append(GROUP, [message(*values)], **options)
+                    return await node.host.append(GROUP, Submission.of([message(*values)], **options))
                 except ShoalError as error:
                     if not error.retriable:
                         raise

@@ -14,6 +14,7 @@ from shoal.agent.http.core.leader import at_leader, partition_of
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
 from shoal.errors import ShoalError
+from shoal.format.batch import Offset
 
 MAX_OFFSET = 2**63 - 1
 
@@ -37,7 +38,7 @@ class TrimHandlers:
         deadline = Deadline(call.timeout_ms())
 
         async def here() -> Json:
-            start = await self._context.broker.trim(topic, partition, before, deadline.remaining_ms())
+            start = await self._context.broker.trim(topic, partition, Offset(before), deadline.remaining_ms())
             return {"log_start_offset": start}
 
         async def there(leader: Leader) -> Json:

@@ -6,11 +6,13 @@ Pure. Every function returns a value or raises ShoalError("bad-request") whose d
 
 from __future__ import annotations
 
+from typing import TypeVar
 from urllib.parse import unquote, unquote_plus
 
 from shoal.errors import ShoalError, shown
 from shoal.format.timestamps import parse_duration_ms
 
+Word = TypeVar("Word", bound=str)
 Query = dict[str, str]
 # Per partition a place in its log; in the order of the partitions.
 Places = dict[int, int]
@@ -104,14 +106,15 @@ def duration_ms(query: Query, name: str, default_ms: int, high_ms: int, low_ms: 
     return value
 
 
-def choice(query: Query, name: str, default: str, choices: tuple[str, ...]) -> str:
+def choice(query: Query, name: str, default: Word, choices: tuple[Word, ...]) -> Word:
     """One of a few words."""
     text = query.get(name)
     if text is None:
         return default
-    if text not in choices:
-        raise invalid(name, text, f"one of {', '.join(choices)} is wanted")
-    return text
+    for word in choices:
+        if word == text:
+            return word
+    raise invalid(name, text, f"one of {', '.join(choices)} is wanted")
 
 
 def boolean(query: Query, name: str, default: bool) -> bool:

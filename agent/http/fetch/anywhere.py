@@ -23,7 +23,7 @@ from shoal.agent.http.rows.row_pieces import Rows
 from shoal.agent.http.rows.selection import Portion, Received, frames_in
 from shoal.agent.interface import Admit, Fetch, Leader, Topic
 from shoal.errors import ShoalError
-from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, parse_stamp
+from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, Offset, parse_stamp
 
 # What a reader that goes on and on rides out: leadership on its way, its host dying, too much at once.
 RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost", "overloaded"}
@@ -91,7 +91,7 @@ async def _fetch_here(
         return await call.context.broker.read(
             topic,
             wanted.partition,
-            wanted.offset,
+            Offset(wanted.offset),
             max_bytes=wanted.max_bytes,
             wait_ms=wanted.wait_ms,
             local=wanted.local,

@@ -24,6 +24,7 @@ from shoal.agent.http.core.problems import json_response
 from shoal.agent.http.fetch.cursors import format_places, places
 from shoal.agent.interface import Json, Leader, Topic
 from shoal.errors import ShoalError
+from shoal.format.batch import Offset
 from shoal.format.timestamps import format_time, parse_time
 
 # What another agent may say while leadership moves or its host dies: it is asked again, or another one is.
@@ -132,9 +133,8 @@ class OffsetsWait:
     async def _wait_here(self, partition: int) -> bool:
         broker = self._call.context.broker
         try:
-            return await broker.wait_past(
-                self._topic, partition, self._after[partition], self._deadline.remaining_ms()
-            )
+            place = Offset(self._after[partition])
+            return await broker.wait_past(self._topic, partition, place, self._deadline.remaining_ms())
         except ShoalError as error:
             if error.code not in MOVING_CODES:
                 raise

@@ -20,6 +20,7 @@ from shoal.agent.http.fetch.render import Rendering, choose_rendering, render_ar
 from shoal.agent.http.rows.selection import Portion
 from shoal.agent.interface import Admit, Fetch, Json, Leader, Topic
 from shoal.errors import ShoalError, shown
+from shoal.format.batch import Offset
 from shoal.format.timestamps import parse_time
 
 HIGH_WATERMARK = "Shoal-High-Watermark"
@@ -198,7 +199,7 @@ class ReadRequest:
             context.broker.read(
                 self._topic,
                 self._partition,
-                offset,
+                Offset(offset),
                 max_bytes=self._max_bytes,
                 wait_ms=self._wait_ms,
                 local=self._local,

@@ -139,7 +139,7 @@ async def render_arrow(call: Call, rendering: Rendering, fetch: Fetch, offset: i
         headers = _headers(fetch, fetch.next_offset)
         return await send_pieces(call, schema, fetch.pieces, END_OF_STREAM, ARROW_TYPE, headers)
     frames = list(fetch.frames)
-    next_offset = fetch.next_offset
+    next_offset: int = fetch.next_offset
     if rendering.limit is not None:
         wanted_end = offset + rendering.limit
         for position, frame in enumerate(frames):

@@ -10,17 +10,18 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.forward import Reply, forward_target
 from shoal.agent.http.core.leader import at_leader, partition_of, while_it_leads
 from shoal.agent.http.core.media import ARROW_TYPE
 from shoal.agent.http.produce.decode import Chunk, batch_problem, encapsulated
-from shoal.agent.interface import Appended, Leader, Topic
+from shoal.agent.interface import Acks, Appended, Leader, Submission, Topic
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     END_OF_STREAM,
     BatchError,
     Message,
+    Offset,
     ProducerStamp,
     message_from_batch,
     schema_message,
@@ -40,7 +41,7 @@ KEY_ROUTED = "Shoal-Key-Routed"
 class Options(NamedTuple):
     """What a produce request asks beside its records."""
 
-    acks: str
+    acks: Acks
     timeout_ms: int
     producer: ProducerStamp | None
     consecutive: bool = True
@@ -48,57 +49,30 @@ class Options(NamedTuple):
     of them they need only increase (safety 19)."""
 
 
-class Outcome(NamedTuple):
-    """Where the records of one append went."""
-
-    base_offset: int
-    records: int
-    duplicate: bool
-
-
-async def append_here(
-    context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
-) -> Appended:
-    """The broker's append for either form of a chunk; not-leader where the leader is elsewhere."""
-    try:
-        return await _append(context, topic, partition, chunk, options, timeout_ms)
-    except BatchError as error:
-        raise batch_problem(error) from None
-
-
-async def _append(
-    context: Context, topic: Topic, partition: int, chunk: Chunk, options: Options, timeout_ms: int
-) -> Appended:
-    if chunk.columns is not None:
-        return await context.broker.append_records(
-            topic,
-            partition,
-            chunk.columns,
-            producer=options.producer,
-            consecutive=options.consecutive,
-            acks=options.acks,
-            timeout_ms=timeout_ms,
-        )
-    return await context.broker.append(
-        topic,
-        partition,
-        chunk.messages,
+def submission_of(chunk: Chunk, options: Options) -> Submission:
+    """A chunk for one partition, with what the request asks."""
+    return Submission.of(
+        chunk.messages if chunk.columns is None else chunk.columns,
+        timeout_ms=options.timeout_ms,
         producer=options.producer,
         consecutive=options.consecutive,
         acks=options.acks,
-        timeout_ms=timeout_ms,
     )
 
 
-async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options) -> Outcome:
+async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, options: Options) -> Appended:
     """Append here or forward. ShoalError as the broker's, no-leader when none was found in time."""
     deadline = Deadline(options.timeout_ms)
+    submission = submission_of(chunk, options)
 
-    async def here() -> Outcome:
-        done = await append_here(call.context, topic, partition, chunk, options, deadline.remaining_ms())
-        return Outcome(done.base_offset, done.count, done.duplicate)
+    async def here() -> Appended:
+        timely = submission._replace(timeout_ms=deadline.remaining_ms())
+        try:
+            return await call.context.broker.append(topic, partition, timely)
+        except BatchError as error:
+            raise batch_problem(error) from None
 
-    async def there(leader: Leader) -> Outcome:
+    async def there(leader: Leader) -> Appended:
         return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)
 
     return await at_leader(call, partition_of(call, topic, partition), here, there, deadline)
@@ -112,11 +86,11 @@ async def _deliver_to(
     chunk: Chunk,
     options: Options,
     deadline: Deadline,
-) -> Outcome:
+) -> Appended:
     headers = {name: call.headers[name] for name in PRODUCER_HEADERS if name in call.headers}
     if options.producer is not None and not options.consecutive:
         headers[KEY_ROUTED] = "true"
-    query = {"acks": options.acks}
+    query: dict[str, str] = {"acks": options.acks}
     if chunk.body is not None:  # the same bytes again, so that the leader gathers them with others' records
         if "Content-Type" in call.headers:
             headers["Content-Type"] = call.headers["Content-Type"]
@@ -156,18 +130,18 @@ def message_of(chunk: Chunk) -> Message:
     return message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000))
 
 
-def _outcome(reply: Reply, partition: int) -> Outcome:
+def _outcome(reply: Reply, partition: int) -> Appended:
     document = reply.document()
     appended = document.get("appended")
     if reply.status == 202 or (isinstance(appended, list) and not appended):
-        return Outcome(-1, _number(document, "count"), False)
+        return Appended(Offset(-1), _number(document, "count"), False)
     if not isinstance(appended, list) or not isinstance(appended[0], dict):
         raise ShoalError("leadership-lost", "the leader's answer does not say where the records went")
     entry = appended[0]
     if entry.get("partition") != partition:
         raise ShoalError("leadership-lost", "the leader's answer is about another partition")
-    return Outcome(
-        _number(entry, "base_offset"), _number(document, "count"), document.get("duplicate") is True
+    return Appended(
+        Offset(_number(entry, "base_offset")), _number(document, "count"), document.get("duplicate") is True
     )
 
 

@@ -31,7 +31,7 @@ from shoal.agent.http.produce.decode import (
     decode_arrow_body,
     decode_whole,
 )
-from shoal.agent.http.produce.deliver import Options
+from shoal.agent.http.produce.deliver import Options, submission_of
 from shoal.agent.http.produce.fast_head import Head, read_head, without_sequence
 from shoal.agent.http.produce.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
 from shoal.agent.interface import Answer, Topic
@@ -195,18 +195,9 @@ class QuickAppends:
     def _append(
         self, request: QuickRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
     ) -> bool:
-        options = request.options
         try:
-            self.context.broker.begin_append(
-                topic,
-                partition,
-                chunk.messages if chunk.columns is None else chunk.columns,
-                producer=options.producer,
-                consecutive=options.consecutive,
-                acks=options.acks,
-                timeout_ms=options.timeout_ms,
-                answer=answer,
-            )
+            submission = submission_of(chunk, request.options)
+            self.context.broker.begin_append(topic, partition, submission, answer)
         except BatchError as error:
             raise batch_problem(error) from None
         except ShoalError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping
+from typing import get_args
 
 import pyarrow as pa
 from aiohttp import web
@@ -36,10 +37,9 @@ from shoal.agent.http.produce.deliver import (
     KEY_ROUTED,
     PRODUCER_HEADERS,
     Options,
-    Outcome,
     deliver,
 )
-from shoal.agent.interface import Topic
+from shoal.agent.interface import Acks, Appended, Topic
 from shoal.errors import JSON, ShoalError, shown
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -51,7 +51,7 @@ from shoal.format.batch import (
 from shoal.format.hash_ranges import key_hash
 from shoal.format.partitioner import partition_batch, partition_columns
 
-ACKS = ("all", "leader", "none")
+ACKS: tuple[Acks, ...] = get_args(Acks)
 PRODUCER_ID_CHARACTERS_MAX = 128
 # A longer body would hold the loop for milliseconds: it is decoded in a thread (safety 26).
 DECODED_AT_ONCE_BYTES = 64 * 1024
@@ -269,7 +269,7 @@ class Production:
         )
         failures: list[tuple[int, ShoalError]] = []
         for partition, outcome in zip(parts, outcomes, strict=True):
-            if isinstance(outcome, Outcome):
+            if isinstance(outcome, Appended):
                 self._add(partition, outcome)
             elif isinstance(outcome, ShoalError):
                 failures.append((partition, outcome))
@@ -286,10 +286,10 @@ class Production:
         self._topic = await wait_topic(self._call.context, self._name, deadline)
         return self._topic
 
-    def _add(self, partition: int, outcome: Outcome) -> None:
-        self._count += outcome.records
+    def _add(self, partition: int, outcome: Appended) -> None:
+        self._count += outcome.count
         self._duplicates += outcome.duplicate
-        base_offset, count = outcome.base_offset, outcome.records
+        base_offset, count = outcome.base_offset, outcome.count
         if base_offset < 0:
             return
         for entry in reversed(self._ranges[-64:]):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.partition.applier import StateMachine
-from shoal.agent.partition.pending import Appended
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset, ProducerStamp, producer_id_from_text
 from shoal.segment_store.config import LogConfig
@@ -21,7 +21,9 @@ async def test_one_voter_leads_appends_and_reads(tmp_path: Path) -> None:
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
         assert await cluster.append("a", "b") == Appended(Offset(0), 2)
-        assert await node.host.append(GROUP, columns("c"), timeout_ms=30_000) == Appended(Offset(2), 1)
+        assert await node.host.append(GROUP, Submission.of(columns("c"), timeout_ms=30_000)) == Appended(
+            Offset(2), 1
+        )
         assert await read_values(node) == ["a", "b", "c"]
         offsets = await node.host.offsets(GROUP)
         assert (offsets.log_start_offset, offsets.high_watermark, offsets.log_end_offset) == (0, 3, 3)
@@ -107,7 +109,10 @@ async def test_producers_duplicates_gaps_epochs(tmp_path: Path) -> None:
 
         async def append(epoch: int, sequence: int, *values: str) -> Appended:
             return await node.host.append(
-                GROUP, [message(*values)], producer=ProducerStamp(ALICE, epoch, sequence), timeout_ms=30_000
+                GROUP,
+                Submission.of(
+                    [message(*values)], producer=ProducerStamp(ALICE, epoch, sequence), timeout_ms=30_000
+                ),
             )
 
         with pytest.raises(ShoalError, match="sequence-gap") as refused:
@@ -132,11 +137,13 @@ async def test_several_batches_of_one_sequence_become_one_entry(tmp_path: Path) 
         before = node.host.status(GROUP).commit_index
         batches = [message("a", "b"), message("c"), message("d")]
         producer = ProducerStamp(ALICE, 0, 0)
-        assert await node.host.append(GROUP, batches, producer=producer, timeout_ms=30_000) == Appended(
-            Offset(0), 4
-        )
+        assert await node.host.append(
+            GROUP, Submission.of(batches, producer=producer, timeout_ms=30_000)
+        ) == Appended(Offset(0), 4)
         assert node.host.status(GROUP).commit_index == before + 1
-        assert await node.host.append(GROUP, batches, timeout_ms=30_000) == Appended(Offset(4), 4)
+        assert await node.host.append(GROUP, Submission.of(batches, timeout_ms=30_000)) == Appended(
+            Offset(4), 4
+        )
         assert node.host.status(GROUP).commit_index == before + 4
         assert await read_values(node) == ["a", "b", "c", "d"] * 2
 
@@ -152,7 +159,9 @@ async def test_single_records_are_gathered_into_few_entries(tmp_path: Path) -> N
 
         async def submit(number: int) -> Appended:
             stamp = ProducerStamp(producers[number], 0, 0) if number < 10 else None
-            return await node.host.append(GROUP, columns(f"{number}"), producer=stamp, timeout_ms=30_000)
+            return await node.host.append(
+                GROUP, Submission.of(columns(f"{number}"), producer=stamp, timeout_ms=30_000)
+            )
 
         answers = await asyncio.gather(*(submit(number) for number in range(64)))
         assert [answer.base_offset for answer in answers] == list(range(64))
@@ -169,7 +178,9 @@ async def test_sequences_of_one_producer_in_one_turn_keep_their_order(tmp_path: 
 
         async def submit(sequence: int) -> Appended:
             stamp = ProducerStamp(ALICE, 0, sequence)
-            return await node.host.append(GROUP, columns(f"{sequence}"), producer=stamp, timeout_ms=30_000)
+            return await node.host.append(
+                GROUP, Submission.of(columns(f"{sequence}"), producer=stamp, timeout_ms=30_000)
+            )
 
         answers = await asyncio.gather(
             *(submit(sequence) for sequence in (0, 1, 1, 2, 9)), return_exceptions=True
@@ -192,8 +203,8 @@ async def test_a_follower_refuses_with_the_leader(tmp_path: Path) -> None:
         leader = await cluster.leader()
         follower = next(node for node in cluster.nodes if node is not leader)
         for call in (
-            follower.host.append(GROUP, [message("x")], timeout_ms=500),
-            follower.host.append(GROUP, columns("x"), timeout_ms=500),
+            follower.host.append(GROUP, Submission.of([message("x")], timeout_ms=500)),
+            follower.host.append(GROUP, Submission.of(columns("x"), timeout_ms=500)),
             follower.host.read(GROUP, Offset(0), max_bytes=1),
         ):
             with pytest.raises(ShoalError) as refused:
@@ -211,7 +222,7 @@ async def test_without_a_majority_an_append_times_out_indefinitely(tmp_path: Pat
         for node in [node for node in cluster.nodes if node is not leader]:
             await cluster.stop(node)
         with pytest.raises(ShoalError) as refused:
-            await leader.host.append(GROUP, [message("b")], timeout_ms=150)
+            await leader.host.append(GROUP, Submission.of([message("b")], timeout_ms=150))
         assert refused.value.code in ("timeout", "leadership-lost", "no-leader")
         assert refused.value.code == "no-leader" or not refused.value.definite
 
@@ -220,10 +231,11 @@ async def test_acks_leader_and_none(tmp_path: Path) -> None:
     """acks=leader waits for the local sync, acks=none for nothing; both name provisional offsets."""
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
-        append = node.host.append
-        assert await append(GROUP, [message("a")], acks="leader", timeout_ms=30_000) == Appended(Offset(0), 1)
+        synced = Submission.of([message("a")], acks="leader", timeout_ms=30_000)
+        assert await node.host.append(GROUP, synced) == Appended(Offset(0), 1)
         assert node.host.replica(GROUP).log.synced_index == node.host.replica(GROUP).log.last_index
-        assert await append(GROUP, [message("b")], acks="none", timeout_ms=30_000) == Appended(Offset(1), 1)
+        unasked = Submission.of([message("b")], acks="none", timeout_ms=30_000)
+        assert await node.host.append(GROUP, unasked) == Appended(Offset(1), 1)
         await until(lambda: node.host.status(GROUP).high_watermark == 2)
 
 
@@ -264,7 +276,7 @@ async def test_transfer_all_hands_over_and_loses_nothing(tmp_path: Path) -> None
         leader = await cluster.leader()
         assert await leader.host.transfer_all(3_000) == 1
         successor = await until(lambda: next((n for n in cluster.nodes if n.leads and n is not leader), None))
-        await successor.host.append(GROUP, [message("b")], timeout_ms=30_000)
+        await successor.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
         assert await read_values(successor) == ["a", "b"]
 
 
@@ -319,7 +331,7 @@ async def test_a_vanished_directory_makes_a_replica_lost(tmp_path: Path) -> None
         assert victim.host.lost_replicas() == [GROUP]
         assert not directory.exists()
         with pytest.raises(ShoalError, match="damaged"):
-            await victim.host.append(GROUP, [message("x")], timeout_ms=100)
+            await victim.host.append(GROUP, Submission.of([message("x")], timeout_ms=100))
         await cluster.append("b")
         # And it stays lost, even when the directory comes back.
         await cluster.stop(victim)
@@ -371,7 +383,7 @@ async def test_records_that_fit_no_batch_are_refused_alone(tmp_path: Path) -> No
         impossible.timestamps_us[0] = 2**80
         submissions = [columns("a"), impossible, columns("b")]
         answers = await asyncio.gather(
-            *(node.host.append(GROUP, item, timeout_ms=30_000) for item in submissions),
+            *(node.host.append(GROUP, Submission.of(item, timeout_ms=30_000)) for item in submissions),
             return_exceptions=True,
         )
         assert answers[0] == Appended(Offset(0), 1)

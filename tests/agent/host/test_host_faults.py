@@ -16,7 +16,7 @@ from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.free_space import MIN_FREE_BYTES
 from shoal.agent.partition.applier import StateMachine
-from shoal.agent.partition.pending import Appended
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.replication.errors import ChangePending, NotLeader
@@ -46,17 +46,18 @@ async def test_a_failed_sync_stops_the_replica_and_acknowledges_nothing() -> Non
         leader = await cluster.leader()
         disks[leader.agent_id].faults.append(Fault("sync", errno.EIO, "topics", times=1_000))
         outcome = await asyncio.gather(
-            leader.host.append(GROUP, [message("b")], timeout_ms=30_000), return_exceptions=True
+            leader.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000)),
+            return_exceptions=True,
         )
         # The two others may have made it commit before the leader's own sync failed: then it is a success.
         if isinstance(outcome[0], ShoalError):
             assert not outcome[0].definite
         await until(lambda: leader.host.status(GROUP).state == "failed")
         with pytest.raises(ShoalError) as refused:
-            await leader.host.append(GROUP, [message("c")], timeout_ms=100)
+            await leader.host.append(GROUP, Submission.of([message("c")], timeout_ms=100))
         assert (refused.value.code, refused.value.retriable) == ("no-leader", True)
         successor = await until(lambda: next((n for n in cluster.nodes if n.leads and n is not leader), None))
-        await successor.host.append(GROUP, [message("d")], timeout_ms=30_000)
+        await successor.host.append(GROUP, Submission.of([message("d")], timeout_ms=30_000))
         values = await read_values(successor)
         assert values in (["a", "d"], ["a", "b", "d"])
         assert isinstance(outcome[0], ShoalError) or "b" in values
@@ -70,8 +71,8 @@ async def test_one_voter_with_a_failed_sync_never_acknowledges() -> None:
         await cluster.append("a")
         disks[node.agent_id].faults.append(Fault("sync", errno.EIO, "topics", times=1_000))
         for submit in (
-            node.host.append(GROUP, [message("b")], timeout_ms=30_000),
-            node.host.append(GROUP, columns("c"), timeout_ms=30_000),
+            node.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000)),
+            node.host.append(GROUP, Submission.of(columns("c"), timeout_ms=30_000)),
         ):
             with pytest.raises(ShoalError) as refused:
                 await submit
@@ -89,11 +90,13 @@ async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
         roomy, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() + 2**20
         await until(lambda: node.host.statistics().free_bytes < 2**26)
         with pytest.raises(ShoalError, match="disk-full") as refused:
-            await node.host.append(GROUP, [message("b")], timeout_ms=30_000)
+            await node.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
         assert refused.value.definite
         disk.capacity_bytes = roomy
         await until(lambda: node.host.statistics().free_bytes > 2**26)
-        assert await node.host.append(GROUP, [message("b")], timeout_ms=30_000) == Appended(Offset(1), 1)
+        assert await node.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000)) == Appended(
+            Offset(1), 1
+        )
 
 
 async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
@@ -107,7 +110,7 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         refused, taken = None, 0
         while refused is None and taken < 100:
             try:
-                await node.host.append(GROUP, columns("x" * 2**20), timeout_ms=30_000)
+                await node.host.append(GROUP, Submission.of(columns("x" * 2**20), timeout_ms=30_000))
                 taken += 1
             except ShoalError as error:
                 refused = error
@@ -139,7 +142,7 @@ async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feed
         await cluster.append("b")
         await until(lambda: follower.host.status(GROUP).state == "failed")
         with pytest.raises(ShoalError, match="disk-full"):
-            await follower.host.append(GROUP, [message("x")], timeout_ms=100)
+            await follower.host.append(GROUP, Submission.of([message("x")], timeout_ms=100))
         await cluster.append("c")
         disk.faults.clear()
         await until(lambda: follower.host.has(GROUP) and follower.host.status(GROUP).high_watermark == 3)
@@ -186,7 +189,7 @@ async def _append_once(cluster: Cluster, value: str, acknowledged: list[tuple[in
     if leader is None:
         return
     try:
-        answer = await leader.host.append(GROUP, [message(value)], timeout_ms=30_000)
+        answer = await leader.host.append(GROUP, Submission.of([message(value)], timeout_ms=30_000))
     except ShoalError:
         return
     acknowledged.append((answer.base_offset, value))
@@ -202,12 +205,16 @@ async def test_a_deposed_leader_still_answers_success_for_a_committed_entry() ->
         others = [node for node in cluster.nodes if node is not leader]
         # Followers hear the leader, but nothing comes back: it cannot learn that its entry is everywhere.
         unhear(leader)
-        reached = asyncio.create_task(leader.host.append(GROUP, [message("reached")], timeout_ms=8_000))
+        reached = asyncio.create_task(
+            leader.host.append(GROUP, Submission.of([message("reached")], timeout_ms=8_000))
+        )
         await until(lambda: all(n.host.status(GROUP).log_end_offset == 2 for n in others))
         mute(leader)
-        lost = asyncio.create_task(leader.host.append(GROUP, [message("lost")], timeout_ms=8_000))
+        lost = asyncio.create_task(
+            leader.host.append(GROUP, Submission.of([message("lost")], timeout_ms=8_000))
+        )
         successor = await until(lambda: next((n for n in others if n.leads), None))
-        await successor.host.append(GROUP, [message("next")], timeout_ms=30_000)
+        await successor.host.append(GROUP, Submission.of([message("next")], timeout_ms=30_000))
         heal(leader)
         assert await reached == Appended(Offset(1), 1)
         with pytest.raises(ShoalError) as refused:
@@ -229,7 +236,7 @@ async def test_who_waits_at_a_replica_that_is_removed_may_ask_again() -> None:
         stamp = ProducerStamp(b"once" * 4, 0, 0)
         unhear(leader)
         waiting = asyncio.create_task(
-            leader.host.append(GROUP, [message("b")], producer=stamp, timeout_ms=60_000)
+            leader.host.append(GROUP, Submission.of([message("b")], producer=stamp, timeout_ms=60_000))
         )
         await until(lambda: all(n.host.status(GROUP).log_end_offset == 2 for n in others))
         mute(leader)
@@ -256,7 +263,9 @@ async def test_who_waits_at_a_replica_that_is_removed_may_ask_again() -> None:
             False,
         )
         assert "removed from its group" in told.value.detail
-        again = await successor.host.append(GROUP, [message("b")], producer=stamp, timeout_ms=30_000)
+        again = await successor.host.append(
+            GROUP, Submission.of([message("b")], producer=stamp, timeout_ms=30_000)
+        )
         assert again == Appended(Offset(1), 1, duplicate=True)
         assert await read_values(successor) == ["a", "b"]
 
@@ -289,7 +298,9 @@ async def test_what_is_not_committed_is_seen_by_nobody() -> None:
         others = [node for node in cluster.nodes if node is not leader]
         for node in others:
             await cluster.stop(node)
-        appended = await leader.host.append(GROUP, [message("c")], acks="leader", timeout_ms=30_000)
+        appended = await leader.host.append(
+            GROUP, Submission.of([message("c")], acks="leader", timeout_ms=30_000)
+        )
         assert appended.base_offset == 2
         assert await read_values(leader, local=True) == ["a", "b"]
         fetch = await leader.host.read(GROUP, Offset(1), max_bytes=1 << 20, local=True)
@@ -438,7 +449,7 @@ async def test_what_is_to_be_truncated_is_never_noted_as_committed(monkeypatch: 
         for node in others:
             await cluster.stop(node)
         with pytest.raises(ShoalError):
-            await deposed.host.append(GROUP, [message("never committed")], timeout_ms=200)
+            await deposed.host.append(GROUP, Submission.of([message("never committed")], timeout_ms=200))
         await until(lambda: log_end(deposed) == deposed.host.replica(GROUP).core.last_index)
         end = log_end(deposed)
         await cluster.stop(deposed)
@@ -492,7 +503,9 @@ async def test_a_birth_that_could_not_be_noted_is_refused_until_the_agent_starts
         await cluster.start(node)
         await node.open(birth, other)
         await until(lambda: node.host.replica(other).is_leader)
-        assert await node.host.append(other, [message("a")], timeout_ms=30_000) == Appended(Offset(0), 1)
+        assert await node.host.append(other, Submission.of([message("a")], timeout_ms=30_000)) == Appended(
+            Offset(0), 1
+        )
 
 
 async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> None:

@@ -13,6 +13,7 @@ from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.host.newborns import Newborns, is_led_here
 from shoal.agent.partition.opener import UnknownReplica
 from shoal.agent.partition.replica import BIRTH_PENDING, Replica
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 from shoal.replication.interfaces import (
@@ -60,7 +61,7 @@ async def elected(cluster: Cluster) -> Node:
 
 async def refused(node: Node) -> ShoalError:
     with pytest.raises(ShoalError) as caught:
-        await node.host.append(GROUP, [message("x")], timeout_ms=30_000)
+        await node.host.append(GROUP, Submission.of([message("x")], timeout_ms=30_000))
     return caught.value
 
 
@@ -93,7 +94,7 @@ async def test_the_first_leader_waits_for_the_catalog(tmp_path: Path) -> None:
         leader.host.newborns.be_born(GROUP)
         assert leader.changes == [GROUP]
         assert leader.host.status(GROUP).role is Role.LEADER
-        await leader.host.append(GROUP, [message("x")], timeout_ms=10_000)
+        await leader.host.append(GROUP, Submission.of([message("x")], timeout_ms=10_000))
         assert await read_values(leader) == ["x"]
 
 
@@ -144,7 +145,7 @@ async def test_who_has_a_record_knows_that_the_group_is_born(tmp_path: Path) -> 
         await begin(cluster, 3)
         first = await elected(cluster)
         first.host.newborns.be_born(GROUP)
-        await first.host.append(GROUP, [message("x")], timeout_ms=10_000)
+        await first.host.append(GROUP, Submission.of([message("x")], timeout_ms=10_000))
         others = [node for node in cluster.nodes if node is not first]
         await until(lambda: all(node.host.replica(GROUP).state.tail.end_offset for node in others))
         await cluster.stop(first)
@@ -174,7 +175,7 @@ async def test_a_birth_that_is_given_up_leaves_nothing_and_another_one_begins(tm
         assert replica.core.term > 1 << GENERATION_TERM_BITS > old_term
         assert leader.registry.get(GROUP) == ReplicaRecord(GROUP, replica.replica_id, ReplicaState.ACTIVE)
         leader.host.newborns.be_born(GROUP)
-        await leader.host.append(GROUP, [message("x")], timeout_ms=10_000)
+        await leader.host.append(GROUP, Submission.of([message("x")], timeout_ms=10_000))
         for node in cluster.nodes:
             await cluster.stop(node)
         for node in cluster.nodes:
@@ -193,7 +194,7 @@ async def test_old_and_new_hear_nothing_of_each_other(tmp_path: Path) -> None:
             await node.open(later)
         await until(lambda: any(node.host.replica(GROUP).is_leader for node in cluster.nodes[:2]))
         leader = next(node for node in cluster.nodes[:2] if node.host.replica(GROUP).is_leader)
-        await leader.host.append(GROUP, [message("x")], timeout_ms=10_000)
+        await leader.host.append(GROUP, Submission.of([message("x")], timeout_ms=10_000))
         await asyncio.sleep(0.5)  # some elections of the one that is alone
         behind = cluster.nodes[2].host.replica(GROUP)
         assert (behind.core.term, behind.core.last_index, behind.core.leader) == (FIRST_TERM, 0, None)
@@ -207,7 +208,7 @@ async def test_what_has_records_is_never_given_up(tmp_path: Path) -> None:
         await begin(cluster, 1)
         await elected(cluster)
         node.host.newborns.be_born(GROUP)
-        await node.host.append(GROUP, [message("x")], timeout_ms=10_000)
+        await node.host.append(GROUP, Submission.of([message("x")], timeout_ms=10_000))
         assert not await node.host.newborns.give_up(GROUP)
         assert not node.host.has(GROUP)
         assert not await node.host.newborns.give_up(GROUP), "closed it has them still"

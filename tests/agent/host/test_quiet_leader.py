@@ -14,6 +14,7 @@ from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.partition.replica import Replica
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset
 from shoal.segment_store.config import LogConfig
@@ -100,7 +101,7 @@ async def test_a_hard_state_that_cannot_be_stored_while_the_group_is_quiet() -> 
         await until(lambda: replica.failure is not None)
         await another_leads(cluster, leader)
         with pytest.raises(ShoalError) as refused:
-            await leader.host.append(GROUP, [message("b")], timeout_ms=30_000)
+            await leader.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
         assert (refused.value.code, refused.value.retriable) == ("no-leader", True)
         await cluster.append("b")
 

@@ -15,10 +15,10 @@ from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.host.repair import _is_overruled
-from shoal.agent.partition.pending import Appended
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
 from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset, ProducerStamp, Term
 from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
@@ -145,7 +145,9 @@ async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
         for _ in range(2):
             with pytest.raises(ShoalError, match="damaged"):
                 await leader.host.read(GROUP, 5, max_bytes=1)  # type: ignore[arg-type]
-            assert (await leader.host.append(GROUP, [message("more")], timeout_ms=30_000)).count == 1
+            assert (
+                await leader.host.append(GROUP, Submission.of([message("more")], timeout_ms=30_000))
+            ).count == 1
             await leader.host.read(GROUP, 6, max_bytes=1)  # type: ignore[arg-type]
             await until(lambda: all(node.host.status(GROUP).damaged_ranges for node in cluster.nodes))
         assert leader.leads
@@ -260,7 +262,7 @@ async def with_an_entry_of_its_own(
     end = replica.state.tail.last_index
     if propose is None:
         with pytest.raises(ShoalError):
-            await leader.host.append(GROUP, [message("never committed")], timeout_ms=50)
+            await leader.host.append(GROUP, Submission.of([message("never committed")], timeout_ms=50))
     else:
         propose(replica)
     last = replica.state.tail.last_index

@@ -12,6 +12,7 @@ from memory_disk import MemoryDisk
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS, Recovery
 from shoal.agent.partition.opener import open_replica
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
 from shoal.replication.roles.transitions import Role
@@ -63,10 +64,10 @@ async def test_a_survivor_of_three_goes_on_alone_and_old_disks_cannot_return(tmp
         assert status.term >> EPOCH_BITS == 1
         assert [item.agent_id for item in status.configuration.replicas] == [survivor.agent_id]  # type: ignore[union-attr]
         assert survivor.host.replica(GROUP).replica_id > old_id
-        appended = await survivor.host.append(GROUP, [message("c")], timeout_ms=30_000)
+        appended = await survivor.host.append(GROUP, Submission.of([message("c")], timeout_ms=30_000))
         assert appended.base_offset == 2
         await cluster.start(others[0])
-        await survivor.host.append(GROUP, [message("d")], timeout_ms=30_000)
+        await survivor.host.append(GROUP, Submission.of([message("d")], timeout_ms=30_000))
         assert survivor.leads
         assert others[0].host.status(GROUP).role is not Role.LEADER
         await cluster.stop(survivor)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.partition import batcher as gather
-from shoal.agent.partition.batcher import GatherQueue, Submission, merge
-from shoal.agent.partition.pending import Appended
+from shoal.agent.partition.batcher import GatherQueue, Queued, merge
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import ProducerStamp
 from tests.agent.harness import columns
@@ -23,26 +23,30 @@ class NoAnswer:
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-def submission(
+def queued(
     value: str, producer: int | None = None, sequence: int = 0, size: int = 10, rows: int = 1
-) -> Submission:
+) -> Queued:
     """Records with this value."""
     stamp = None if producer is None else ProducerStamp(bytes([producer + 1]) * 16, 0, sequence)
-    return Submission(columns(*[value] * rows), size, stamp, True, "all", 0, NoAnswer())
+    records = columns(*[value] * rows)
+    submission = Submission.of(records, producer=stamp, timeout_ms=0)
+    return Queued(records, size, submission, 0, NoAnswer())
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=40))
 def test_every_submission_is_taken_once_and_producers_keep_their_order(producers: list[int | None]) -> None:
     """No batch has a producer twice, nothing is lost, and each producer's submissions stay in order."""
     queue = GatherQueue()
-    made = [submission(f"{number}", producer, number) for number, producer in enumerate(producers)]
+    made = [queued(f"{number}", producer, number) for number, producer in enumerate(producers)]
     for item in made:
         queue.add(item)
-    taken: list[Submission] = []
+    taken: list[Queued] = []
     while len(queue):
         batch = queue.take()
         assert batch
-        stamps = [item.producer.producer_id for item in batch if item.producer is not None]
+        stamps = [
+            item.submission.producer.producer_id for item in batch if item.submission.producer is not None
+        ]
         assert len(stamps) == len(set(stamps))
         taken += batch
     assert queue.size_bytes == 0
@@ -51,7 +55,7 @@ def test_every_submission_is_taken_once_and_producers_keep_their_order(producers
         of_one = [
             made.index(item)
             for item in taken
-            if item.producer and item.producer.producer_id[0] == producer + 1
+            if item.submission.producer and item.submission.producer.producer_id[0] == producer + 1
         ]
         assert of_one == sorted(of_one)
 
@@ -62,11 +66,11 @@ def test_a_batch_is_cut_by_bytes_and_rows(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gather, "MAX_BATCH_ROWS", 4)
     queue = GatherQueue()
     for item in (
-        submission("a", size=60),
-        submission("b", size=60),
-        submission("c", size=500),
-        submission("d", rows=3),
-        submission("e", rows=2),
+        queued("a", size=60),
+        queued("b", size=60),
+        queued("c", size=500),
+        queued("d", rows=3),
+        queued("e", rows=2),
     ):
         queue.add(item)
     batches = []
@@ -79,9 +83,9 @@ def test_the_queue_refuses_beyond_its_bounds(monkeypatch: pytest.MonkeyPatch) ->
     """Overloaded is definite: nothing was queued; a first submission always fits."""
     monkeypatch.setattr(gather, "MAX_QUEUED_BYTES", 100)
     queue = GatherQueue()
-    queue.add(submission("a", size=1_000))
+    queue.add(queued("a", size=1_000))
     with pytest.raises(ShoalError, match="overloaded") as refused:
-        queue.add(submission("b"))
+        queue.add(queued("b"))
     assert refused.value.definite
     assert len(queue) == 1
     assert [item.columns.values for item in queue.drain()] == [[b"a"]]
@@ -90,7 +94,7 @@ def test_the_queue_refuses_beyond_its_bounds(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_merge_lays_rows_behind_one_another() -> None:
     """Rows keep their order; only submissions with a producer have a range."""
-    merged = merge([submission("a", rows=2), submission("b", 1), submission("c", 2, rows=3)])
+    merged = merge([queued("a", rows=2), queued("b", 1), queued("c", 2, rows=3)])
     assert merged.columns.values == [b"a", b"a", b"b", b"c", b"c", b"c"]
     assert merged.first_rows == [0, 2, 3]
     assert [(item.producer.producer_id[0], item.first_row, item.rows) for item in merged.ranges] == [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 from tests.agent.harness import GROUP, Cluster, Node, message, until
@@ -43,7 +44,9 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_the_end(tmp_path: Path) 
         assert fetch.next_offset == 1
         others = [node for node in cluster.nodes if node is not old]
         successor = await until(lambda: next((node for node in others if node.leads), None))
-        assert (await successor.host.append(GROUP, [message("b")], timeout_ms=30_000)).base_offset == 1
+        assert (
+            await successor.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
+        ).base_offset == 1
         for answer in await asyncio.gather(*questions):
             assert isinstance(answer, ShoalError), answer
             assert answer.code in ("no-leader", "not-leader")

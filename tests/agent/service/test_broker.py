@@ -18,9 +18,11 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.interface import Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
-from shoal.agent.service.broker import Broker, Joined, Topic
+from shoal.agent.service.broker import Broker
+from shoal.agent.service.cluster_view import Joined
 from shoal.agent.service.documents import members_document
 from shoal.agent.service.metrics import render_metrics
 from shoal.agent.topics.catalog import Catalog, CreateTopic, DeleteTopic

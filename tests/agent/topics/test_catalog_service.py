@@ -17,9 +17,9 @@ from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.partition.pending import Appended
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_version
+from shoal.agent.submission import Appended, Submission
 from shoal.agent.topics.catalog import (
     Catalog,
     Command,
@@ -169,9 +169,10 @@ class FakeGroups:
         self.records.pop(group, None)
         self.deleted.append(group)
 
-    async def append(self, group: GroupId, messages: Sequence[Message], **_: Any) -> Appended:
+    async def append(self, group: GroupId, submission: Submission) -> Appended:
         assert group == CATALOG_GROUP
-        self.on_append(messages)
+        assert not isinstance(submission.records, RecordColumns)
+        self.on_append(submission.records)
         return Appended(Offset(self.end), 1)
 
     async def offsets(self, group: GroupId) -> Any:

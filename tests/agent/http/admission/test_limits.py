@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_broker import FakeAppended, FakeCluster
+from fake_broker import FakeCluster
 from http_fixtures import ARROW, NDJSON, Agent, arrow_batch, arrow_stream, one_agent, running, two_agents
 
 from shoal.agent.http.admission.limits import Gate, HttpLimits
+from shoal.agent.interface import Appended
 from shoal.errors import ShoalError
 
 PARTITION = "/v1/topics/t/partitions/0/records"
@@ -23,11 +24,10 @@ def hold_appends(agent: Agent) -> Callable[[], None]:
     """Make appends wait until the returned function is called."""
     released = asyncio.Event()
 
-    async def append(topic: Any, partition: int, *arguments: Any, **options: Any) -> FakeAppended:
+    async def append(topic: Any, partition: int, *arguments: Any, **options: Any) -> Appended:
         await released.wait()
-        return FakeAppended(0, 1)
+        return Appended(0, 1)
 
-    agent.broker.append_records = append  # type: ignore[method-assign]
     agent.broker.append = append  # type: ignore[method-assign]
     held = agent.broker.held = []
 

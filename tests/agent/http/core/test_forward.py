@@ -11,9 +11,9 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 from aiohttp import web
-from fake_broker import FakeLeader
 from http_fixtures import ARROW, NDJSON, Agent, Answer, arrow_batch, arrow_stream, two_agents
 
+from shoal.agent.interface import Leader
 from shoal.errors import ShoalError
 
 Pair = tuple[Agent, Agent]
@@ -237,8 +237,8 @@ async def test_two_agents_that_point_at_each_other(pair: Pair) -> None:
     def wrong(agent: Agent, other: Agent) -> None:
         url, agent_id = other.broker.url, other.broker.agent_id
 
-        async def wait_leader(topic: object, partition: int, timeout_ms: int) -> FakeLeader:
-            return FakeLeader(agent_id, url, 1, local=False)
+        async def wait_leader(topic: object, partition: int, timeout_ms: int) -> Leader:
+            return Leader(agent_id, url, 1, local=False)
 
         agent.broker.wait_leader = wait_leader  # type: ignore[method-assign]
 
@@ -280,7 +280,7 @@ async def test_leadership_that_moves_here(pair: Pair) -> None:
             cluster.leaders["t", 0] = first.broker.agent_id
         raise ShoalError(code, "just lost it")
 
-    second.broker.append_records = losing  # type: ignore[assignment]
+    second.broker.append = losing  # type: ignore[assignment]
     assert (await first.post(PARTITION, b"v")).status == 200
     assert refusals == []
     assert cluster.values("t") == [b"v"]

@@ -53,7 +53,7 @@ async def filled(at: Running, replicas: int) -> None:
 
 def log_of(at: Running) -> Any:
     broker = at.agent.broker
-    host, group = broker._led_here(broker.topic("t"), 0)
+    host, group = broker.held_here(broker.topic("t"), 0)
     return host.replica(group).log
 
 

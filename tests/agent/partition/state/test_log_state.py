@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.partition.frame_cache import FrameCache
-from shoal.agent.partition.pending import Appended, Waiter, WaitQueue
+from shoal.agent.partition.pending import Waiter, WaitQueue
 from shoal.agent.partition.state.log_state import (
     ELAPSED_STEP_US,
     Checkpoint,
@@ -16,6 +16,7 @@ from shoal.agent.partition.state.log_state import (
     PartitionState,
     check_chain,
 )
+from shoal.agent.submission import Appended
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     DEFAULT_SCHEMA,

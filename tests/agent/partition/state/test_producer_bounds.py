@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from shoal.agent.partition.pending import Appended
 from shoal.agent.partition.state.idempotence import MAX_TABLE_BYTES, RETRY_WINDOW_US
 from shoal.agent.partition.state.retention import Retention
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.arrow_stream import SEQUENCES_PER_LANE
 from shoal.format.batch import ProducerStamp, producer_id_from_text
@@ -31,7 +31,9 @@ async def test_producers_that_come_to_a_full_table_wait_until_time_has_passed(tm
         refusals = 0
         while True:
             try:
-                done = await leader.host.append(GROUP, [message("b")], producer=new, timeout_ms=10_000)
+                done = await leader.host.append(
+                    GROUP, Submission.of([message("b")], producer=new, timeout_ms=10_000)
+                )
             except ShoalError as error:
                 if error.code != "too-many-producers":
                     raise
@@ -40,7 +42,9 @@ async def test_producers_that_come_to_a_full_table_wait_until_time_has_passed(tm
             else:
                 break
             if refusals == 20:
-                again = await leader.host.append(GROUP, [message("a")], producer=known, timeout_ms=10_000)
+                again = await leader.host.append(
+                    GROUP, Submission.of([message("a")], producer=known, timeout_ms=10_000)
+                )
                 assert again.duplicate
         assert not done.duplicate
         assert RETRY_WINDOW_US // 30_000_000 <= refusals <= RETRY_WINDOW_US // 30_000_000 + 3
@@ -59,9 +63,11 @@ async def test_ten_thousand_tasks_run_twice_store_each_row_once(tmp_path: Path) 
                     *(
                         leader.host.append(
                             GROUP,
-                            [message(f"{task}")],
-                            producer=ProducerStamp(query, 7, task * SEQUENCES_PER_LANE, in_lanes=True),
-                            timeout_ms=60_000,
+                            Submission.of(
+                                [message(f"{task}")],
+                                producer=ProducerStamp(query, 7, task * SEQUENCES_PER_LANE, in_lanes=True),
+                                timeout_ms=60_000,
+                            ),
                         )
                         for task in range(first, first + 500)
                     )
@@ -80,7 +86,7 @@ async def append_gathered(cluster: Cluster, stamp: ProducerStamp) -> None:
     while True:
         leader = await cluster.leader()
         try:
-            await leader.host.append(GROUP, columns("x"), producer=stamp, timeout_ms=60_000)
+            await leader.host.append(GROUP, Submission.of(columns("x"), producer=stamp, timeout_ms=60_000))
         except ShoalError as error:
             if not error.retriable:
                 raise

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.partition.pending import Appended
 from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
 from shoal.agent.partition.state.retention import (
     PeerDifferences,
@@ -20,6 +19,7 @@ from shoal.agent.partition.state.retention import (
     encode_trim,
 )
 from shoal.agent.partition.state.retention import Span as AnySpan
+from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset, ProducerStamp, producer_id_from_text
 from shoal.segment_store.config import LogConfig
@@ -265,7 +265,7 @@ async def test_a_leader_whose_clock_a_majority_does_not_share_trims_nothing_by_a
         await asyncio.sleep(0.3)
         assert leader.leads
         assert [_start(node) for node in cluster.nodes] == [0, 0, 0]
-        await leader.host.append(GROUP, [message("x")], producer=None, timeout_ms=10_000)
+        await leader.host.append(GROUP, Submission.of([message("x")], producer=None, timeout_ms=10_000))
         assert abs(replica.state.tail.append_time_us - time.time_ns() // 1_000) < 60_000_000
         for node in others:
             _shift(node, 2 * 86_400)

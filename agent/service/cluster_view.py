@@ -1,0 +1,176 @@
+"""The cluster as this agent knows it: leaders of partitions and of the catalog, and topics by their names.
+
+Law of this file: facts only, from the roster, the catalog and the routing table; nothing here decides who
+leads. Until the agent belongs to a cluster there is neither a leader nor a topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shoal.agent.config import AgentConfig
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.host.host import Host
+from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.interface import Leader, Topic
+from shoal.agent.members import tags
+from shoal.agent.members.roster import Roster
+from shoal.agent.process.clock import Clock
+from shoal.agent.routing.exchange import RouteExchange
+from shoal.agent.routing.table import Leadership, RouteTable
+from shoal.agent.service import documents
+from shoal.agent.topics.catalog import Catalog, TopicEntry
+from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.settings import check_topic_form
+from shoal.errors import ShoalError
+from shoal.format.batch import DEFAULT_SCHEMA
+
+_group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
+EMPTY_CATALOG = Catalog()
+EMPTY_ROUTES = RouteTable()
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The parts that exist once the agent belongs to a cluster."""
+
+    host: Host
+    catalog: CatalogService
+    routes: RouteExchange
+    scrubber: Scrubber
+
+
+class ClusterView:
+    """One per agent. `attach` gives it the cluster; `stopping` makes it refuse new work."""
+
+    def __init__(
+        self,
+        *,
+        config: AgentConfig,
+        agent_id: str,
+        name: str,
+        url: str,
+        roster: Roster,
+        watch: Watch,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.agent_id = agent_id
+        self.name = name
+        self.url = url
+        self.stopping = False
+        self.waiting_reason = "starting"
+        self._roster = roster
+        self._watch = watch
+        self._clock = clock
+        self._joined: Joined | None = None
+        self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
+
+    def attach(self, joined: Joined) -> None:
+        """The agent belongs to a cluster."""
+        self._joined = joined
+        self._watch.changed()
+
+    def _parts(self) -> Joined:
+        if self.stopping:
+            raise ShoalError("stopping", "this agent is leaving; ask another one")
+        if self._joined is None:
+            raise ShoalError("not-ready", f"this agent has no cluster yet: {self.waiting_reason}")
+        return self._joined
+
+    @property
+    def _catalog(self) -> Catalog:
+        return EMPTY_CATALOG if self._joined is None else self._joined.catalog.catalog
+
+    @property
+    def _routes(self) -> RouteTable:
+        return EMPTY_ROUTES if self._joined is None else self._joined.routes.table
+
+    def _freshen(self) -> None:
+        if self._joined is not None:
+            self._joined.routes.freshen()
+
+    def _names(self) -> dict[str, str]:
+        return {member.name: member.tags.get(tags.TAG_NAME, "") for member in self._roster.members()}
+
+    # ---- leaders ---------------------------------------------------------------------------------
+
+    def _leadership(self, group: GroupId) -> Leadership | None:
+        return self._routes.leadership(group, self._roster.is_live)
+
+    def _leader_of(self, group: GroupId) -> Leader | None:
+        leadership = self._leadership(group)
+        if leadership is None or leadership.agent_id is None:
+            return None
+        agent_id = leadership.agent_id
+        url = self.url if agent_id == self.agent_id else self._roster.urls().get(agent_id)
+        if url is None:
+            return None
+        return Leader(agent_id, url, leadership.term, agent_id == self.agent_id)
+
+    def catalog_leader(self) -> Leader | None:
+        """Who leads `_catalog`, None when nobody is known to."""
+        return self._leader_of(CATALOG_GROUP)
+
+    def hears(self, agent_id: str) -> bool:
+        """Whether that agent is a live member, and its link is not silent."""
+        return self._roster.is_live(agent_id)
+
+    def leader(self, topic: Topic, partition: int) -> Leader | None:
+        """Who leads the partition. ShoalError unknown-partition."""
+        return self._leader_of(self._group(topic, partition))
+
+    async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:
+        """The same, waiting for one. ShoalError no-leader when there is none in time: certainly nothing
+        happened.
+        """
+        group = self._group(topic, partition)
+        end_ms = self._clock.now_ms() + timeout_ms
+        while True:
+            leader = self._leader_of(group)
+            if leader is not None:
+                return leader
+            self.topic(topic.name)
+            remaining_ms = end_ms - self._clock.now_ms()
+            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+                raise ShoalError(
+                    "no-leader", f"partition {partition} of {topic.name} has no leader at present"
+                )
+
+    # ---- topics ----------------------------------------------------------------------------------
+
+    def _no_topic(self, name: str) -> str:
+        if name == documents.CATALOG_TOPIC:
+            return f"{name} is the system's log, not a topic: GET /v1/topics shows what it says"
+        if name.startswith("_"):
+            return f"{name!r}: names that begin with _ are the system's, and it has none of this name"
+        return (
+            f"there is no topic {name!r} in cluster {self.config.cluster} (agent {self.name} was asked): "
+            f"create it with PUT /v1/topics/{name}"
+        )
+
+    def topic(self, name: str) -> Topic:
+        """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""
+        entry = self._parts().catalog.catalog.topics.get(name)
+        if entry is None:
+            check_topic_form(name)
+            raise ShoalError("unknown-topic", self._no_topic(name))
+        known = self._topics.get(name)
+        if known is not None and known[0] is entry:
+            return known[1]
+        ranges = tuple(birth.hash_range for birth in entry.partitions)
+        topic = Topic(name, entry.topic_id, DEFAULT_SCHEMA, ranges)
+        if len(self._topics) > 2 * len(self._catalog.topics):
+            self._topics.clear()  # most of it is about deleted topics
+        self._topics[name] = (entry, topic)
+        return topic
+
+    def _group(self, topic: Topic, partition: int) -> GroupId:
+        if not 0 <= partition < len(topic.ranges):
+            raise ShoalError(
+                "unknown-partition",
+                f"topic {topic.name} has partitions 0 to {len(topic.ranges) - 1}, not {partition}",
+            )
+        return _group_id(topic.id, partition)

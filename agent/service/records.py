@@ -1,0 +1,151 @@
+"""Records of partitions that this agent leads: appends, reads, ends of logs, trims.
+
+Law of this file: it finds the partition and passes on to the host. The host knows agents, not URLs; what it
+refuses is told here so that a client can go on: to the leader, or to another holder.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.host import Fetch, Host, Offsets
+from shoal.agent.interface import Topic
+from shoal.agent.partition.reader import Admit
+from shoal.agent.service.cluster_view import ClusterView
+from shoal.agent.service.time_search import offset_at_time
+from shoal.agent.service.topic_admin import not_leader
+from shoal.agent.submission import Answer, Appended, Submission
+from shoal.errors import ShoalError
+from shoal.format.batch import Offset
+
+
+class _LedHere:
+    """The host and the partition's group, while something is asked of them; refusals are translated."""
+
+    __slots__ = ("_partition", "_records", "_topic")
+
+    def __init__(self, records: RecordService, topic: Topic, partition: int) -> None:
+        self._records = records
+        self._topic = topic
+        self._partition = partition
+
+    def __enter__(self) -> tuple[Host, GroupId]:
+        return self._records.held_here(self._topic, self._partition)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, ShoalError):
+            raise self._records.translated(error, self._topic, self._partition) from None
+
+
+class RecordService(ClusterView):
+    """See the module. Raises ShoalError not-leader, with the leader's URL, for what is led elsewhere."""
+
+    def held_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
+        """The host, when it holds the partition. ShoalError not-leader otherwise."""
+        host = self._parts().host
+        group = self._group(topic, partition)
+        if not host.has(group):
+            raise self._elsewhere(topic, partition)
+        return host, group
+
+    def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
+        leader = self._leader_of(GroupId(topic.id, partition))
+        where = f"partition {partition} of {topic.name}"
+        if leader is None or leader.local:
+            return ShoalError("no-leader", f"{where} has no leader at present")
+        return not_leader(where, leader)
+
+    def _instead_of_here(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
+        """The replica here does not serve: its leader does, or soon another holder, who is named. Alone it
+        says what is wrong."""
+        host, group = self._parts().host, self._group(topic, partition)
+        if not host.has(group) or (status := host.status(group)).state == "active":
+            return error
+        elsewhere = self._elsewhere(topic, partition)
+        if elsewhere.code == "not-leader":
+            return elsewhere
+        leadership = self._leadership(group)
+        entry = self._catalog.by_id(topic.id)
+        births = () if entry is None else entry.partitions[partition].voters
+        holders = births if leadership is None else leadership.voters
+        urls = self._roster.urls()
+        others = [urls[item] for item in holders if item != self.agent_id and item in urls]
+        if not others:
+            return error
+        why = f"the replica here is {status.state}: {status.reason}; others are at {', '.join(others)}"
+        return ShoalError("no-leader", f"{elsewhere.detail}; {why}", replica_urls=list(others))
+
+    def translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
+        """The host knows agents, not URLs: say who leads in a way that a client can use."""
+        if not error.definite:  # what may have happened here must not be tried elsewhere
+            return error
+        if error.code == "stopping" and not self.stopping:
+            self.topic(topic.name)  # raises, where the replica was closed with its topic
+            return self._elsewhere(topic, partition)
+        if error.code != "not-leader":
+            return self._instead_of_here(error, topic, partition)
+        elsewhere = self._elsewhere(topic, partition)
+        if "high_watermark" in error.extra:  # a local read beyond what the replica here knows
+            elsewhere.extra["high_watermark"] = error.extra["high_watermark"]
+        return elsewhere
+
+    async def append(self, topic: Topic, partition: int, submission: Submission) -> Appended:
+        """Records, gathered with all that arrive at the same time, or whole batches, into one partition."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await host.append(group, submission)
+
+    def begin_append(self, topic: Topic, partition: int, submission: Submission, answer: Answer) -> None:
+        """The same; `answer` gets the outcome. Raises ShoalError when nothing was proposed."""
+        with _LedHere(self, topic, partition) as (host, group):
+            host.begin_append(group, submission, answer)
+
+    def hold(self) -> None:
+        """An append is begun now, and `hurry` follows in the same call."""
+        if self._joined is not None:
+            self._joined.host.turns.hold()
+
+    def hurry(self) -> None:
+        """What was begun need not wait for company."""
+        if self._joined is not None:
+            self._joined.host.turns.hurry()
+
+    async def read(
+        self,
+        topic: Topic,
+        partition: int,
+        offset: Offset,
+        *,
+        max_bytes: int,
+        wait_ms: int,
+        local: bool,
+        limit: int | None = None,
+        admit: Admit | None = None,
+    ) -> Fetch:
+        """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await host.read(
+                group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, admit=admit
+            )
+
+    async def offsets(self, topic: Topic, partition: int) -> Offsets:
+        """The ends of the log, by a read index."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await host.offsets(group)
+
+    async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
+        """Whether something beyond the offset was committed in time, while this agent leads."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await host.wait_past(group, offset, wait_ms)
+
+    async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
+        """Drop the segments wholly before the offset, on all replicas; where the log then starts."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await host.trim(group, before, timeout_ms)
+
+    async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
+        """The first offset whose record is at or after the time; the end if there is none."""
+        with _LedHere(self, topic, partition) as (host, group):
+            return await offset_at_time(host, group, time_us)
