@@ -200,3 +200,24 @@ def test_sentences_stay_short() -> None:
         if len(sentence.split()) > SENTENCE_WORDS_MAX
     ]
     assert long == []
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The headings of a page as GitHub names them in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_anchors_in_documents_lead_to_a_heading() -> None:
+    """A link to a part of a page does not end at the page's top."""
+    wrong, seen = [], 0
+    for page in test_structure.documents():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+            if not target.startswith(("http:", "https:")):
+                seen += 1
+                if anchor not in anchors(page.parent / target if target else page):
+                    wrong.append(f"{page.relative_to(ROOT)} -> {target}#{anchor}")
+    assert seen > 20
+    assert wrong == []
