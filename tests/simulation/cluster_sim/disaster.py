@@ -46,6 +46,7 @@ class Disaster:
         """All of it. Raises InvariantViolation."""
         simulation = self._simulation
         await self.start_agents(NODES)
+        await self.until(self._catalog_can_lose_one, "the catalog cannot do without an agent")
         survivor, other = self._chosen()
         topic_id = await simulation._as_client(self._made_without(survivor))
         held = self._synced_segments(other, topic_id)
@@ -78,6 +79,15 @@ class Disaster:
         survivor = self._simulation.rng.choice(followers)
         others = [node for node in nodes if node not in holders] or [n for n in nodes if n is not survivor]
         return survivor, self._simulation.rng.choice(others)
+
+    def _catalog_can_lose_one(self) -> bool:
+        """A majority of its voters works without any one agent: a lost disk's vote counts for long."""
+        hosts = [node.host for node in self._simulation.nodes if node.host is not None]
+        held = [host.replica(CATALOG_GROUP) for host in hosts if host.has(CATALOG_GROUP)]
+        working = {replica.replica_id for replica in held if replica.failure is None}
+        leaders = (replica for replica in held if replica.is_leader)
+        votes = (leader.core.configuration.voters for leader in leaders)
+        return any(2 * (len(working.intersection(voters)) - 1) > len(voters) for voters in votes)
 
     @staticmethod
     def _leads_catalog(node: Node) -> bool:

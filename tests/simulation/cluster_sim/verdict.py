@@ -172,7 +172,8 @@ class Verdict:
     def _catalogs(self) -> Iterator[tuple[Node, Any]]:
         for node in self._simulation.nodes:
             assert node.agent is not None
-            yield node, node.agent.broker._catalog
+            if hasattr(node.agent, "broker"):  # it has come so far
+                yield node, node.agent.broker._catalog
 
     def _catalogs_differ(self) -> str | None:
         versions = {node.name: catalog.version for node, catalog in self._catalogs()}
