@@ -1,7 +1,9 @@
-"""TypeScript's generator and compiler for the test that uses them: from npm, into `.environment/` alone.
+"""TypeScript's generator and compiler, and pyright: from npm, into `.environment/` alone.
 
-Law of this file: standard library only. A machine without Node runs all other tests: then it says why this
-one did not run, and never fails for it. ARCHITECTURE.md says why these packages.
+Tests use them; once installed they need no network.
+
+Law of this file: standard library only. A machine without Node runs all other tests: then it says why these
+did not run, and never fails for it. ARCHITECTURE.md says why these packages.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import subprocess
 
 import environment
 
-# Why there are none, for the test, which says it at the end of its run.
+# Why there are none, for the tests, which say it at the end of their run.
 REASON_VARIABLE = "SHOAL_NODE_MISSING"
-PACKAGES = {"openapi-typescript": "7.13.0", "typescript": "5.9.3"}
+PACKAGES = {"openapi-typescript": "7.13.0", "pyright": "1.1.414", "typescript": "5.9.3"}
 DIRECTORY = environment.DIRECTORY / "node"
 STAMP = "shoal.stamp"
-# 45 MB in some 30 packages: five seconds where the network is near.
+# 85 MB in some 30 packages: ten seconds where the network is near.
 INSTALL_TIMEOUT_SECONDS = 180
 
 

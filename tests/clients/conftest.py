@@ -1,4 +1,4 @@
-"""Clients that generators make need these generators, and TypeScript's needs Node. Where they are missing the
+"""These tests need others' generators and type checkers, of which two need Node. Where they are missing the
 end of the run says so, loudly: silence would look like success."""
 
 import os
@@ -11,7 +11,7 @@ GENERATOR_MISSING = not environment.is_ready("clients")
 NODE_MISSING = not node_tools.are_ready()
 collect_ignore = [
     *(["test_python_client.py"] if GENERATOR_MISSING else []),
-    *(["test_typescript_client.py"] if NODE_MISSING else []),
+    *(["test_typescript_client.py", "test_pyright.py"] if NODE_MISSING else []),
 ]
 
 
@@ -22,9 +22,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing.append("openapi-python-client is not installed; scripts/test does it")
     if NODE_MISSING:
         reason = os.environ.get(node_tools.REASON_VARIABLE, "scripts/test installs its packages with npm")
-        missing.append(f"no openapi-typescript: {reason}")
+        missing.append(f"no openapi-typescript, no pyright: {reason}")
     if missing:
-        title = "tests of generated clients DID NOT RUN"
+        title = "tests with others' generators and checkers DID NOT RUN"
         terminalreporter.section(title, sep="!", red=True, bold=True)
         for line in missing:
             terminalreporter.line(line)
