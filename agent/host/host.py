@@ -32,6 +32,7 @@ from shoal.agent.host.unsafe_recovery import Recovery
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier, StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
+from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.reader import Admit, Fetch, Offsets, Reader
@@ -70,6 +71,12 @@ class _Group:
     applier: Applier | None
     trimmer: Trimmer
     plan: Plan
+
+    @property
+    def observers(self) -> tuple[ReplicaObserver, ...]:
+        """Those of the replica, in the order in which they are told."""
+        observers = (self.appender, self.applier, self.reader, self.trimmer)
+        return tuple(item for item in observers if item is not None)
 
 
 class Host:
@@ -179,9 +186,15 @@ class Host:
 
     async def _open(self, plan: Plan) -> None:
         group = plan.group
+        made: list[_Group] = []
+
+        def observe(replica: Replica) -> tuple[ReplicaObserver, ...]:
+            made.append(self._assemble(plan, replica))
+            return made[0].observers
+
         self._opening.add(group)
         try:
-            replica = await open_replica(self._stores, self, plan, self._rng)
+            await open_replica(self._stores, self, plan, self._rng, observe)
         except ReplicaLost as error:
             self._give_up(group, "lost", str(error))
             return
@@ -196,7 +209,7 @@ class Host:
             return
         finally:
             self._opening.discard(group)
-        self._adopt(plan, replica)
+        self._adopt(made[0])
 
     def _give_up(self, group: GroupId, state: str, reason: str) -> None:
         """The other groups are served all the same."""
@@ -204,27 +217,30 @@ class Host:
         self._unserved[group] = (state, reason)
         self.changed(group)
 
-    def _adopt(self, plan: Plan, replica: Replica) -> None:
+    def _assemble(self, plan: Plan, replica: Replica) -> _Group:
+        return _Group(
+            replica,
+            Appender(replica),
+            Reader(replica, lambda: self.schedule(replica)),
+            None if plan.machine is None else Applier(replica, plan.machine),
+            Trimmer(replica, plan.retention, self.clocks, plan.machine),
+            plan,
+        )
+
+    def _adopt(self, entry: _Group) -> None:
+        plan, replica = entry.plan, entry.replica
         group = plan.group
         self._unserved.pop(group, None)
         self._broken.discard(group)
         self.newborns.note(replica)
         if self._power_held and replica.log.cleared_behind is not None:
             self.cleared_writes.setdefault(group, replica.log.cleared_behind)
-        applier = None if plan.machine is None else Applier(replica, plan.machine)
-        self._groups[group] = _Group(
-            replica,
-            Appender(replica),
-            Reader(replica, lambda: self.schedule(replica)),
-            applier,
-            Trimmer(replica, plan.retention, self.clocks, plan.machine),
-            plan,
-        )
+        self._groups[group] = entry
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         replica.quarantined = plan.quarantined
         self.mender.found(group)
-        if applier is not None:
-            applier.start()
+        if entry.applier is not None:
+            entry.applier.start()
         self.schedule(replica)
         self.changed(group)
 

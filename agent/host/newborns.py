@@ -35,24 +35,12 @@ class Newborns:
         """Called when one of them has come to be led here."""
 
     def note(self, replica: Replica) -> None:
-        """It was opened, or has another role."""
+        """It was opened, has another role, or has committed something."""
         if not replica.is_unborn:
             return
-        if self._noted.get(replica.group) is not replica:
-            self._noted[replica.group] = replica
-            self._await_commit(replica)
+        self._noted[replica.group] = replica
         if is_led_here(replica):
             self.on_led()
-
-    def _await_commit(self, replica: Replica) -> None:
-        """Of its first entry, and no later one: commits are many."""
-
-        def committed() -> None:
-            replica.on_commit = [hook for hook in replica.on_commit if hook is not committed]
-            if replica.is_unborn and is_led_here(replica):
-                self.on_led()
-
-        replica.on_commit.append(committed)
 
     def replicas(self) -> list[Replica]:
         """Those that are open, and were not seen to be born."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from shoal.agent.partition.batcher import GatheredBatch, GatherQueue, Queued, merge
+from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.idempotence import KeptSequence
@@ -35,15 +36,12 @@ FLUSH_BYTES = 2**20
 SUBMISSION_OVERHEAD_BYTES = 256
 
 
-class Appender:
+class Appender(ReplicaObserver):
     """One per replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._gathering = GatherQueue()
-        replica.turn_hooks.append(self._flush)
-        replica.deadline_hooks.append(lambda: self._gathering.deadline_ms)
-        replica.on_role_change.append(self._refuse_if_not_leading)
 
     @property
     def gathering_bytes(self) -> int:
@@ -117,7 +115,12 @@ class Appender:
 
     # Gathering
 
-    def _flush(self, now_ms: int) -> None:
+    def deadline_ms(self) -> int | None:
+        """When the first submission that waits is too late."""
+        return self._gathering.deadline_ms
+
+    def turn_begins(self, now_ms: int) -> None:
+        """Propose what has gathered, as far as the disk is free for it."""
         queue = self._gathering
         deadline_ms = queue.deadline_ms
         if deadline_ms is None:
@@ -207,7 +210,7 @@ class Appender:
             return replica.propose_message(message, None)
         return replica.propose_message(message, None, encode_producer_table(gathered.ranges), Flag.GATHERED)
 
-    def _refuse_if_not_leading(self) -> None:
+    def role_changed(self) -> None:
         """What was never proposed is refused for certain: its client may go to the new leader at once."""
         if self._replica.is_leader or not len(self._gathering):
             return

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.format.batch import Frame, Kind, LogIndex, Offset
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
@@ -34,7 +35,7 @@ class StateMachine(NamedTuple):
     saved_offset: Callable[[], int]
 
 
-class Applier:
+class Applier(ReplicaObserver):
     """One per group that has a state machine."""
 
     def __init__(self, replica: Replica, machine: StateMachine) -> None:
@@ -44,7 +45,10 @@ class Applier:
         self._task: asyncio.Task[None] | None = None
         self._begun = False
         self.applied_index = LogIndex(replica.log.first_index - 1)
-        replica.on_commit.append(self._wake.set)
+
+    def committed(self) -> None:
+        """There is something to hand over."""
+        self._wake.set()
 
     def start(self) -> None:
         """Begin with what is known as committed."""

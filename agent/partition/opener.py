@@ -20,7 +20,7 @@ from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRe
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.new_directories import NewDirectories
 from shoal.agent.partition.applier import StateMachine
-from shoal.agent.partition.replica import Replica, ReplicaHost
+from shoal.agent.partition.replica import Observe, Replica, ReplicaHost
 from shoal.agent.partition.state.log_state import (
     Checkpoint,
     FoldError,
@@ -169,7 +169,13 @@ class Plan:
         return next((item.id for item in self.birth.replicas if item.agent_id == agent_id), None)
 
 
-async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: random.Random) -> Replica:
+async def open_replica(
+    stores: Stores,
+    host: ReplicaHost,
+    plan: Plan,
+    rng: random.Random,
+    observe: Observe = lambda _: (),
+) -> Replica:
     """Raises ReplicaLost, UnknownReplica, DamagedReplica (its log stays open), StoreError (the log cannot be
     opened) or DoubledError (cannot be kept)."""
     stores.hard_states.check()
@@ -190,7 +196,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
                 stores.disk, directory, identity, plan.schema, plan.log_config, stores.shared
             )
             log = PartitionLog.begin(files)
-            return await _start(stores, host, plan, record, log, rng, is_newborn=True)
+            return await _start(stores, host, plan, record, log, rng, observe, is_newborn=True)
     if record.state is ReplicaState.INSTALLING:
         record = await finish_install(stores, record)
     if record.state is ReplicaState.RECOVERING:
@@ -209,7 +215,7 @@ async def open_replica(stores: Stores, host: ReplicaHost, plan: Plan, rng: rando
     log = await PartitionLog.open(
         stores.disk, directory, identity, plan.schema, plan.log_config, shared=stores.shared
     )
-    return await _start(stores, host, plan, record, log, rng)
+    return await _start(stores, host, plan, record, log, rng, observe)
 
 
 async def _start(
@@ -219,6 +225,7 @@ async def _start(
     record: ReplicaRecord,
     log: PartitionLog,
     rng: random.Random,
+    observe: Observe,
     *,
     is_newborn: bool = False,
 ) -> Replica:
@@ -254,6 +261,7 @@ async def _start(
         max_append_bytes=plan.raft_config.max_append_bytes,
         answers_on_apply=plan.machine is not None,
         awaits_birth=plan.awaits_birth,
+        observe=observe,
     )
 
 

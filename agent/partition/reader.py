@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 import pyarrow as pa
 
+from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import LogIndex, Offset, parse_stamp
@@ -101,7 +102,7 @@ def damaged(replica: Replica, error: Damaged) -> ShoalError:
     return ShoalError("damaged", f"{offset}{error}")
 
 
-class Reader:
+class Reader(ReplicaObserver):
     """One per replica."""
 
     def __init__(self, replica: Replica, schedule_wake: Callable[[], None]) -> None:
@@ -111,13 +112,11 @@ class Reader:
         self._next_round: asyncio.Future[LogIndex] | None = None
         self._token = 0
         self._schedule = schedule_wake
-        replica.on_commit.append(self._wake)
-        replica.on_read_states = self._confirmed
-        replica.on_role_change.append(self._role_changed)
 
     # Waiting for a commit
 
-    def _wake(self) -> None:
+    def committed(self) -> None:
+        """Whoever waits for the end to move looks again."""
         if self._waiting:
             for waiting in self._waiting:
                 if not waiting.done():
@@ -171,7 +170,8 @@ class Reader:
         self._schedule()
         return asked
 
-    def _confirmed(self, read_states: Sequence[tuple[int, LogIndex]]) -> None:
+    def reads_confirmed(self, read_states: Sequence[tuple[int, LogIndex]]) -> None:
+        """Answer the question under way, and ask for those who came meanwhile."""
         for token, index in read_states:
             if token == self._token and self._asking is not None:
                 asking, self._asking = self._asking, None
@@ -189,9 +189,9 @@ class Reader:
             return
         self._asking.add_done_callback(lambda asked: _pass_on(asked, following))
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         """A deposed leader's questions are never answered (Ready)."""
-        self._wake()
+        self.committed()
         if self._replica.is_leader:
             return
         asking, self._asking = self._asking, None

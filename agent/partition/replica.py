@@ -12,7 +12,7 @@ is appended.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.append_sender import Sender
 from shoal.agent.partition.disk_queue import DiskOrder
 from shoal.agent.partition.frame_cache import FrameCache
+from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
 from shoal.agent.partition.state.copy_leases import Shipments
 from shoal.agent.partition.state.log_state import FoldError, PartitionState, check_chain, decode_configuration
@@ -98,7 +99,7 @@ class ReplicaHost(Protocol):
         """Put a request with frames on the bulk link."""
 
     def changed(self, group: GroupId) -> None:
-        """Role, leader, term or configuration is another."""
+        """Role, leader, term or configuration is another; or something was committed before the birth."""
 
     async def save_hard_state(self, replica: "Replica", state: HardState) -> None:
         """Both copies synced on return."""
@@ -111,6 +112,9 @@ class ReplicaHost(Protocol):
 
     def save_hint(self, replica: "Replica") -> None:
         """Store the commit index in passing."""
+
+
+Observe: TypeAlias = Callable[["Replica"], tuple[ReplicaObserver, ...]]
 
 
 class Replica:
@@ -131,8 +135,10 @@ class Replica:
         max_append_bytes: int,
         answers_on_apply: bool,
         awaits_birth: bool = False,
+        observe: Observe,
     ) -> None:
-        """`floor`: the entry that the log must still hold, as stored outside it."""
+        """`floor`: the entry that the log must still hold, as stored outside it. `observe` makes the
+        observers of this replica; it is called once, when everything else is there."""
         self.host = host
         self.group = group
         self.replica_id = replica_id
@@ -162,13 +168,6 @@ class Replica:
         """What of the log is known not to verify now: found by the scrubber, taken out by repair."""
         self.quarantined: frozenset[LogIndex] = frozenset()
         """Entries that nobody can read any more: they are unreadable, and hold nothing up."""
-        self.turn_hooks: list[Callable[[int], None]] = []
-        """Called at the head of each turn with now_ms: small submissions become a batch there."""
-        self.deadline_hooks: list[Callable[[], int | None]] = []
-        self.on_commit: list[Callable[[], None]] = []
-        """Called when the committed end has moved."""
-        self.on_read_states: Callable[[Sequence[tuple[int, LogIndex]]], None] = lambda _: None
-        self.on_role_change: list[Callable[[], None]] = []
         self.awaits_birth = awaits_birth
         """The group may have been given up for another one while nobody led it: it takes and says nothing
         before the catalog has taken that somebody does."""
@@ -180,6 +179,7 @@ class Replica:
         self._ready_follows = False
         self._hint = core.commit_index
         self._next_mark_ms = 0
+        self._observers = Observers(observe(self))
 
     def __repr__(self) -> str:
         return f"Replica({self.group} {self.core!r} {self.state!r})"
@@ -464,10 +464,10 @@ class Replica:
         if not frames:
             self.disk.submit(ready, frames)
         if ready.read_states:
-            self.on_read_states(ready.read_states)
+            for confirmed in self._observers.reads_confirmed:
+                confirmed(ready.read_states)
         if ready.role_changed:
-            for changed in self.on_role_change:
-                changed()
+            self._role_changed()
             self.host.changed(self.group)
 
     def deadline(self) -> int | None:
@@ -476,8 +476,8 @@ class Replica:
         deadline = self.waiting.deadline_ms
         if deadline is not None and (nearest is None or deadline < nearest):
             nearest = deadline
-        for hook in self.deadline_hooks:
-            deadline = hook()
+        for asked in self._observers.deadline_ms:
+            deadline = asked()
             if deadline is not None and (nearest is None or deadline < nearest):
                 nearest = deadline
         return nearest
@@ -485,8 +485,8 @@ class Replica:
     def turn(self, now_ms: int) -> None:
         """What the host gives each scheduled replica: input has been stepped, deadlines have not."""
         self._ready_follows = True
-        for hook in self.turn_hooks:
-            hook(now_ms)
+        for begin in self._observers.turn_begins:
+            begin(now_ms)
         self._ready_follows = False
         self.pump()
         deadline_ms = self.waiting.deadline_ms
@@ -586,8 +586,10 @@ class Replica:
         if not self._answers_on_apply:
             self.waiting.committed(committed)
         self.cache.settle(committed)
-        for committed_hook in self.on_commit:
-            committed_hook()
+        for tell in self._observers.committed:
+            tell()
+        if self.awaits_birth:  # with a majority behind it, the birth can be told to the catalog
+            self.host.changed(self.group)
         if committed - self._hint >= HINT_INTERVAL_ENTRIES or self._hint < self._roll_index <= committed:
             self._hint = committed
             self.host.save_hint(self)
@@ -623,9 +625,12 @@ class Replica:
         self.failure = (code, reason)
         self.disk.halt()
         self.waiting.fail_all("leadership-lost", reason)
-        for changed in self.on_role_change:
-            changed()
+        self._role_changed()
         self.host.changed(self.group)
+
+    def _role_changed(self) -> None:
+        for tell in self._observers.role_changed:
+            tell()
 
     def say_last_words(self) -> None:
         """Whoever leads and stops, while its agent lives, is not missed by links: quiet followers would wait
@@ -648,8 +653,7 @@ class Replica:
         if self.failure is None:
             self.failure = ("stopping", "the replica is closed")
         self.waiting.fail_all("leadership-lost", why)
-        for changed in self.on_role_change:
-            changed()
+        self._role_changed()
         await self.sender.stop()
         await self.disk.drain()
         self.disk.halt()

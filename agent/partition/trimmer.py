@@ -10,6 +10,7 @@ import logging
 
 from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
+from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SegmentAges
 from shoal.agent.partition.state.retention import Retention, droppable, encode_trim, known_from
@@ -20,7 +21,7 @@ from shoal.segment_store.errors import LogClosed, StoreError
 logger = logging.getLogger(__name__)
 
 
-class Trimmer:
+class Trimmer(ReplicaObserver):
     """One per replica. `check` is called from time to time; commits are heard of by themselves."""
 
     def __init__(
@@ -39,11 +40,13 @@ class Trimmer:
         self._ages = SegmentAges()
         self._noted_index = LogIndex(0)
         self._note(by_this_leader=False)
-        replica.on_commit.append(self._apply)
-        replica.on_role_change.append(lambda: self._note(by_this_leader=False))
-        self._apply()
+        self.committed()
 
-    def _apply(self) -> None:
+    def role_changed(self) -> None:
+        """What was appended until now is nobody's whose clock is known here."""
+        self._note(by_this_leader=False)
+
+    def committed(self) -> None:
         """Drop what the group has agreed to drop, as far as this replica's own log has got."""
         replica = self._replica
         before, log = replica.state.trim_before, replica.log
@@ -80,7 +83,7 @@ class Trimmer:
         replica = self._replica
         if replica.failure is not None or self._stopped:
             return
-        self._apply()
+        self.committed()
         self._note(by_this_leader=replica.is_leader)
         if not replica.serves or replica.state.group_state is not None:
             return

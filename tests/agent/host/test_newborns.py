@@ -125,7 +125,7 @@ async def test_the_first_voter_leads_from_birth_and_is_elected_after_a_restart(t
 async def test_who_leads_without_a_majority_tells_nobody() -> None:
     """The catalog would take a birth for final whose other voters are gone."""
     core = SimpleNamespace(commit_index=0)
-    replica: Any = SimpleNamespace(group=GROUP, is_unborn=True, is_leader=True, core=core, on_commit=[])
+    replica: Any = SimpleNamespace(group=GROUP, is_unborn=True, is_leader=True, core=core)
     host: Any = SimpleNamespace()
     newborns = Newborns(host, host, lambda _: replica)
     told: list[int] = []
@@ -134,9 +134,8 @@ async def test_who_leads_without_a_majority_tells_nobody() -> None:
     newborns.note(replica)
     assert told == []
     core.commit_index = 1
-    for hook in replica.on_commit:
-        hook()
-    assert (told, replica.on_commit) == ([1], [])
+    newborns.note(replica)
+    assert told == [1]
 
 
 async def test_who_has_a_record_knows_that_the_group_is_born(tmp_path: Path) -> None:
