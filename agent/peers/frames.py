@@ -41,7 +41,6 @@ _CORRELATION = struct.Struct("<QB")
 
 NONCE_BYTES = 8
 
-_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
 _group_id = lru_cache(maxsize=8192)(group_id_from_bytes)  # the same ones all the time
 _group_bytes = lru_cache(maxsize=8192)(GroupId.to_bytes)
 
@@ -105,7 +104,7 @@ class FrameReader:
         length, frame_type = FRAME_HEAD.unpack_from(data)
         if length != len(data) - _HEAD_BYTES or length > self._max_payload_bytes:
             return None
-        return _new(RawFrame, (frame_type, data[_HEAD_BYTES:]))
+        return RawFrame(frame_type, data[_HEAD_BYTES:])
 
     def feed(self, data: bytes) -> None:
         """These bytes have arrived."""
@@ -136,7 +135,7 @@ class FrameReader:
             self._data, self._position = b"", 0
         else:
             self._position = end
-        return _new(RawFrame, (frame_type, data[start + _HEAD_BYTES : end]))
+        return RawFrame(frame_type, data[start + _HEAD_BYTES : end])
 
     def _take_buffered(self) -> RawFrame | None:
         buffer = self._buffer

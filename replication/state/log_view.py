@@ -89,7 +89,7 @@ class LogView:
         assert self.first_index <= first
         assert last <= self.last_index
         if first >= self._starts[-1]:  # the newest entries, as nearly always
-            return (tuple.__new__(Run, (first, last, self._terms[-1])),)
+            return (Run(LogIndex(first), LogIndex(last), self._terms[-1]),)
         found = []
         position = bisect_right(self._starts, first) - 1
         while position < len(self._starts) and self._starts[position] <= last:

@@ -162,7 +162,7 @@ class Outbox:
     def take(self, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
         """Hand everything out, and begin anew."""
         assert (hard_state is not None) == self.wants_hard_state
-        fields = (
+        ready = Ready(
             hard_state,
             self._truncate_from,
             log.runs(self.handed_out + 1, log.last_index),
@@ -173,7 +173,6 @@ class Outbox:
             self._role_changed,
             tuple(self._read_states),
         )
-        ready = tuple.__new__(Ready, fields)  # its own constructor is five times as slow
         self._in_flight.append(_InFlight(ready, log.last_index, now_ms))
         self.handed_out = log.last_index
         self.wants_hard_state = self._role_changed = False

@@ -155,7 +155,7 @@ _LAST_KIND: Final = len(_KINDS) - 1
 _FLAGS: Final = tuple(map(Flag, range(_KNOWN_FLAGS + 1)))
 
 
-_new = tuple.__new__  # of a NamedTuple from a tuple: its own constructor is five times as slow
+_new_stamp = tuple.__new__  # from twelve fields at once: 0.1 us less than the constructor of the NamedTuple
 
 
 class ProducerStamp(NamedTuple):
@@ -267,7 +267,7 @@ def stamp_message(
         message.max_timestamp_us,
         producer,
     )
-    stamp = _new(Stamp, fields)
+    stamp = _new_stamp(Stamp, fields)
     place = message.place
     if place is not None and not control:
         stamp_at = 8 + len(message.metadata)
@@ -300,7 +300,7 @@ def _assemble(
     checksum = crc32c(head, identity.seed)
     if stamp.body_length <= JOINED_BODY_BYTES:
         rest = packed[_CRC_END:] + body
-        return _new(Frame, (stamp, b"".join((head, _CRC.pack(crc32c(rest, checksum)), rest))))
+        return Frame(stamp, b"".join((head, _CRC.pack(crc32c(rest, checksum)), rest)))
     checksum = crc32c(body, crc32c(packed[_CRC_END:], checksum))
     return Frame(stamp, b"".join((head, _CRC.pack(checksum), packed[_CRC_END:], body)))
 
@@ -432,7 +432,7 @@ def parse_frame(
         checksum = crc32c(data[:checksum_position], identity.seed)
         if crc32c(data[checksum_position + 4 :], checksum) != fields[1]:
             raise BatchError("checksum", "a frame's checksum does not hold")
-    return _new(Frame, (_decode_stamp(fields), data))
+    return Frame(_decode_stamp(fields), data)
 
 
 def view_frame(
@@ -540,7 +540,7 @@ def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
         max_timestamp_us,
         producer,
     )
-    return _new(Stamp, stamp)
+    return _new_stamp(Stamp, stamp)
 
 
 def control_payload(data: bytes | memoryview) -> bytes:

@@ -131,7 +131,7 @@ def _encode_row(timestamp_us: int, key: bytes | None, value: bytes | None) -> Me
     body = b"".join(parts)
     if len(body) > MAX_BODY_BYTES:
         return None
-    return tuple.__new__(Message, (_metadata(1, key_bytes, value_bytes), body, 1, timestamp_us, None))
+    return Message(_metadata(1, key_bytes, value_bytes), body, 1, timestamp_us)
 
 
 class RowShape(NamedTuple):

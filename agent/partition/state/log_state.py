@@ -264,15 +264,14 @@ class PartitionState:
             self.group_state.fold(frame)
         elif kind == Kind.TRIM:
             self._fold_trim(frame)
-        end = (
+        self.tail = Tail(
             stamp.index,
             stamp.term,
-            stamp.base_offset + stamp.record_count,
+            Offset(stamp.base_offset + stamp.record_count),
             stamp.append_time_us,
             tail.log_bytes + len(frame.data),
             elapsed_us,
         )
-        self.tail = tuple.__new__(Tail, end)  # its own constructor is five times as slow
         self._uncommitted.append(self.tail)
 
     def skip(self, index: LogIndex, term: Term, end_offset: Offset, append_time_us: int, length: int) -> None:
