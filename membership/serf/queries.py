@@ -8,12 +8,12 @@ A Serf agent counts the answers to `_serf_conflict`, and with none at all it shu
 itself down: in a pool of two, our silence would kill the peer.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal.membership.serf.events import LamportClock, SeenRing
 from shoal.membership.serf.own_queries import MAX_QUERY_BYTES, MAX_TIMEOUT_MS
 from shoal.membership.serf.ready import QueryKey, ReceivedQuery
-from shoal.membership.serf.tag_pattern import PatternError, matches
 from shoal.membership.swim.piggyback import Outbox
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, User
@@ -36,10 +36,33 @@ INTERNAL_PREFIX = "_serf_"
 CONFLICT_QUERY = "_serf_conflict"
 
 MAX_FILTERS = 8
-"""Filters of one query we look at; more of them count as no match. Some 60 ms of work at the very worst."""
+"""Filters of one query we look at; more of them count as no match."""
+
+MAX_EXPRESSION_CHARACTERS = 512
+
+_EXPRESSION = re.compile(r"(\^?)((?:[^\\.+*?()|\[\]{}^$]|\\[!-/:-@\[-`{-~])*)((?:\.\*)?)(\$?)", re.ASCII)
+"""A text, which may be tied to the beginning or the end, and may end in `.*`: this engine cannot backtrack
+over it. Serf's filters may be any expressions of Go; others would need an engine that takes bounded time."""
 
 MAX_OPEN = 256
 """Queries the application may still answer; the oldest give way."""
+
+
+def is_found(expression: str, value: str) -> bool:
+    """Whether Go finds the expression in the tag's value; False for one that is not understood here."""
+    form = _EXPRESSION.fullmatch(expression) if len(expression) <= MAX_EXPRESSION_CHARACTERS else None
+    if form is None:
+        return False
+    begins, literal, rest, ends = form.groups()
+    literal = re.sub(r"\\(.)", r"\1", literal)
+    if begins and not value.startswith(literal):
+        return False
+    if not ends:
+        return literal in value
+    if not rest:
+        return value == literal if begins else value.endswith(literal)
+    last = 0 if begins else value.rfind(literal)
+    return last >= 0 and "\n" not in value[last + len(literal) :]
 
 
 class QueryDesk:
@@ -88,19 +111,19 @@ class QueryDesk:
 
     def is_meant(self, query: Query) -> bool:
         """All filters must name us, or find their expression in our tags; one that is not understood means
-        somebody else."""
+        somebody else, and silence."""
         if len(query.filters) > MAX_FILTERS:
             return False
         try:
             return all(self._passes(encoded) for encoded in query.filters)
-        except (WireError, PatternError):
+        except WireError:
             return False
 
     def _passes(self, encoded: bytes) -> bool:
         kind = encoded[0] if encoded else None
         if kind == TAG_FILTER:
             tag, expression = decode_tag_filter(encoded)
-            return matches(expression, self._tags().get(tag, ""))
+            return is_found(expression, self._tags().get(tag, ""))
         return kind == NODE_FILTER and self._name in decode_node_filter(encoded)
 
     def respond(

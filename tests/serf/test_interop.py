@@ -112,7 +112,7 @@ async def test_queries_both_ways(tmp_path: Path) -> None:
     handler = "query:load=printf 0.5"
     async with mixed_pool(tmp_path, "-event-handler", handler) as (agent, member, _):
         await agent.shows(NAME, "alive")
-        filters = [f"-node={NAME}", "-tag", "name=^ou[a-z]{2}$"]
+        filters = [f"-node={NAME}", "-tag", "name=^ou.*$"]
         for seconds in (1, 5, 25):  # each takes its whole time
             said = await agent.ask(
                 "query", f"-timeout={seconds}s", *filters, "-relay-factor=1", "uptime", "in days"

@@ -405,7 +405,8 @@ def test_conflict_query_is_answered_with_what_we_know() -> None:
     [
         ((b"\x00" + pack(["me", "other"]),), 1),
         ((b"\x00" + pack(["other"]),), 0),
-        ((encode_tag_filter("role", "^te.t$"),), 1),
+        ((encode_tag_filter("role", "^te.*t$"),), 0),
+        ((encode_tag_filter("role", "^te.*$"),), 1),
         ((encode_tag_filter("role", "te"), b"\x00" + pack(["me"])), 1),
         ((encode_tag_filter("role", "te"), b"\x00" + pack(["other"])), 0),
         ((encode_tag_filter("none", "^$"),), 1),

@@ -2,13 +2,17 @@
 
 import asyncio
 import random
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import PoolQuery, QueryError
 from shoal.membership.net.gossip import Membership
 from shoal.membership.serf.own_queries import MAX_ASKED, QueryRequest, default_timeout_ms
+from shoal.membership.serf.queries import QueryDesk, is_found
 from shoal.membership.serf.ready import QueryReply, ReplyKind
 from shoal.membership.wire.messages import Endpoint
 from shoal.membership.wire.serf import (
@@ -19,6 +23,7 @@ from shoal.membership.wire.serf import (
     encode_tag_filter,
 )
 from tests.membership.serf.test_core import Script
+from tests.membership.work import lines_at_most
 
 
 def test_the_default_timeout_is_serfs() -> None:
@@ -57,6 +62,85 @@ def test_a_query_names_its_filters_and_asks_ourselves_too() -> None:
     assert (query.flags, query.relay_factor, query.source_node) == (0, 2, "me")
     script.ask(QueryRequest("q", nodes=("me",)))
     assert [received.name for received in script.queries] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "found"),
+    [
+        ("", "", True),
+        ("", "web", True),
+        ("web", "my-web-1", True),
+        ("web.*", "my-web-1", True),
+        ("web", "we-b", False),
+        ("^web", "web-1", True),
+        ("^web", "my-web-1", False),
+        ("^web.*", "web\n1", True),
+        ("^web$", "web", True),
+        ("^web$", "web\n", False),
+        ("^web.*$", "web-1", True),
+        ("^web.*$", "web\n1", False),
+        ("web$", "my-web", True),
+        ("web$", "my-web-1", False),
+        ("web.*$", "web\nweb-1", True),
+        ("web.*$", "web-1\n", False),
+        ("^$", "", True),
+        ("^$", "web", False),
+        ("$", "web", True),
+        ("^.*$", "web", True),
+        (r"v1\.2\-3", "v1.2-3", True),
+        (r"v1\.2", "v1x2", False),
+        ("\u00e4", "l\u00e4nge", True),
+        # Right in Go, and nobody's here.
+        ("w.b", "web", False),
+        ("^ou[a-z]{2}$", "ours", False),
+        ("web|db", "web", False),
+        ("(?i)WEB", "web", False),
+        (r"\bweb", "web", False),
+        ("web.*.*", "web", False),
+        ("(web)", "web", False),
+        ("we+b", "web", False),
+        ("a" * 513, "a" * 600, False),
+    ],
+)
+def test_a_tag_filter_is_a_text_with_or_without_its_ends(expression: str, value: str, found: bool) -> None:
+    """As Go's search answers; every other expression is answered by silence."""
+    desk = QueryDesk("me", lambda: {"role": value})
+    asker = Endpoint(bytes((10, 0, 0, 2)), 7946)
+    query = Query(4, 7, asker, "n2", (encode_tag_filter("role", expression),), 0, 0, 10**9, "uptime", b"")
+    assert desk.is_meant(query) is found
+    assert (desk.open(query, 0) is not None) is found
+
+
+@given(
+    st.sampled_from(["", "^"]),
+    st.text(alphabet="ab.-\\", max_size=3),
+    st.sampled_from(["", ".*"]),
+    st.sampled_from(["", "$"]),
+    st.text(alphabet="ab.-\\\n", max_size=6),
+)
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_a_text_is_found_as_a_whole_engine_finds_it(
+    begin: str, text: str, rest: str, end: str, value: str
+) -> None:
+    """Of the library, whose `\\Z` is Go's `$`."""
+    body = begin + re.escape(text) + rest
+    expected = re.search(body + (r"\Z" if end else ""), value) is not None
+    assert is_found(body + end, value) is expected
+
+
+@given(st.text(alphabet="ab.*^$\\-[|(", max_size=10), st.text(alphabet="ab-.\n", max_size=12))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_nothing_is_found_that_a_whole_engine_does_not_find(expression: str, value: str) -> None:
+    """Any text is an expression, or is not understood; neither is an error."""
+    if is_found(expression, value):
+        assert re.search(expression, value) is not None
+
+
+@pytest.mark.parametrize("expression", ["\\." * 256, "^" + "a" * 511, "a" * 511 + "b", "\\" * 512])
+def test_a_tag_filter_takes_bounded_work(expression: str) -> None:
+    """Also where nothing is found."""
+    with lines_at_most(10_000):
+        is_found(expression, "a" * 512)
 
 
 def test_the_application_answers_once_and_in_time() -> None:
