@@ -498,6 +498,7 @@ class Agent:
         self.roster.listen(routes.look)
         self.roster.listen_to_announcements(routes.on_announcement)
         self.roster.listen(catalog.look)
+        self.roster.listen(lambda: host.set_colocated(self.roster.colocated()))
         await self._links.start()
         parts.push_async_callback(self._links.stop)
         parts.push_async_callback(host.stop)

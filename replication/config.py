@@ -31,8 +31,9 @@ class RaftConfig:
     retry_after_ms: an append without any progress for so long is sent again.
     commit_notice_ms: an advanced commit index reaches followers within this time even when no entry follows;
         0 tells them at once, at the price of one more message per commit.
-    spare_delay_ms: how long followers that no majority needs may wait for new entries (thrifty.py); 0 sends
-        everything to everybody at once. A leader whose prompt followers fail is slower by as much, once.
+    spare_delay_ms: how long followers that no majority needs may wait for new entries (thrifty.py). 0 sends
+        everything to everybody at once, and so does a group whose voters have several failure domains. A
+        leader whose prompt followers fail is slower by as much, once.
     quiet_after_ms: idle time after which a group stops its heartbeats (safety 25); None never. The shortest
         that is allowed: whatever wakes a thousand groups at once wakes them for so long, and each heartbeat
         of each group is work for both sides.

@@ -229,6 +229,14 @@ class RaftCore:
         """Messages dropped that no correct replica could have sent."""
         return self._state.violations
 
+    def set_colocated(self, agents: frozenset[str]) -> None:
+        """The agents that share this one's failure domain, itself among them: entries may be late for some
+        voters only where all of them are on these (thrifty.py). Before it is called, everywhere."""
+        self._state.colocated = agents
+        behaviour = self._state.behaviour
+        if isinstance(behaviour, Leader):
+            behaviour.spares.spare_nobody()
+
     @property
     def wants_turn_after_sync(self) -> bool:
         """Whether there may be something to do now that the disk is done: a leader has more to send."""

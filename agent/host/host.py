@@ -118,6 +118,7 @@ class Host:
         """Of logs opened in this run: behind which entry something stood that no power failure can have torn,
         and was cleared for incomplete. It may have been acknowledged."""
         self._groups: dict[GroupId, _Group] = {}
+        self._colocated = frozenset({agent_id})
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
         self._broken: set[GroupId] = set()
@@ -238,6 +239,7 @@ class Host:
         self._groups[group] = entry
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         replica.quarantined = plan.quarantined
+        replica.core.set_colocated(self._colocated)
         self.mender.found(group)
         if entry.applier is not None:
             entry.applier.start()
@@ -370,6 +372,14 @@ class Host:
         entry = self._groups.get(group)
         if entry is not None:
             entry.replica.log.set_segment_bytes(segment_bytes)
+
+    def set_colocated(self, agents: frozenset[str]) -> None:
+        """Those that share this agent's failure domain, itself among them; said after each change of the
+        member list."""
+        if agents != self._colocated:
+            self._colocated = agents
+            for replica in self.open_replicas():
+                replica.core.set_colocated(agents)
 
     def set_retention(self, group: GroupId, retention: Retention) -> None:
         """What the group keeps from now on; a replica that does not serve keeps everything."""

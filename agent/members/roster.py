@@ -238,6 +238,12 @@ class Roster:
         """Agent id -> URL of everybody of this cluster; those who left are nobody to dial."""
         return {member.name: member.tags[TAG_URL] for member in self.ours() if member.status != "left"}
 
+    def colocated(self) -> frozenset[str]:
+        """Agents of this cluster in the failure domain of this one, which is among them."""
+        domain = self._tags.get(TAG_DOMAIN)
+        near = (member.name for member in self._ours if member.tags.get(TAG_DOMAIN) == domain)
+        return frozenset({self.agent_id, *near} if domain else {self.agent_id})
+
     def knows_address(self, address: str) -> bool:
         """Whether an agent of our name lives there, as far as gossip says; those on their way in, too."""
         return plain_address(address) in self._addresses

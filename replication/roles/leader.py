@@ -371,7 +371,7 @@ class Leader:
             return
         assert state.log.term_at(index) == state.term
         self.reads.term_committed(state.commit_index)
-        if self.spares.prompt is None:
+        if self.spares.prompt is None and state.is_colocated:
             self.spares.committed(state.commit_index, state.configuration.voters, self.progress, now_ms)
         self._notice_commit_soon(now_ms)
         if not state.is_voter:

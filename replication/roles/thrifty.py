@@ -8,6 +8,9 @@ then, the prompt ones are slow: for a while everybody gets everything at once, a
 chosen anew; the while doubles up to an election timeout as long as that goes wrong again. What counts as
 committed has nothing to do with any of this.
 
+Only a group whose voters share one failure domain does so. There the followers' work competes with the
+leader's for one machine. Between machines it would bring nothing, and the third copy would be late.
+
 Invariant: while an entry is withheld from anybody, deadline_ms is set.
 """
 

@@ -80,6 +80,8 @@ class RaftState:
         back to the start of the log, since a leader sends them with the entries they stand in.
     is_newborn: another leads from birth, and nothing is known to be committed yet. Where a thousand groups
         are born at once it needs longer than usual to get round to all.
+    colocated: the agents known to share this one's failure domain, itself among them; None: not told, and
+        taken for all.
     is_left_out: the configuration in force is without this replica, and will be for ever.
     damaged: firsts and lasts of the entries whose bytes do not verify here (safety 10).
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
@@ -91,6 +93,7 @@ class RaftState:
         "_make_follower",
         "_make_leader",
         "behaviour",
+        "colocated",
         "commit_index",
         "config",
         "configurations",
@@ -146,6 +149,7 @@ class RaftState:
         self.role = Role.FOLLOWER
         self.election_count = 0
         self.damaged: tuple[tuple[LogIndex, LogIndex], ...] = ()
+        self.colocated: frozenset[str] | None = None
         self.violations = 0
         self.behaviour: Behaviour = self._make_follower(self, now_ms)
 
@@ -153,6 +157,14 @@ class RaftState:
     def configuration(self) -> Configuration:
         """The one in force: the newest in the log, committed or not."""
         return self.configurations[-1]
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether all voters share one failure domain."""
+        near = self.colocated
+        return near is None or all(
+            item.learner or item.agent_id in near for item in self.configurations[-1].replicas
+        )
 
     @property
     def hard_state(self) -> HardState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.members.roster import Roster
+from shoal.agent.members.tags import TAG_DOMAIN
 from shoal.membership.interface import Member
 from shoal.membership.serf_agent.hosted import as_agents
 
@@ -111,6 +113,20 @@ async def test_foreign_clusters_are_noticed_while_they_live(roster: Any) -> None
     """Of our name and another id, with their agents and whether they hold anything."""
     (foreign,) = roster.foreign_clusters()
     assert (foreign.cluster_id, foreign.has_topics, foreign.agents) == (THEIRS, True, ("foreign",))
+
+
+async def test_colocated_are_the_agents_of_ours_in_one_failure_domain(roster: Any) -> None:
+    """Dead ones too, since they come back; none where this agent's own is not known."""
+    assert roster.colocated() == {"me"}
+    near = ("me", "b", "dead", "foreign", "stranger")
+    pool = [
+        replace(member, tags=dict(member.tags) | {TAG_DOMAIN: "rack" if member.name in near else member.name})
+        for member in as_agents(POOL)
+    ]
+    roster._membership.members = lambda: pool
+    roster.attach(roster._membership, {TAG_DOMAIN: "rack"})
+    roster._notice()
+    assert roster.colocated() == {"me", "b", "dead"}
 
 
 async def test_neighbours_are_all_but_other_clusters_agents(roster: Any) -> None:

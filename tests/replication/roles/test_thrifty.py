@@ -144,6 +144,43 @@ def test_it_is_off_where_the_delay_is_none() -> None:
     assert not any(isinstance(item, TimeoutNow) for item in group.sent)
 
 
+def test_it_is_on_only_where_all_voters_share_a_failure_domain() -> None:
+    """A learner elsewhere is no obstacle; a voter that comes, goes or is told to be elsewhere is."""
+    group = led_group(learners=1)
+    core = group.cores[0]
+    names = [item.agent_id for item in core.configuration.replicas]
+
+    def receivers() -> list[int]:
+        group.pass_time(2 * DELAY_MS, 1)
+        group.propose(0)
+        group.settle()
+        group.pass_time(2 * DELAY_MS, 1)
+        group.sent.clear()
+        last = group.propose(0)
+        found = sorted(receiver for receiver, first, _ in entries_to(group) if first == last)
+        group.settle()
+        return found
+
+    assert receivers() == [1]
+    core.set_colocated(frozenset(names[:2]))
+    assert receivers() == [1, 2, 3]
+    core.set_colocated(frozenset(names[:3]))
+    assert receivers() == [1]
+    core.set_colocated(frozenset())
+    assert receivers() == [1, 2, 3]
+
+
+def test_entries_that_were_withheld_are_sent_when_the_domains_turn_out_to_differ() -> None:
+    """The time of the one that waits ends as it would have."""
+    group = led_group()
+    first = group.propose(0)
+    assert entries_to(group) == [(1, first, first)]
+    group.settle()
+    group.cores[0].set_colocated(frozenset())
+    group.pass_time(DELAY_MS, 1)
+    assert (2, first, first) in entries_to(group)
+
+
 def test_a_change_of_the_configuration_spares_nobody() -> None:
     """The prompt one may be gone, and another be needed."""
     group = led_group()

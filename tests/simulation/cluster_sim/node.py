@@ -92,7 +92,6 @@ class Node:
             "mdns": False,
             "name": self.name,
             "cluster": "sim",
-            "failure_domain": self.name,
             "join": join,
         }
         config = AgentConfig.from_sources(flags | self._config)

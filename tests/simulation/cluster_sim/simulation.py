@@ -337,6 +337,8 @@ class ClusterSimulation:
         config: dict[str, object] = {
             "replace_after_ms": self.knobs.replace_after_ms,
             "expect": self.knobs.nodes,
+            # One machine, where followers may wait for entries, or one for each agent.
+            "failure_domain": "one" if self.seed % 2 else f"host-{index}",
         }
         node = Node(
             index,
