@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -23,24 +23,23 @@ from shoal.agent.host.copy_target import INSTALL_FAULTS, Installer
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
+from shoal.agent.host.open_group import OpenGroup
 from shoal.agent.host.peer_input import Receiving
 from shoal.agent.host.peer_liveness import Silence
 from shoal.agent.host.repair import Mender
 from shoal.agent.host.scheduler import Turns
 from shoal.agent.host.stopped_groups import Stopped
 from shoal.agent.host.unsafe_recovery import Recovery
-from shoal.agent.partition.appender import Appender
-from shoal.agent.partition.applier import Applier, StateMachine
+from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition.pending import Waiter
-from shoal.agent.partition.reader import Admit, Fetch, Offsets, Reader
+from shoal.agent.partition.reader import Admit, Fetch, Offsets
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_state import GroupState
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.partition.status import HostStatistics, ReplicaStatus, status_of, status_without_replica
-from shoal.agent.partition.trimmer import Trimmer
 from shoal.agent.peers.frames import Piece
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.outbox import Outbox
@@ -61,22 +60,6 @@ RETENTION_INTERVAL_MS = 5_000
 MAX_APPEND_TIMEOUT_MS = 300_000
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Group:
-    replica: Replica
-    appender: Appender
-    reader: Reader
-    applier: Applier | None
-    trimmer: Trimmer
-    plan: Plan
-
-    @property
-    def observers(self) -> tuple[ReplicaObserver, ...]:
-        """Those of the replica, in the order in which they are told."""
-        observers = (self.appender, self.applier, self.reader, self.trimmer)
-        return tuple(item for item in observers if item is not None)
 
 
 class Host:
@@ -117,7 +100,7 @@ class Host:
         self.cleared_writes: dict[GroupId, LogIndex] = {}
         """Of logs opened in this run: behind which entry something stood that no power failure can have torn,
         and was cleared for incomplete. It may have been acknowledged."""
-        self._groups: dict[GroupId, _Group] = {}
+        self._groups: dict[GroupId, OpenGroup] = {}
         self._colocated = frozenset({agent_id})
         self._unserved: dict[GroupId, tuple[str, str]] = {}
         """Groups that could not be opened: state and reason."""
@@ -187,10 +170,10 @@ class Host:
 
     async def _open(self, plan: Plan) -> None:
         group = plan.group
-        made: list[_Group] = []
+        made: list[OpenGroup] = []
 
         def observe(replica: Replica) -> tuple[ReplicaObserver, ...]:
-            made.append(self._assemble(plan, replica))
+            made.append(OpenGroup.of(replica, plan, self.clocks))
             return made[0].observers
 
         self._opening.add(group)
@@ -218,17 +201,7 @@ class Host:
         self._unserved[group] = (state, reason)
         self.changed(group)
 
-    def _assemble(self, plan: Plan, replica: Replica) -> _Group:
-        return _Group(
-            replica,
-            Appender(replica),
-            Reader(replica, lambda: self.schedule(replica)),
-            None if plan.machine is None else Applier(replica, plan.machine),
-            Trimmer(replica, plan.retention, self.clocks, plan.machine),
-            plan,
-        )
-
-    def _adopt(self, entry: _Group) -> None:
+    def _adopt(self, entry: OpenGroup) -> None:
         plan, replica = entry.plan, entry.replica
         group = plan.group
         self._unserved.pop(group, None)
@@ -257,7 +230,7 @@ class Host:
         if entry is not None:
             await self._close(entry, why)
 
-    def _take_out(self, group: GroupId) -> _Group | None:
+    def _take_out(self, group: GroupId) -> OpenGroup | None:
         self._failed.pop(group, None)
         return self._groups.pop(group, None)
 
@@ -303,7 +276,7 @@ class Host:
         """How an open group was opened. Raises ShoalError as `replica`."""
         return self._entry(group).plan
 
-    async def _close(self, entry: _Group, why: str) -> None:
+    async def _close(self, entry: OpenGroup, why: str) -> None:
         if entry.applier is not None:
             await entry.applier.stop()
         entry.trimmer.stop()
@@ -392,7 +365,7 @@ class Host:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
         return self._entry(group).replica
 
-    def _entry(self, group: GroupId) -> _Group:
+    def _entry(self, group: GroupId) -> OpenGroup:
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
@@ -450,7 +423,7 @@ class Host:
 
     def _for_append(
         self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
-    ) -> _Group:
+    ) -> OpenGroup:
         """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
         entry = self._groups.get(group)
         if entry is None:
