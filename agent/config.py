@@ -30,6 +30,7 @@ LONGEST_WINDOW_MS = 10 * 60_000  # a start that waits longer than this looks lik
 KEY_BYTES = (16, 24, 32)  # AES-128, 192, 256
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DISKS = ("auto", "ring", "threads")
+EVENT_LOOPS = ("direct", "asyncio")
 
 
 class ConfigError(ValueError):
@@ -65,6 +66,7 @@ class AgentConfig:
     cores: int = 1
     mdns: bool | None = None
     disk: str = "auto"
+    event_loop: str = "direct"
     auto_create_topics: bool = True
     discovery_window_ms: int = 3_000
     heartbeat_interval_ms: int = 100
@@ -145,6 +147,8 @@ class AgentConfig:
                 )
         if self.disk not in DISKS:
             raise ConfigError(f"disk {self.disk!r} is unknown: use one of {', '.join(DISKS)}")
+        if self.event_loop not in EVENT_LOOPS:
+            raise ConfigError(f"event_loop {self.event_loop!r} is unknown: use {' or '.join(EVENT_LOOPS)}")
         if self.mdns and not is_loopback(self.bind) and not self.cluster_is_explicit:
             raise ConfigError(
                 "mDNS beyond loopback would meet strangers under the default cluster name: add --cluster NAME"
@@ -414,6 +418,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "cores": _integer,
     "mdns": _boolean,
     "disk": _text,
+    "event_loop": _text,
     "auto_create_topics": _boolean,
     "discovery_window": _duration_ms,
     "heartbeat_interval": _duration_ms,

@@ -157,7 +157,8 @@ def _run(config: AgentConfig, *, greet: bool = False) -> int:
     from shoal.agent.process.event_loop import new_event_loop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    direct = config.event_loop == "direct"
+    with asyncio.Runner(loop_factory=lambda: new_event_loop(direct=direct)) as runner:
         return runner.run(run_agent(config, lambda agent: _begin(agent, greet)))
 
 

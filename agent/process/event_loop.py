@@ -1,11 +1,16 @@
-"""asyncio's own event loop, with a shorter way for what arrives alone.
+"""asyncio's own event loop, with a shorter way for an event that arrives alone.
 
-Law of this file: what happens is what asyncio would have happen, in the same order, in fewer steps; where
-that is not certain, asyncio does it. It knows nothing of agents. A small append wakes the agents that it
-concerns four times; nearly always one file descriptor is readable then, and nothing else waits. Its callback
-is called where the kernel was asked, instead of by way of two lists and a queue, and if that has left the
-loop nothing to do, the kernel is asked again at once. Where somebody has said that an answer comes soon, the
-kernel is asked for a while before this sleeps (idle_poll.py).
+Law of this file: callbacks run as asyncio would run them, in the same order, in fewer steps; where that is
+not certain, asyncio does it. It imports the standard library alone, so that it is tested on each CPython. The
+setting `event_loop = asyncio` switches all of it off.
+
+A small append wakes the agents that it concerns four times. Nearly always one file descriptor is readable
+then, and nothing else waits. Its callback is called where the kernel was asked, not by way of two lists and a
+queue. If the loop has nothing to do after that, the kernel is asked again at once.
+
+A sender that expects an answer within a fraction of a millisecond says so. The kernel is then polled for a
+while before the loop sleeps. Falling asleep and waking up costs more than it seems: the processor goes idle,
+which on a virtual machine the host has a say in, and comes back with cold caches. Seastar polls likewise.
 """
 
 from __future__ import annotations
@@ -18,8 +23,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from shoal.agent.process.idle_poll import CONTENDED_NS, IdlePoll
-
 EVENTS_MAX: Final = 256
 """Taken from the kernel at once; the rest comes with the next question."""
 CALLS_MAX: Final = 64
@@ -27,6 +30,48 @@ CALLS_MAX: Final = 64
 _PARTS: Final = {"_ready", "_scheduled", "_stopping"}
 """What is looked at of the loop, and of the selector; asyncio is left alone where it has them not."""
 _SELECTOR_PARTS: Final = {"_selector", "_fd_to_key"}
+
+
+WINDOW_NS_MAX: Final = 400_000
+"""The way of a small entry to a follower's disk and back, where both are quick, takes 200 to 300 us."""
+WINDOW_NS_MIN: Final = 50_000
+"""Shorter waits are not worth a look: falling asleep and waking up take some 30 us."""
+CONTENDED_NS: Final = 50_000
+"""One look takes two; if a look took this long somebody else had the core in between, and wants it."""
+
+
+class IdlePoll:
+    """For how long to poll before sleeping: Linux' haltpoll governor, for a wait whose end is expected.
+
+    The window follows what such waits turn out to be. It doubles after one that polling a little longer would
+    have met, and halves after one that was long, so that slow disks and peers cost nothing. Pure: times are
+    nanoseconds of one monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._window_ns = WINDOW_NS_MIN
+        self._expected_until_ns = 0
+
+    def expect(self, now_ns: int) -> None:
+        """Something was sent that is answered soon."""
+        self._expected_until_ns = now_ns + WINDOW_NS_MAX
+
+    def expects(self, now_ns: int) -> bool:
+        """Whether the wait that begins now may end soon; `waited` is to be told of it then."""
+        return now_ns < self._expected_until_ns
+
+    @property
+    def window_ns(self) -> int:
+        """How long to poll in such a wait; 0 for not at all."""
+        return self._window_ns
+
+    def waited(self, took_ns: int) -> None:
+        """Such a wait is over, polling and sleeping together."""
+        if took_ns > WINDOW_NS_MAX:
+            halved = self._window_ns // 2
+            self._window_ns = halved if halved >= WINDOW_NS_MIN else 0
+        elif took_ns > self._window_ns:
+            self._window_ns = min(WINDOW_NS_MAX, max(WINDOW_NS_MIN, 2 * self._window_ns))
 
 
 class DirectSelector(selectors.DefaultSelector):
@@ -125,9 +170,9 @@ class DirectLoop(asyncio.SelectorEventLoop):
         self.direct_selector.serve(self)
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """asyncio's, with the shorter way where everything that it needs to know of asyncio is as expected."""
-    return DirectLoop() if hasattr(select, "epoll") else asyncio.new_event_loop()
+def new_event_loop(*, direct: bool = True) -> asyncio.AbstractEventLoop:
+    """asyncio's loop; if `direct`, with the shorter way where asyncio is built as expected."""
+    return DirectLoop() if direct and hasattr(select, "epoll") else asyncio.new_event_loop()
 
 
 def expects_answers(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:

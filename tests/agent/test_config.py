@@ -49,6 +49,7 @@ REFUSED = [
     ({"serf_rpc": "127.0.0.1:7373"}, "--gossip serf"),
     ({"serf_auth_key": "x"}, "--gossip serf"),
     ({"disk": "tape"}, "use one of"),
+    ({"event_loop": "uv"}, "use direct or asyncio"),
     ({"bind": "10.0.0.1", "mdns": True}, "--cluster NAME"),
     ({"join": ["no port:x"]}, "HOST:PORT"),
     ({"join": ["a:0"]}, "not a port"),

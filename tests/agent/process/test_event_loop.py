@@ -15,12 +15,12 @@ import pytest
 from shoal.agent.process import event_loop as direct_loop
 from shoal.agent.process.event_loop import (
     CALLS_MAX,
+    WINDOW_NS_MIN,
     DirectLoop,
     DirectSelector,
     expects_answers,
     new_event_loop,
 )
-from shoal.agent.process.idle_poll import WINDOW_NS_MIN
 from tests.agent.agents import agents_in
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.agent.process.idle_poll import WINDOW_NS_MAX, WINDOW_NS_MIN, IdlePoll
+from shoal.agent.process.event_loop import WINDOW_NS_MAX, WINDOW_NS_MIN, IdlePoll
 
 
 def test_nothing_is_expected_but_what_was_said_and_not_for_ever() -> None:

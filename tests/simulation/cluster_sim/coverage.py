@@ -36,7 +36,6 @@ EXCLUDED = {
     "agent/process/memory.py": _PROCESS,
     "agent/process/lean_imports.py": _PROCESS,
     "agent/process/event_loop.py": _KERNEL,
-    "agent/process/idle_poll.py": _KERNEL,
     "agent/members/gossip_keys.py": "changes the gossip keys, which simulated pools do not have",
     "agent/durable/keyring_file.py": "keeps the gossip keys, which simulated pools do not have",
     "agent/http/admin/keys.py": "changes the gossip keys, which simulated pools do not have",
