@@ -40,7 +40,7 @@ OWNERS = {
         "agent/http/",
         "agent/peers/links.py",
         "agent/service/broker.py",
-        "agent/agent.py",
+        "agent/node.py",
         "agent/bootstrap/introduction.py",
         "agent/members/duplicate_identity.py",
         "shoal/client/http/requests.py",

@@ -33,14 +33,14 @@ class SealedGossip(GossipKeys, Protocol):
 
 
 class KeyService:
-    """`gossip` answers None until gossip has started."""
+    """`gossip` raises ShoalError not-ready until gossip has started."""
 
-    def __init__(self, gossip: Callable[[], SealedGossip | None]) -> None:
+    def __init__(self, gossip: Callable[[], SealedGossip]) -> None:
         self._gossip = gossip
 
     async def listing(self) -> dict[str, Any]:
         """GET /v1/keys."""
-        gossip = self._running()
+        gossip = self._gossip()
         return self._document(await self._list(gossip), gossip.members())
 
     async def change(self, change: KeyChange, text: str, *, force: bool) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class KeyService:
         keys-differ when the step would lock members out (`force` takes it all the same) or some refused it,
         timeout when some did not answer.
         """
-        gossip = self._running()
+        gossip = self._gossip()
         before = await self._list(gossip)
         key = _key(text, before, change)
         if not force:
@@ -58,12 +58,6 @@ class KeyService:
         report = await _asked(gossip.change_keys(change, key))
         self._raise_failures(f"{fingerprint(key)}: {change.value}", report, gossip.members())
         return self._document(await self._list(gossip), gossip.members())
-
-    def _running(self) -> SealedGossip:
-        gossip = self._gossip()
-        if gossip is None:
-            raise ShoalError("not-ready", "gossip has not started yet")
-        return gossip
 
     async def _list(self, gossip: SealedGossip) -> KeyReport:
         report = await _asked(gossip.keys())

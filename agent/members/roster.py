@@ -36,7 +36,8 @@ from shoal.agent.members.tags import (
     is_shoal,
 )
 from shoal.agent.peers.links import Links
-from shoal.membership.interface import Gossip, Member, PoolEvent
+from shoal.errors import ShoalError
+from shoal.membership.interface import KeyedGossip, Member, PoolEvent
 from shoal.replication.placement.assignment import Candidate
 
 PLACEMENT_EVENT = "shoal-placement"
@@ -65,7 +66,7 @@ class Roster:
         self.cluster_id: bytes | None = None
         self._links = links
         self._watch = watch
-        self._membership: Gossip | None = None
+        self._membership: KeyedGossip | None = None
         self._tags: dict[str, str] = {}
         self._tags_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -82,11 +83,17 @@ class Roster:
         """Called after every change of the member list or of a tag, once per loop turn."""
         self._listeners.append(listener)
 
-    def attach(self, membership: Gossip, tags: dict[str, str]) -> None:
+    def attach(self, membership: KeyedGossip, tags: dict[str, str]) -> None:
         """Membership has started with these tags."""
         self._membership = membership
         self._tags = tags
         self.changed()
+
+    def gossip(self) -> KeyedGossip:
+        """Raises ShoalError not-ready while there is none."""
+        if self._membership is None:
+            raise ShoalError("not-ready", "gossip has not started yet")
+        return self._membership
 
     def changed(self) -> None:
         """Membership's on_event. Coalesced: a push/pull tells of many members at once."""

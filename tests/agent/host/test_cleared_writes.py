@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from shoal.agent import agent as module
+from shoal.agent import directory as module
 from tests.agent.agents import Running, agents_in, eventually
 
 SECTOR = 512

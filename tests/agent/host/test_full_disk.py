@@ -41,7 +41,7 @@ class Disks:
 def disks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disks:
     """In memory, and as large as a test says."""
     made = Disks(tmp_path)
-    monkeypatch.setattr("shoal.agent.agent.open_disk", made.open)
+    monkeypatch.setattr("shoal.agent.directory.open_disk", made.open)
     monkeypatch.setattr("shoal.agent.host.host.FREE_SPACE_INTERVAL_MS", 20)
     return made
 

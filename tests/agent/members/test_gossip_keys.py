@@ -7,6 +7,7 @@ from fake_gossip_keys import KEY, OTHER, FakeKeyedGossip
 from http_fixtures import one_agent
 
 from shoal.agent.members.gossip_keys import KeyService
+from shoal.agent.members.roster import Roster
 from shoal.errors import ShoalError
 from shoal.membership.interface import KeyChange
 from shoal.membership.wire.keyring import MAX_KEYS, Keyring, fingerprint, key_text
@@ -138,8 +139,9 @@ async def test_what_cannot_work_says_what_to_do() -> None:
     gossip.busy, gossip.rings["a"] = False, None
     error = await refused(keys, INSTALL, key_text(OTHER), "keys-differ")
     assert "--gossip-key" in error.detail
+    roster = Roster(agent_id="me", cluster="fish", links=None, watch=None)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="not started"):
-        await KeyService(lambda: None).listing()
+        await KeyService(roster.gossip).listing()
 
 
 async def test_the_routes() -> None:

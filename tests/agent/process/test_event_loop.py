@@ -271,7 +271,7 @@ def test_an_agents_links_tell_its_loop(tmp_path: Path) -> None:
             running = await agents.alone("one")
             loop = asyncio.get_running_loop()
             assert isinstance(loop, DirectLoop)
-            assert running.agent._links.on_append_sent == loop.direct_selector.expect
+            assert running.agent.node.links.on_append_sent == loop.direct_selector.expect
 
     run(body)
 

@@ -19,7 +19,6 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.interface import Topic
-from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import Joined
@@ -165,7 +164,7 @@ class Fixture:
             join=self.join,
             force_leave=self.left.append,
             draining=SimpleNamespace(),  # type: ignore[arg-type]
-            keys=KeyService(lambda: None),
+            keys=SimpleNamespace(),  # type: ignore[arg-type]
             events=EventFeed("run"),
         )
         host: Any = self.host

@@ -16,9 +16,12 @@ from typing import Any
 import aiohttp.connector
 
 import shoal.agent.agent as agent_module
+import shoal.agent.cluster as cluster_module
+import shoal.agent.directory as directory_module
 import shoal.agent.http.core.context
 import shoal.agent.http.produce.deliver
 import shoal.agent.http.produce.fast_answer
+import shoal.agent.node as node_module
 import shoal.agent.process.clock
 import shoal.agent.topics.settings
 import shoal.client.http.append
@@ -166,10 +169,10 @@ def replacements(
         (shoal.spark.send, "POOL", pool),
         (shoal.spark.send, "_ROUTES", {}),
         (shoal.spark.fetch, "POOL", pool),
-        (agent_module, "claim_directory", claim_directory),
+        (directory_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
-        (agent_module, "open_disk", open_disk),
-        (agent_module, "http_socket", http_socket),
+        (directory_module, "open_disk", open_disk),
+        (node_module, "http_socket", http_socket),
         (gossip_module, "open_listener", open_listener),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
     ]
@@ -178,11 +181,11 @@ def replacements(
         places.append((ProducerTable.__init__, "__kwdefaults__", room))
     few = (FEW_PLACES if few_places else {}) | (LITTLE_MEMORY if little_memory else {})
     if few:
-        limits_for = agent_module.limits_for
-        places.append((agent_module, "limits_for", lambda files: replace(limits_for(files), **few)))
+        limits_for = node_module.limits_for
+        places.append((node_module, "limits_for", lambda files: replace(limits_for(files), **few)))
     if small_segments:
         places.append((shoal.agent.topics.settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
-        places.append((agent_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
+        places.append((cluster_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
         defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": RETENTION_INTERVAL_MS}
         places.append((Host.__init__, "__kwdefaults__", defaults))
         places.append((catalog_follow, "CATALOG_SEGMENT_BYTES", CATALOG_BYTES))

@@ -262,7 +262,7 @@ async def fill(running: Running, hold: asyncio.Event) -> None:
 
 def break_links(running: Running) -> None:
     """As a pause of some seconds does."""
-    for peer in running.agent._links._peers.values():
+    for peer in running.agent.node.links._peers.values():
         for connection in list(peer.connections.values()):
             connection.abort()
 
@@ -271,5 +271,5 @@ async def are_linked(agents: list[Running]) -> bool:
     return all(
         set(peer.connections) == set(LinkKind)
         for running in agents
-        for peer in running.agent._links._peers.values()
+        for peer in running.agent.node.links._peers.values()
     )

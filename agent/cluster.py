@@ -1,0 +1,278 @@
+"""The third stage of an agent: it belongs to a cluster, holds replicas, and knows who leads what.
+
+Law of this file: it finds the cluster, builds the parts that exist only there, and hands each what it needs
+of the others. It decides nothing about records, members or leaders.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.agent.bootstrap.cluster_finder import Starter
+from shoal.agent.bootstrap.empty_cluster_guard import Guard
+from shoal.agent.durable.catalog_version import CatalogVersion
+from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
+from shoal.agent.durable.ids import GroupId, IdentityError
+from shoal.agent.duties import duties
+from shoal.agent.host.host import Host
+from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.node import Node, Pool
+from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.placement.assignments import Holding
+from shoal.agent.placement.lost_replicas import Losses
+from shoal.agent.placement.rebalancer import Mover
+from shoal.agent.process.errors import StartError
+from shoal.agent.routing.claims import claim_of
+from shoal.agent.routing.exchange import RouteExchange
+from shoal.agent.routing.table import Claim
+from shoal.agent.service.cluster_view import Joined
+from shoal.agent.topics.catalog_founders import birth_from_log
+from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
+from shoal.replication.config import RaftConfig
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.errors import StoreError
+
+SPARE_DELAY_MS = 5  # several small appends in a row, and nothing beside an election
+CATALOG_TOLD_MS = 60_000  # how long the tag of the catalog's version stays as it is when nothing changes
+
+logger = logging.getLogger("shoal.agent")
+
+
+async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> ClusterRecord:
+    """As the directory says, or as bootstrap decides; `say` is told why the agent waits."""
+    directory, config = node.directory, node.config
+
+    async def save_record(record: ClusterRecord) -> None:
+        await save_cluster(directory.disk, config.data, record)
+
+    async def adopt(record: ClusterRecord) -> None:
+        """First the record, then the identity that makes it binding."""
+        await save_record(record)
+        await directory.identities.save(replace(pool.identity, cluster_id=record.cluster_id))
+
+    starter = Starter(
+        config=config,
+        agent_id=node.agent_id,
+        roster=node.roster,
+        clock=node.clock,
+        rng=node.rng,
+        adopt=adopt,
+        say=say,
+    )
+    record, cluster_id = directory.record, directory.identity.cluster_id
+    if record is None and cluster_id is None:
+        record = await starter.find_cluster()
+    elif record is None:
+        assert cluster_id is not None
+
+        async def own_birth() -> tuple[str, ...] | None:
+            if not directory.identities.has_registry:
+                return None
+            return await birth_from_log(directory.disk, config.data, cluster_id)
+
+        record = await starter.recover_birth(cluster_id, own_birth)
+        await save_record(record)
+    node.broker.catalog_birth = record.catalog_birth
+    node.roster.set_cluster(record.cluster_id)
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What an agent has of its cluster."""
+
+    node: Node
+    joined: Joined
+    holding: Holding
+    losses: Losses
+    guard: Guard
+
+    async def start(self, parts: AsyncExitStack) -> None:
+        """Listen to peers and members, open the catalog, and let requests in."""
+        node, joined = self.node, self.joined
+        self._register_messages()
+        node.roster.listen(joined.routes.look)
+        node.roster.listen_to_announcements(joined.routes.on_announcement)
+        node.roster.listen(joined.catalog.look)
+        node.roster.listen(lambda: joined.host.set_colocated(node.roster.colocated()))
+        await node.links.start()
+        parts.push_async_callback(node.links.stop)
+        parts.push_async_callback(joined.host.stop)
+        await joined.catalog.start()
+        node.broker.attach(joined)
+
+    def _register_messages(self) -> None:
+        links, catalog, routes = self.node.links, self.joined.catalog, self.joined.routes
+        links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
+        links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
+        links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
+        links.handle_request(PeerMessage.CATALOG_KEPT, catalog.keeping.on_kept)
+        links.handle_request(PeerMessage.GROUP_HOLD, self.holding.on_hold)
+        links.handle_request(PeerMessage.GROUP_CONFIGURATION, self.holding.on_ask)
+        links.handle_request(PeerMessage.GROUP_LOST, self.losses.on_lost)
+        links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
+        links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
+        links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """All that runs for the agent's life, by name."""
+        node, joined = self.node, self.joined
+        mover = Mover(
+            roster=node.roster,
+            host=joined.host,
+            catalog=lambda: joined.catalog.catalog,
+            now_ms=node.clock.now_ms,
+            replace_after_ms=node.config.replace_after_ms,
+            losses=self.losses,
+        )
+        topic_duties = duties(
+            joined=joined,
+            roster=node.roster,
+            links=node.links,
+            clock=node.clock,
+            catalog_leader=lambda: catalog_leader_id(node),
+            replace_after_ms=node.config.replace_after_ms,
+        )
+        return {
+            "host": joined.host.run(),
+            "catalog": joined.catalog.run(),
+            "routes": joined.routes.run(),
+            "events": node.event_sources.run(joined.routes.table, lambda: joined.catalog.catalog),
+            "catalog version": self._tell_catalog_version(),
+            "mover": mover.run(),
+            "holding": self.holding.run(),
+            "scrubber": joined.scrubber.run(),
+            **topic_duties,
+        }
+
+    async def _tell_catalog_version(self) -> None:
+        catalog, roster = self.joined.catalog, self.node.roster
+        while True:
+            epoch, offset = catalog.published
+            roster.set_catalog(catalog.published, has_topics=bool(catalog.catalog.topics))
+            await catalog.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
+
+    def leads_catalog(self) -> bool:
+        """Whether this agent does."""
+        return leads_catalog(self.node)
+
+
+def catalog_leader_id(node: Node) -> str | None:
+    """None while nobody is known to lead it."""
+    leader = node.broker.catalog_leader()
+    return None if leader is None else leader.agent_id
+
+
+def leads_catalog(node: Node) -> bool:
+    """Whether this agent leads the catalog, as far as it knows."""
+    leader = node.broker.catalog_leader()
+    return leader is not None and leader.local
+
+
+async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord) -> Cluster:
+    """Nothing of it has started. Raises StartError when the stored state cannot be opened."""
+    node.links.cluster_id = record.cluster_id
+    host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group))
+    routes = _make_routes(node, host)
+    catalog = _make_catalog(node, host, record)
+    holding = Holding(
+        agent_id=node.agent_id, host=host, catalog=catalog, roster=node.roster, routes=routes.table
+    )
+    host.mender.holders = lambda group: routes.table.claims_about(group).keys()
+    scrubber = Scrubber(
+        host,
+        node.directory.disk,
+        node.config.data,
+        node.clock,
+        bytes_per_s=node.config.scrub_bytes_per_s,
+    )
+    scrubber.on_damage = host.mender.found
+    guard = Guard(
+        roster=node.roster,
+        catalog=catalog,
+        clock=node.clock,
+        timeout_ms=node.config.dissolve_timeout_ms,
+        leads_catalog=lambda: leads_catalog(node),
+    )
+    return Cluster(node, Joined(host, catalog, routes, scrubber), holding, Losses(node.clock.now_ms), guard)
+
+
+async def _make_host(
+    node: Node, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
+) -> Host:
+    directory, config = node.directory, node.config
+    try:
+        was_made = directory.identities.has_registry
+        registry = await ReplicaRegistry.open(directory.disk, config.data, was_made=was_made)
+        parts.push_async_callback(registry.close)
+        await directory.identities.note_registry()
+        hard_states = await HardStateFile.open(directory.disk, config.data)
+        parts.push_async_callback(hard_states.close)
+    except (IdentityError, StoreError) as error:
+        raise StartError(str(error)) from None
+    return Host(
+        agent_id=node.agent_id,
+        boot_nonce=node.boot_nonce,
+        cluster_id=cluster_id,
+        disk=directory.disk,
+        data_directory=config.data,
+        registry=registry,
+        hard_states=hard_states,
+        links=node.links,
+        clock=node.clock,
+        rng=node.rng,
+        raft_config=RaftConfig(
+            heartbeat_interval_ms=config.heartbeat_interval_ms,
+            election_timeout_ms=config.election_timeout_ms,
+            quiet_after_ms=config.election_timeout_ms,
+            sync_stall_ms=2 * config.election_timeout_ms,
+            spare_delay_ms=min(SPARE_DELAY_MS, config.heartbeat_interval_ms),
+        ),
+        log_config=LogConfig(),
+        on_change=on_change,
+        power_held=directory.power_held,
+    )
+
+
+def _make_routes(node: Node, host: Host) -> RouteExchange:
+    def claim(group: GroupId) -> Claim | None:
+        return claim_of(node.agent_id, host.status(group)) if host.has(group) else None
+
+    def claims() -> Iterator[Claim]:
+        found = (claim_of(node.agent_id, status) for status in host.statuses())
+        return (item for item in found if item is not None)
+
+    return RouteExchange(
+        agent_id=node.agent_id,
+        boot=node.boot,
+        peers=node.roster,
+        watch=node.watch,
+        rng=node.rng,
+        claims=claims,
+        claim=claim,
+        touched=lambda: [replica.group for replica in host.turns.take_touched()],
+        publish=node.roster.set_placement,
+        announce=node.roster.announce_placement,
+    )
+
+
+def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogService:
+    async def save(changed: ClusterRecord) -> None:
+        await save_cluster(node.directory.disk, node.config.data, changed)
+
+    return CatalogService(
+        agent_id=node.agent_id,
+        record=record,
+        groups=host,
+        peers=node.roster,
+        watch=node.watch,
+        rng=node.rng,
+        save=save,
+        catalog_leader=lambda: catalog_leader_id(node),
+        now_us=node.clock.now_us,
+    )

@@ -1,0 +1,273 @@
+"""The second stage of an agent: it listens, answers over HTTP, and is a member of the gossip pool.
+
+Law of this file: it builds what an agent has whether or not it belongs to a cluster, in the order in which
+the parts need each other. Each part is closed by the stack that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aiohttp import web
+
+from shoal import __version__
+from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig
+from shoal.agent.directory import Directory
+from shoal.agent.durable.data_directory import host_name
+from shoal.agent.durable.gossip_snapshot import save_snapshot
+from shoal.agent.durable.identity import AgentIdentity
+from shoal.agent.events.change_counter import Watch
+from shoal.agent.events.feed import EventFeed
+from shoal.agent.http.admission.limits import limits_for
+from shoal.agent.http.app import make_runner
+from shoal.agent.members.contact import Meeting
+from shoal.agent.members.duplicate_identity import Life, TwinWatch
+from shoal.agent.members.gossip_keys import KeyService
+from shoal.agent.members.gossip_start import Entry, enter, start_discovery
+from shoal.agent.members.roster import Roster, first_tags
+from shoal.agent.peers.frames import NONCE_BYTES
+from shoal.agent.peers.links import LinkConfig, Links
+from shoal.agent.placement.drain import Draining
+from shoal.agent.process.clock import SystemClock
+from shoal.agent.process.event_loop import expects_answers
+from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
+from shoal.agent.process.signals import open_files
+from shoal.agent.service.broker import Broker
+from shoal.agent.service.event_sources import EventSources
+from shoal.membership.interface import KeyedGossip, MemberEvent
+from shoal.membership.serf.snapshot import Snapshot
+
+logger = logging.getLogger("shoal.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An agent that serves, alone. `identity`: with the port of this run. `boot`: of this life, as text."""
+
+    directory: Directory
+    identity: AgentIdentity
+    url: str
+    clock: SystemClock
+    rng: random.Random
+    boot_nonce: bytes
+    watch: Watch
+    event_sources: EventSources
+    links: Links
+    roster: Roster
+    draining: Draining
+    broker: Broker
+    life: Life
+    twins: TwinWatch
+
+    @property
+    def config(self) -> AgentConfig:
+        """With the cluster's name settled."""
+        return self.directory.config
+
+    @property
+    def agent_id(self) -> str:
+        """For the directory's life."""
+        return self.identity.agent_id
+
+    @property
+    def boot(self) -> str:
+        """What tells this life from others."""
+        return self.boot_nonce.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A node in the gossip pool. `identity`: with both ports of this run."""
+
+    membership: KeyedGossip
+    identity: AgentIdentity
+    meeting: Meeting
+
+
+async def start_node(
+    directory: Directory, parts: AsyncExitStack, rng: random.Random, request_stop: Callable[[], None]
+) -> Node:
+    """Raises PortError, and StartError where another process runs with this identity."""
+    config, identity = directory.config, directory.identity
+    listener, url = await _listen_http(config, identity, parts)
+    kept_http_port = identity.http_port
+    identity = replace(identity, http_port=int(listener.getsockname()[1]))
+    clock, boot_nonce = SystemClock(), os.urandom(NONCE_BYTES)
+    watch, events = Watch(boot_nonce.hex()), EventFeed(boot_nonce.hex())
+    links = _make_links(config, identity, clock, rng, boot_nonce)
+    roster = Roster(agent_id=identity.agent_id, cluster=config.cluster, links=links, watch=watch)
+    parts.callback(roster.stop)
+    draining = Draining(directory.disk, config.data, roster)
+    await draining.load()
+    broker = Broker(
+        config=config,
+        agent_id=identity.agent_id,
+        name=identity.name,
+        url=url,
+        version=__version__,
+        disk_kind=directory.disk.kind,
+        roster=roster,
+        links=links,
+        watch=watch,
+        clock=clock,
+        request_stop=request_stop,
+        join=lambda addresses: roster.gossip().join(addresses),
+        force_leave=lambda name: roster.gossip().force_leave(name),
+        draining=draining,
+        events=events,
+        keys=KeyService(roster.gossip),
+    )
+    life = Life(identity.agent_id, boot_nonce.hex(), broker.started_at)
+    twins = TwinWatch(life, config.data)
+    # A copy of a running agent's directory is mostly started beside that agent: its ports are taken there.
+    if kept_http_port not in (0, identity.http_port):
+        await twins.check(_url_at(config, kept_http_port))
+    node = Node(
+        directory=directory,
+        identity=identity,
+        url=url,
+        clock=clock,
+        rng=rng,
+        boot_nonce=boot_nonce,
+        watch=watch,
+        event_sources=EventSources(events, roster, watch),
+        links=links,
+        roster=roster,
+        draining=draining,
+        broker=broker,
+        life=life,
+        twins=twins,
+    )
+    await _serve_http(node, parts, listener)
+    return node
+
+
+async def _listen_http(
+    config: AgentConfig, identity: AgentIdentity, parts: AsyncExitStack
+) -> tuple[socket.socket, str]:
+    choice = PortChoice("--http-port", config.http_port, identity.http_port or None, DEFAULT_HTTP_PORT)
+    listener = await listen(choice, config.bind, lambda port: http_socket(config.bind, port))
+    parts.callback(listener.close)
+    port = int(listener.getsockname()[1])
+    url = _url_at(config, port)
+    if choice.has_stepped(port):
+        taken = choice.kept or choice.default
+        logger.info("port %d is in use: HTTP listens on %d (--agent %s)", taken, port, url)
+    return listener, url
+
+
+def _url_at(config: AgentConfig, port: int) -> str:
+    address = config.advertised_address
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _make_links(
+    config: AgentConfig, identity: AgentIdentity, clock: SystemClock, rng: random.Random, boot_nonce: bytes
+) -> Links:
+    interval_ms = config.heartbeat_interval_ms
+    links = Links(
+        agent_id=identity.agent_id,
+        boot_nonce=boot_nonce,
+        cluster_id=identity.cluster_id,
+        clock=clock,
+        rng=rng,
+        config=LinkConfig(
+            heartbeat_interval_ms=interval_ms,
+            silence_after_loss_ms=2 * interval_ms,
+            silence_after_ms=max(config.election_timeout_ms, 2 * interval_ms),
+        ),
+    )
+    if is_own_address(config.advertised_address):
+        links.own_address = config.advertised_address
+    links.on_append_sent = expects_answers(asyncio.get_running_loop())
+    return links
+
+
+async def _serve_http(node: Node, parts: AsyncExitStack, listener: Any) -> None:
+    runner = make_runner(node.broker, limits_for(open_files()))
+    await runner.setup()
+    parts.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener).start()
+
+
+async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
+    """Raises PortError, StartError."""
+    directory, config, identity = node.directory, node.config, node.identity
+    tags = first_tags(
+        version=__version__,
+        name=identity.name,
+        cluster=config.cluster,
+        cluster_id=identity.cluster_id,
+        url=node.url,
+        domain=config.failure_domain or host_name(socket.gethostname()),
+        weight=config.weight,
+        boot=node.boot,
+        drained=node.draining.wanted,
+    )
+
+    def on_event(event: MemberEvent) -> None:
+        node.twins.on_event(event)
+        node.event_sources.on_member_event(event)
+        node.roster.changed()
+
+    membership = await enter(
+        Entry(
+            config=config,
+            own=node.life,
+            tags=tags,
+            kept_port=identity.gossip_port,
+            keyring=directory.keyring,
+            clocks=directory.snapshot.clocks,
+            rng=node.rng,
+            on_event=on_event,
+            on_user_event=node.roster.on_pool_event,
+        )
+    )
+    parts.push_async_callback(membership.stop)
+    if not config.uses_serf:
+        identity = replace(identity, gossip_port=membership.port)
+        node.broker.gossip_is_open = directory.keyring is None and not config.is_loopback
+    await directory.identities.save(identity)
+    node.roster.attach(membership, tags)
+    logger.info(
+        "%s at %s, gossip port %d, cluster %s, data %s (%s)",
+        identity.name,
+        node.url,
+        membership.port,
+        config.cluster,
+        config.data,
+        directory.disk.kind,
+    )
+    return Pool(membership, identity, await _start_meeting(node, membership, parts))
+
+
+async def _start_meeting(node: Node, membership: KeyedGossip, parts: AsyncExitStack) -> Meeting:
+    directory, config = node.directory, node.config
+
+    async def remember(snapshot: Snapshot) -> None:
+        await save_snapshot(directory.disk, config.data, snapshot)
+
+    meeting = Meeting(
+        agent_id=node.agent_id,
+        cluster=config.cluster,
+        seeds=config.seeds,
+        remembered=directory.snapshot.peers,
+        roster=node.roster,
+        rng=node.rng,
+        join=membership.join,
+        clocks=lambda: membership.clocks,
+        remember=remember,
+    )
+    if config.uses_mdns:
+        discovery = await start_discovery(membership, config, meeting)
+        if discovery is not None:
+            parts.push_async_callback(discovery.stop)
+    return meeting
