@@ -97,6 +97,9 @@ SETTINGS: Mapping[str, Words] = {
     "cores": Words(START, "Number of agents on this host, each with its own directory and ports, 1 to 256."),
     "mdns": Words(START, "Find agents by mDNS.", "true on loopback, and where `cluster` is given"),
     "disk": Words(START, "`ring` (io_uring), `threads`, or `auto`: io_uring where the kernel allows it."),
+    "event_loop": Words(
+        START, "`direct`, or `asyncio`: the standard loop without shortcuts, for comparisons."
+    ),
     "auto_create_topics": Words(START, "The first record for an unknown topic creates the topic."),
     "discovery_window": Words(
         FOUNDING, "How long an empty agent listens for a cluster before it may found one, 0 to 10m."
