@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shoal.agent.partition.frame_cache import FrameCache
+from shoal.agent.partition.frames_ahead import FramesAhead
 from shoal.agent.peers.frames import Piece
 from shoal.format.batch import Frame, LogIndex
 from shoal.replication.interfaces import ReplicaId
@@ -36,7 +36,7 @@ class Sender:
     def __init__(
         self,
         core: RaftCore,
-        cache: FrameCache,
+        ahead: FramesAhead,
         log: PartitionLog,
         max_append_bytes: int,
         ship: Ship,
@@ -44,7 +44,7 @@ class Sender:
         on_damage: Callable[[Damaged], None] = lambda _: None,
     ) -> None:
         self._core = core
-        self._cache = cache
+        self._ahead = ahead
         self._log = log
         self._max_append_bytes = max_append_bytes
         self._ship = ship
@@ -63,10 +63,10 @@ class Sender:
                 queue.append(request)
             return
         last = runs[-1].last
-        if last == request.previous_index + 1 and (only := self._cache.get(last)) is not None:
+        if last == request.previous_index + 1 and (only := self._ahead.get(last)) is not None:
             self._ship(request.receiver, encode(request), (only.data,))
             return
-        frames = self._cache.run(runs[0].first, last, self._max_append_bytes)
+        frames = self._ahead.run(runs[0].first, last, self._max_append_bytes)
         if frames:
             self._send_frames(request, frames)
             return
@@ -92,7 +92,8 @@ class Sender:
             while queue and not self._stopped:
                 request = queue.popleft()
                 first = LogIndex(request.previous_index + 1)
-                frames = await self._log.read(first, request.last_index, self._max_append_bytes)
+                last = LogIndex(min(request.last_index, self._log.last_index))
+                frames = await self._log.read(first, last, self._max_append_bytes)
                 if not self._still_true(request, frames):
                     continue
                 if not self._send_frames(request, frames):

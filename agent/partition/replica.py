@@ -19,7 +19,7 @@ import pyarrow as pa
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.append_sender import Sender
 from shoal.agent.partition.disk_queue import DiskOrder
-from shoal.agent.partition.frame_cache import FrameCache
+from shoal.agent.partition.frames_ahead import FramesAhead
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
 from shoal.agent.partition.state.copy_leases import Shipments
@@ -148,7 +148,7 @@ class Replica:
         self.state = state
         self.core = core
         self.waiting = WaitQueue()
-        self.cache = FrameCache()
+        self.ahead = FramesAhead(log)
         self.shipments = Shipments()
         self.time = LogTime(state.tail.append_time_us, host.clock.now_ms())
         self.disk = DiskOrder(
@@ -160,7 +160,7 @@ class Replica:
             self._disk_failed,
         )
         self.sender = Sender(
-            core, self.cache, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met
+            core, self.ahead, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met
         )
         self.failure: tuple[ErrorCode, str] | None = None
         """Error code and reason once this replica has stopped for good."""
@@ -372,7 +372,7 @@ class Replica:
 
     def _take_own(self, frame: Frame) -> None:
         self.state.append(frame)
-        self.cache.append(frame)
+        self.ahead.append(frame)
         if not self._ready_follows:
             self.host.schedule(self)
 
@@ -463,6 +463,8 @@ class Replica:
             self._commit(ready.commit_index)
         if not frames:
             self.disk.submit(ready, frames)
+        if len(self.ahead) and not self.disk.log_is_behind:
+            self.ahead.given()
         if ready.read_states:
             for confirmed in self._observers.reads_confirmed:
                 confirmed(ready.read_states)
@@ -519,9 +521,9 @@ class Replica:
         for number in range(run.first, run.last + 1):
             index = LogIndex(number)
             if folded:
-                cached = self.cache.get(index)
-                assert cached is not None
-                frames.append(cached)
+                known = self.ahead.get(index)
+                assert known is not None
+                frames.append(known)
                 continue
             if index <= state.tail.last_index:
                 self._truncate(index)
@@ -533,7 +535,7 @@ class Replica:
                 if flags and flags & Flag.FIRST_OF_SEGMENT:
                     self._roll_index = index
             state.append(frame)
-            self.cache.append(frame)
+            self.ahead.append(frame)
             frames.append(frame)
 
     def _opening_frame(self, index: LogIndex, term: Term) -> Frame:
@@ -548,7 +550,7 @@ class Replica:
             return
         self.state.truncate(from_index)
         self.time.cut(self.state.tail.append_time_us, self.host.clock.now_ms())
-        self.cache.truncate(from_index)
+        self.ahead.truncate(from_index)
         self.waiting.truncated(from_index)
         self.damaged_ranges = before(self.damaged_ranges, from_index)
         self._roll_index = LogIndex(min(self._roll_index, from_index - 1))
@@ -585,7 +587,6 @@ class Replica:
         committed = self.state.committed.last_index
         if not self._answers_on_apply:
             self.waiting.committed(committed)
-        self.cache.settle(committed)
         for tell in self._observers.committed:
             tell()
         if self.awaits_birth:  # with a majority behind it, the birth can be told to the catalog

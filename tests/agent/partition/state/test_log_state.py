@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.partition.frame_cache import FrameCache
 from shoal.agent.partition.pending import Waiter, WaitQueue
 from shoal.agent.partition.state.log_state import (
     ELAPSED_STEP_US,
@@ -281,43 +280,6 @@ def test_waiters_hear_of_commit_sync_truncation_and_time() -> None:
         assert len(answers.queue) == 0
     finally:
         answers.loop.close()
-
-
-# Frames in memory
-
-
-@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 4))
-def test_the_frame_cache_keeps_what_is_not_settled(seed: int, steps: int, found: int) -> None:
-    """Whatever happens, frames above the settled index are there, and settled ones fit the bound. `found`:
-    how many the log had when it was opened, which a truncation may take as well."""
-    rng = random.Random(seed)
-    writer = Writer(PartitionState(BIRTH))
-    bound = 4_000
-    cache = FrameCache(bound)
-    settled = 0
-    for _ in range(found):
-        writer.data(rows=1)
-    for _ in range(steps):
-        last = writer.state.tail.last_index
-        action = rng.random()
-        if action < 0.6:
-            cache.append(writer.data(rows=rng.randrange(1, 4)))
-        elif action < 0.8 and last > settled:
-            settled = rng.randrange(settled + 1, last + 1)
-            writer.state.commit(LogIndex(settled))
-            cache.settle(LogIndex(settled))
-        elif last > settled:
-            cut = rng.randrange(settled + 1, last + 1)
-            writer.state.truncate(LogIndex(cut))
-            cache.truncate(LogIndex(cut))
-            del writer.frames[cut - 1 :]
-            found = min(found, cut - 1)
-        for index in range(max(found, settled) + 1, writer.state.tail.last_index + 1):
-            assert cache.get(LogIndex(index)) is writer.frames[index - 1]
-        kept = [frame for frame in writer.frames[:settled] if cache.get(frame.stamp.index) is not None]
-        assert sum(len(frame.data) for frame in kept) <= bound
-        assert kept == writer.frames[:settled][len(writer.frames[:settled]) - len(kept) :]
-        assert cache.get(LogIndex(writer.state.tail.last_index + 1)) is None
 
 
 def test_a_clock_that_is_wrong_for_one_entry_makes_no_producer_old() -> None:
