@@ -5,6 +5,7 @@ Law of this file: it measures and appends points to lab/curves.csv, drawn by plo
 
 from __future__ import annotations
 
+import os
 import statistics
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ AGENTS = (1, 3)
 def rows(bench: Bench) -> list[Row]:
     """Measures all curves and records them. The rows are their ends, without a floor."""
     found, points = [], []
+    machine_load = os.getloadavg()[0]
     for agents in AGENTS:
         name = "1 agent" if agents == 1 else f"{agents} agents, {agents} replicas"
         curve = _over_connections(bench, agents)
@@ -49,7 +51,7 @@ def rows(bench: Bench) -> list[Row]:
     ]
     measured = f"median {statistics.median(times):.2f} s, worst {times[-1]:.2f} s"
     found.append(Row(f"fail-over curve, {len(times)} kills", measured, "no floor", 1.0, None))
-    plots.record(points)
+    plots.record(points, machine_load)
     return found
 
 

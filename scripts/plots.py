@@ -23,7 +23,8 @@ WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 44, 56
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#8a5cd0")
 Scale = Callable[[float], float]
-COLUMNS = ("date", "commit", "plot", "line", "x", "y")
+COLUMNS = ("date", "commit", "load", "plot", "line", "x", "y")
+"""Load: the machine's one-minute load average before the run; above 1 others had work for its cores."""
 
 
 class Point(NamedTuple):
@@ -70,7 +71,7 @@ PLOTS = (
 )
 
 
-def record(points: Iterable[Point], path: pathlib.Path = CURVES) -> None:
+def record(points: Iterable[Point], machine_load: float, path: pathlib.Path = CURVES) -> None:
     """Append the points of one run, under today's date and this checkout's commit."""
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
@@ -80,17 +81,18 @@ def record(points: Iterable[Point], path: pathlib.Path = CURVES) -> None:
         writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(COLUMNS)
-        writer.writerows((date, commit, p.plot, p.line, f"{p.x:g}", f"{p.y:.6g}") for p in points)
+        run = (date, commit, f"{machine_load:.1f}")
+        writer.writerows((*run, p.plot, p.line, f"{p.x:.4g}", f"{p.y:.4g}") for p in points)
 
 
 def newest(path: pathlib.Path = CURVES) -> tuple[str, list[Point]]:
-    """Date and commit of the last run in the file, and its points."""
+    """Date, commit and load of the last run in the file, and its points."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    last = (rows[-1]["date"], rows[-1]["commit"])
-    of_run = [row for row in rows if (row["date"], row["commit"]) == last]
+    last = tuple(rows[-1][name] for name in COLUMNS[:3])
+    of_run = [row for row in rows if tuple(row[name] for name in COLUMNS[:3]) == last]
     points = [Point(row["plot"], row["line"], float(row["x"]), float(row["y"])) for row in of_run]
-    return ", ".join(last), points
+    return f"{last[0]}, {last[1]}, load {last[2]} before", points
 
 
 def ticks(low: float, high: float, is_log: bool) -> list[float]:

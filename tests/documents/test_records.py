@@ -148,9 +148,9 @@ def test_points_become_plots_that_a_browser_draws(tmp_path: pathlib.Path) -> Non
     """Well-formed, named for those who do not see them, one dot a point, and nothing outside of the frame.
     Points of earlier runs are left out."""
     path = tmp_path / "curves.csv"
-    plots.record([plots.Point("throughput", "of another day", 1, 1e9)], path)
+    plots.record([plots.Point("throughput", "of another day", 1, 1e9)], 0.1, path)
     path.write_text(path.read_text().replace("20", "19", 1))
-    plots.record(POINTS, path)
+    plots.record(POINTS, 1.5, path)
     drawn = plots.render(path)
     assert set(drawn) == {"throughput.svg", "latency.svg", "fail-over.svg"}
     for name, text in drawn.items():
@@ -163,6 +163,7 @@ def test_points_become_plots_that_a_browser_draws(tmp_path: pathlib.Path) -> Non
             assert plots.LEFT <= float(dot.attrib["cx"]) <= plots.WIDTH - plots.RIGHT
             assert plots.TOP <= float(dot.attrib["cy"]) <= plots.HEIGHT - plots.BOTTOM
     assert "of another day" not in drawn["throughput.svg"]
+    assert "load 1.5 before" in drawn["throughput.svg"]
     assert "one &amp; more" in drawn["throughput.svg"]
 
 
@@ -186,3 +187,10 @@ def test_an_axis_has_few_round_ticks_and_reaches_its_end(high: float) -> None:
     assert 3 <= len(found) <= 10
     assert (found[0], found[-1] >= high * 0.999) == (0, True)
     assert plots.ticks(0.3, 70, True) == [0.1, 1.0, 10.0, 100.0]
+
+
+def test_the_plots_are_those_of_the_newest_curves() -> None:
+    """If this fails: `python scripts/plots.py` draws them anew."""
+    for name, text in plots.render().items():
+        assert (plots.LAB / name).read_text() == text, name
+        assert f"../lab/{name}" in performance_page.PAGE.read_text()
