@@ -111,7 +111,6 @@ async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = 
         if receiving.size_bytes > limit_bytes:
             raise too_large(limit_bytes)
         pieces.append(piece)
-    receiving.complete()
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -137,8 +136,9 @@ async def stream_body(call: Call, receiving: Receiving) -> AsyncIterator[bytes]:
             receiving.arrive(len(piece))
             yield piece
     rest = what_is_here(content)
+    receiving.complete()
     if rest:
-        receiving.arrive(len(rest))
+        receiving.take_whole(len(rest))
         yield rest
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+from log_clients import arrow_body
+
 from cluster_sim.loop import Life, SimLoop
 
 CROWD_ADDRESS = "127.0.1.2"
@@ -27,10 +29,14 @@ HOARDERS = 10
 HOARD_BYTES = 256 * 1_024
 """What one of them has sent of a body that is not complete: together more than an agent with little memory
 takes."""
-_BODIES = (b"application/json", b"application/vnd.apache.arrow.stream")
+_BODIES = (
+    (b"application/json", bytes(HOARD_BYTES)),
+    # One batch that goes on: what is no Arrow stream is refused before it is whole.
+    (b"application/vnd.apache.arrow.stream", arrow_body(["x" * 2 * HOARD_BYTES])[:HOARD_BYTES]),
+)
 HOARDS = tuple(
-    HEAD + b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, 2 * HOARD_BYTES) + bytes(HOARD_BYTES)
-    for kind in _BODIES
+    HEAD + b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, 2 * HOARD_BYTES) + body
+    for kind, body in _BODIES
 )
 
 

@@ -100,6 +100,9 @@ async def test_what_is_not_complete_leaves_room_for_what_is(opening: bytes) -> N
             assert refused.startswith(b"HTTP/1.1 429"), refused
             assert agent.runner.context.gate.arriving_bytes == 70_000
             assert (await agent.post(PATH, b"v" * 20_000)).status == 200
+            stream = arrow_stream(arrow_batch([b"v" * 18_000]))
+            whole = await agent.raw(head(len(stream), extra=ORDINARY + b"Connection: close\r\n") + stream)
+            assert whole.startswith(b"HTTP/1.1 200"), whole
 
 
 async def test_a_body_for_which_room_ends_in_its_middle_is_refused_aloud() -> None:
