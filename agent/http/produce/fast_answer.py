@@ -40,15 +40,12 @@ _head = _Head()
 
 
 def append_answer(partition: int, done: Appended) -> bytes:
-    """The whole answer, head and body, of one append to one partition."""
-    body = append_body(partition, done)
-    return b"%b%d\r\n\r\n%b" % (_head.now(), len(body), body)
-
-
-def append_body(partition: int, done: Appended) -> bytes:
-    """The document of one append to one partition; without a JSON encoder, unless it is a duplicate."""
+    """The whole answer, head and body, of one append to one partition; without a JSON encoder, unless the
+    append is a duplicate."""
     if done.duplicate:
         appended: JSON = {"partition": partition, "base_offset": done.base_offset, "count": done.count}
-        return json_body({"count": done.count, "appended": [appended], "duplicate": True})
-    numbers = (done.count, partition, done.base_offset, done.count)
-    return b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
+        body = json_body({"count": done.count, "appended": [appended], "duplicate": True})
+    else:
+        numbers = (done.count, partition, done.base_offset, done.count)
+        body = b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
+    return b"%b%d\r\n\r\n%b" % (_head.now(), len(body), body)
