@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_fixtures import Agent, one_agent
 
-import shoal.agent.agent
+import shoal.agent.node
 from shoal.agent.http.admission.limits import HttpLimits, limits_for
 from shoal.agent.http.admission.places import Place, Places, wanted_place
 from shoal.agent.http.app import HttpRunner, make_runner
@@ -215,7 +215,7 @@ async def test_links_come_back_under_agents_full_of_clients(
     async def are_full() -> bool:
         return all(places[running.agent.url].taken(Place.CLIENT) >= limits.connections for running in full)
 
-    monkeypatch.setattr(shoal.agent.agent, "make_runner", small_runner)
+    monkeypatch.setattr(shoal.agent.node, "make_runner", small_runner)
     async with agents_in(tmp_path) as started:
         cluster = sorted(await started.cluster(3), key=lambda running: running.agent.agent_id)
         small, *full = cluster  # the smallest id dials both others
