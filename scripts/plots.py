@@ -139,7 +139,7 @@ def _head(plot: Plot, run: str) -> str:
         f"<title>{title}</title>\n<desc>{escape(f'{plot.y_label} over {plot.x_label}, {run}')}</desc>\n"
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n'
         f'<text x="{LEFT}" y="22" font-size="15">{title}</text>\n'
-        f'<text x="{WIDTH - RIGHT}" y="22" text-anchor="end" fill="#666666">{escape(run)}</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 14}" text-anchor="end" fill="#666666">{escape(run)}</text>'
     )
 
 
