@@ -338,7 +338,7 @@ class ClusterSimulation:
             "replace_after_ms": self.knobs.replace_after_ms,
             "expect": self.knobs.nodes,
             # One machine, where followers may wait for entries, or one for each agent.
-            "failure_domain": "one" if self.seed % 2 else f"host-{index}",
+            "failure_domain": f"host-{index}" if self.seed % 2 else "one",
         }
         node = Node(
             index,
