@@ -1,0 +1,215 @@
+"""What is too large or stands twice, in numbers that may only fall.
+
+Each number is that of the day on which it was last lowered. Lower it with the change that makes it smaller; a
+change that would raise one needs another form.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from rooms import ROOT, product_files
+
+ATTRIBUTES_MAX = 25
+PARAMETERS_MAX = 8
+LINES_MAX = 500
+HELPER_LINES_MIN = 6
+
+LARGE_CLASSES: dict[str, int] = {
+    "agent/config.py:AgentConfig": 31,
+    "agent/host/host.py:Host": 35,
+    "agent/http/admission/limits.py:HttpLimits": 29,
+    "agent/partition/replica.py:Replica": 27,
+    "agent/peers/links.py:Links": 26,
+    "agent/topics/catalog_service.py:CatalogService": 27,
+    "membership/config.py:GossipConfig": 32,
+    "membership/net/gossip.py:Membership": 29,
+}
+LONG_CONSTRUCTORS: dict[str, int] = {
+    "agent/host/host.py:Host": 15,
+    "agent/members/contact.py:Meeting": 9,
+    "agent/partition/replica.py:Replica": 13,
+    "agent/routing/exchange.py:RouteExchange": 10,
+    "agent/service/broker.py:Broker": 16,
+    "agent/service/topic_admin.py:TopicAdmin": 9,
+    "agent/topics/catalog_service.py:CatalogService": 9,
+    "replication/raft.py:RaftCore": 12,
+    "replication/roles/transitions.py:RaftState": 11,
+    "shoal/client/produce/lone_record.py:LonePath": 9,
+}
+LONG_FILES: dict[str, int] = {
+    "agent/host/host.py": 628,
+    "agent/http/connection.py": 503,
+    "agent/partition/replica.py": 661,
+    "agent/peers/links.py": 636,
+    "agent/topics/catalog_service.py": 602,
+    "membership/net/gossip.py": 585,
+    "membership/serf_agent/membership.py": 519,
+    "membership/swim/core.py": 508,
+    "replication/raft.py": 589,
+    "replication/roles/leader.py": 569,
+    "segment_store/disk/disk.py": 545,
+    "segment_store/disk/ring.py": 661,
+    "segment_store/log/log.py": 656,
+    "segment_store/log/writer.py": 539,
+    "shoal/client/blocking.py": 597,
+    "shoal/client/consume/consumer.py": 556,
+    "shoal/client/http/requests.py": 535,
+    "shoal/client/produce/producer.py": 699,
+    "shoal/format/batch.py": 593,
+}
+DOUBLE_CLASS_NAMES = 54
+SHORT_HELPERS = 298
+FOREIGN_PRIVATES: dict[str, int] = {
+    "agent/http/connection.py": 12,
+}
+"""Private attributes of other packages' classes: in these files and nowhere else."""
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Each file of the product."""
+    return {str(path): ast.parse((ROOT / path).read_text()) for path in product_files()}
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield f"{path}:{node.name}", node
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its methods assign to `self`, and its fields."""
+    assigned = {
+        item.attr
+        for item in ast.walk(node)
+        if isinstance(item, ast.Attribute)
+        and isinstance(item.ctx, ast.Store)
+        and isinstance(item.value, ast.Name)
+        and item.value.id == "self"
+    }
+    fields = {
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and "ClassVar" not in ast.unparse(item.annotation)
+    }
+    return assigned | fields
+
+
+def parameters(node: ast.ClassDef) -> int:
+    """Of its `__init__`, without `self`. A dataclass counts by its attributes."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            arguments = item.args
+            return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
+    return 0
+
+
+def raised(found: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
+    """Those above their number."""
+    return {name: number for name, number in found.items() if number > allowed.get(name, 0)}
+
+
+def large_classes() -> dict[str, int]:
+    found = {name: len(attributes(node)) for name, node in classes()}
+    return {name: number for name, number in found.items() if number > ATTRIBUTES_MAX}
+
+
+def long_constructors() -> dict[str, int]:
+    found = {name: parameters(node) for name, node in classes()}
+    return {name: number for name, number in found.items() if number > PARAMETERS_MAX}
+
+
+def long_files() -> dict[str, int]:
+    found = {str(path): (ROOT / path).read_text().count("\n") for path in product_files()}
+    return {name: number for name, number in found.items() if number > LINES_MAX}
+
+
+def double_class_names() -> list[str]:
+    """Public ones, at the top of a file."""
+    count = Counter(
+        node.name
+        for tree in trees().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return sorted(name for name, number in count.items() if number > 1)
+
+
+def short_helpers() -> list[str]:
+    """Private functions and methods that stand for under six lines and are named once in their file."""
+    found = []
+    for path, tree in trees().items():
+        words = Counter(re.findall(r"\b_[a-z]\w*", (ROOT / path).read_text()))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list:
+                start = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0].lineno
+                lines = (node.end_lineno or start) - start + 1
+                private = node.name.startswith("_") and not node.name.startswith("__")
+                if private and lines < HELPER_LINES_MIN and words[node.name] == 2:
+                    found.append(f"{path}:{node.name}")
+    return found
+
+
+def foreign_privates() -> dict[str, int]:
+    """How often each file uses a private name that no file of ours defines."""
+    own = set()
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    own.add(node.name)
+                case ast.Attribute(ctx=ast.Store()):
+                    own.add(node.attr)
+                case ast.Name(ctx=ast.Store()):
+                    own.add(node.id)
+    # A named tuple's public methods begin so, too.
+    own |= {"_replace", "_asdict", "_make", "_fields"}
+    return dict(
+        Counter(
+            path
+            for path, tree in trees().items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in own
+        )
+    )
+
+
+def test_no_class_grows_beyond_25_attributes() -> None:
+    """One that has more has more than one concern."""
+    assert raised(large_classes(), LARGE_CLASSES) == {}
+
+
+def test_no_constructor_grows_beyond_8_parameters() -> None:
+    """Values that always travel together are one value."""
+    assert raised(long_constructors(), LONG_CONSTRUCTORS) == {}
+
+
+def test_no_file_grows_beyond_500_lines() -> None:
+    """Those that are longer already may not grow."""
+    assert raised(long_files(), LONG_FILES) == {}
+
+
+def test_public_class_names_stand_once() -> None:
+    """A name that stands twice is looked up twice."""
+    found = double_class_names()
+    assert len(found) <= DOUBLE_CLASS_NAMES, found
+
+
+def test_helpers_are_worth_their_call() -> None:
+    """A few lines with one caller are read sooner in its place."""
+    found = short_helpers()
+    assert len(found) <= SHORT_HELPERS, found
+
+
+def test_private_attributes_of_other_packages_are_used_in_few_files() -> None:
+    """They change without a word: each use is beside a test of the version that is installed."""
+    assert raised(foreign_privates(), FOREIGN_PRIVATES) == {}
+    assert len(FOREIGN_PRIVATES) <= 2
