@@ -24,6 +24,7 @@ import pyarrow as pa
 from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
+from shoal.segment_store.format.index import IndexReleased
 from shoal.segment_store.lending.interface import Lent
 from shoal.segment_store.log.run_reader import Run, damage_of, part_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
@@ -83,11 +84,13 @@ class Held(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(frame.data) for frame in self.frames)
+        return sum([len(data) for _, data in self.frames])  # one step where a generator takes one for each
 
 
 class Branch:
     """The log as it was when places were looked up."""
+
+    __slots__ = ("_generation", "_log")
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
@@ -128,35 +131,40 @@ async def look_up(
         log.check_open()
         log.check_range(first_index, last_index)
         branch = Branch(log)
-        parts = await _parts(log, branch, first_index, last_index, max_bytes)
+        parts: list[Stored | Held] = []
+        index, left = first_index, max_bytes
+        while index <= last_index:
+            try:
+                part, count, size = _part(log, index, last_index, left)
+            except IndexReleased:
+                try:
+                    await log.load_index(index)
+                    log.check_range(index, index)  # not trimmed meanwhile
+                    if branch.is_same:
+                        continue
+                except (Damaged, OffsetOutOfRange):
+                    if branch.is_same and not parts:
+                        raise
+                break  # the next read meets it first, or all is looked up again
+            if parts and size > left:
+                break
+            parts.append(part)
+            index, left = LogIndex(index + count), left - size
         if branch.is_same:
             return parts, branch
         last_index = LogIndex(min(last_index, log.last_index))
 
 
-async def _parts(
-    log: PartitionLog, branch: Branch, first_index: LogIndex, last_index: LogIndex, max_bytes: int
-) -> list[Stored | Held]:
-    parts: list[Stored | Held] = []
-    index, left = first_index, max_bytes
-    while index <= last_index:
-        part: Stored | Held
-        if frames := log.held_run(index, last_index, left):
-            part = Held(frames)
-        else:
-            try:
-                run = await log.stored_run(index, last_index, left)
-            except (Damaged, OffsetOutOfRange):
-                if branch.is_same and not parts:
-                    raise
-                break  # the next read meets it first
-            part = Stored(run, run.segment.index.offsets_from(index, len(run.lengths)))
-        size = part.size_bytes
-        if parts and size > left:
-            break
-        parts.append(part)
-        index, left = LogIndex(index + part.entries), left - size
-    return parts
+def _part(
+    log: PartitionLog, index: LogIndex, last_index: LogIndex, max_bytes: int
+) -> tuple[Stored | Held, int, int]:
+    """Entries that lie together, at least one; how many they are, and their bytes. Raises IndexReleased."""
+    if frames := log.held_run(index, last_index, max_bytes):
+        held = Held(frames)
+        return held, len(frames), held.size_bytes
+    run = log.run_at(index, last_index, max_bytes)
+    count = len(run.lengths)
+    return Stored(run, run.segment.index.offsets_from(index, count)), count, run.length
 
 
 async def read_parts(
@@ -170,12 +178,16 @@ async def read_parts(
         if isinstance(part, Held):
             frames += part.frames
             continue
-        begin = 0
+        begin, stop, run = 0, part.entries, part.run
+        is_long = run.length > files.config.read_chunk_bytes
         while begin < part.entries:
-            stop = _stop_within(part.run, begin, files.config.read_chunk_bytes, part.entries)
-            run = _entries(part, begin, stop)
-            found = read_at_once(files, run) or await read_run(files, run)
-            branch.check()
+            if is_long:
+                stop = _stop_within(part.run, begin, files.config.read_chunk_bytes, part.entries)
+                run = _entries(part, begin, stop)
+            found = read_at_once(files, run)
+            if found is None:
+                found = await read_run(files, run)
+                branch.check()
             frames += found.frames
             if found.problem is not None:
                 if not frames:

@@ -517,16 +517,21 @@ class PartitionLog:
         least one; none where the file has to be read."""
         return self._cache.run(first_index, last_index, max_bytes)
 
+    def run_at(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
+        """What must come from one file. Raises OffsetOutOfRange, and IndexReleased for an index that
+        is not in memory."""
+        segment = self.segment_of(index)
+        oldest = self._cache.first_index
+        last = LogIndex(min(last_index, segment.last_index))
+        if oldest is not None and index < oldest <= last:
+            last = LogIndex(oldest - 1)
+        return next_run(segment, index, last, max_bytes)
+
     async def stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
-        """What must come from one segment's file. Raises OffsetOutOfRange, Damaged."""
+        """As run_at, with the index read where that is needed. Raises OffsetOutOfRange, Damaged."""
         while True:
-            segment = self.segment_of(index)
-            oldest = self._cache.first_index
-            last = LogIndex(min(last_index, segment.last_index))
-            if oldest is not None and index < oldest <= last:
-                last = LogIndex(oldest - 1)
             try:
-                return next_run(segment, index, last, max_bytes)
+                return self.run_at(index, last_index, max_bytes)
             except IndexReleased:
                 await self.load_index(index)
 
