@@ -313,8 +313,9 @@ class Mender:
 
     async def _drop(self, damaged: DamagedReplica, wanted: EntryId) -> bool:
         """Cut an entry that was never committed: intact logs without it say so."""
-        if wanted.index <= max(damaged.commit_index, damaged.log.first_index):
-            return False
+        first_index = damaged.log.first_index
+        if wanted.index <= damaged.commit_index or 1 < first_index >= wanted.index:
+            return False  # without its first entry a log whose head was trimmed does not know the next number
         logger.error(
             "%s: entry %d of term %d is damaged here, and too many are intact without it: it was never"
             " committed, and is dropped with what follows",

@@ -14,7 +14,7 @@ import pytest
 from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile
-from shoal.agent.host.repair import _is_overruled
+from shoal.agent.host.repair import Mender, _is_overruled
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
 from shoal.agent.peers.messages import PeerMessage
@@ -418,6 +418,36 @@ async def test_one_voter_is_enough_that_has_another_entry_committed_there() -> N
         await store(cluster, "after")
         await whole(cluster)
         assert (await read_values(leader, local=True))[COUNT:] == ["committed", "after"]
+
+
+@pytest.mark.parametrize(
+    ("index", "first_index", "commit_index", "goes"),
+    [(1, 1, 0, True), (2, 1, 0, True), (2, 1, 2, False), (7, 7, 0, False), (8, 7, 0, True)],
+)
+async def test_the_only_entry_of_a_log_may_go_but_not_the_first_of_a_trimmed_one(
+    index: int, first_index: int, commit_index: int, goes: bool
+) -> None:
+    """A newborn's first entry that others have overruled goes: the log is empty again, as at its birth. A log
+    whose head was trimmed would not know its next number."""
+    cut: list[int] = []
+
+    class Log:
+        async def truncate_suffix(self, from_index: LogIndex) -> None:
+            cut.append(from_index)
+
+    class HardStates:
+        async def lower_floor(self, _group: object, floor: LogIndex) -> None:
+            cut.append(floor)
+
+    log = Log()
+    log.first_index = LogIndex(first_index)  # type: ignore[attr-defined]
+    mender: Any = object.__new__(Mender)
+    mender._hard_states = HardStates()
+    damaged: Any = SimpleNamespace(
+        log=log, commit_index=LogIndex(commit_index), plan=SimpleNamespace(group=GROUP)
+    )
+    assert await mender._drop(damaged, EntryId(LogIndex(index), Term(1))) == goes
+    assert cut == ([index - 1, index] if goes else [])
 
 
 @pytest.mark.parametrize(
