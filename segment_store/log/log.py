@@ -36,13 +36,7 @@ from shoal.segment_store.format.tail_record import TRAILER_BYTES
 from shoal.segment_store.log.chunked_read import StoredPieces, look_up, read_parts
 from shoal.segment_store.log.index_cache import IndexCache, release_old
 from shoal.segment_store.log.opener import Recovered, recover
-from shoal.segment_store.log.run_reader import (
-    Run,
-    add_damage,
-    damage_of,
-    next_run,
-    read_run,
-)
+from shoal.segment_store.log.run_reader import Run, add_damage, damage_of, next_run, read_run
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 from shoal.segment_store.log.shared import SharedFiles
 from shoal.segment_store.log.spare_files import Spares
