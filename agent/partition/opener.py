@@ -281,8 +281,7 @@ async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord
 
 async def finish_recovery(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
     """The replica goes on under a new id, of a new epoch (unsafe_recovery.py): what it promised under the old
-    one
-    was of older terms. May be repeated after a crash. Raises IdentityError, DoubledError."""
+    one was of older terms. May be repeated after a crash. Raises IdentityError, DoubledError."""
     stored = stores.hard_states.get(record.group)
     if stored is not None:
         _, state = stored
