@@ -33,8 +33,8 @@ from shoal.agent.interface import (
 )
 from shoal.agent.topics.settings import TopicSettings
 from shoal.client.http.requests import ClientConfig
-from shoal.client.http.routing import RetryPolicy
-from shoal.client.produce.batching import BatchingConfig
+from shoal.client.http.routes import RetryPolicy
+from shoal.client.produce.batcher import BatchingConfig
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MIB = 1 << 20

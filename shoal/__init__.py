@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
     from shoal.client.consume.fetch import Fetched, PartitionOffsets
     from shoal.client.consume.record import Record
     from shoal.client.http.requests import ClientConfig, Unreachable
-    from shoal.client.http.routing import RetryPolicy
-    from shoal.client.produce.batching import BatchingConfig
+    from shoal.client.http.routes import RetryPolicy
+    from shoal.client.produce.batcher import BatchingConfig
     from shoal.client.produce.delivery import Delivery, Place
     from shoal.client.produce.producer import Delivered, ProduceFailed
     from shoal.client.produce.producer import Producer as AsyncProducer
@@ -54,7 +54,7 @@ _HOMES: Final = {
     "AsyncClient": "shoal.client.async_client",
     "AsyncConsumer": "shoal.client.consume.consumer",
     "AsyncProducer": "shoal.client.produce.producer:Producer",
-    "BatchingConfig": "shoal.client.produce.batching",
+    "BatchingConfig": "shoal.client.produce.batcher",
     "BufferFull": "shoal.errors",
     "Client": "shoal.client.blocking",
     "ClientClosed": "shoal.errors",
@@ -70,7 +70,7 @@ _HOMES: Final = {
     "ProduceFailed": "shoal.client.produce.producer",
     "Producer": "shoal.client.blocking",
     "Record": "shoal.client.consume.record",
-    "RetryPolicy": "shoal.client.http.routing",
+    "RetryPolicy": "shoal.client.http.routes",
     "Unreachable": "shoal.client.http.requests",
     "DEFAULT_SCHEMA": "shoal.format.batch",
     "BatchError": "shoal.format.batch",

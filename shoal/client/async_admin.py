@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from shoal.client.http.discovery import urls_by_mdns, urls_of_seeds
 from shoal.client.http.requests import Call, ClientConfig, Cluster, topic_path
-from shoal.client.http.routing import bootstrap_urls
+from shoal.client.http.routes import bootstrap_urls
 from shoal.errors import ShoalError
 from shoal.unpicklable import LiveObject
 

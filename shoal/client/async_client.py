@@ -33,9 +33,9 @@ from shoal.client.consume.fetch import (
 )
 from shoal.client.consume.record import Record
 from shoal.client.http.requests import ClientConfig, Unreachable
-from shoal.client.http.routing import RetryPolicy
+from shoal.client.http.routes import RetryPolicy
 from shoal.client.produce.accumulator import HeadersLike, Text
-from shoal.client.produce.batching import BatchingConfig
+from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.delivery import Appended, Delivery, Place
 from shoal.client.produce.json_values import RecordOptions, json_value
 from shoal.client.produce.producer import (

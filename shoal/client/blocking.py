@@ -36,7 +36,7 @@ from shoal.client.consume.fetch import Fetched, PartitionOffsets
 from shoal.client.http.requests import ClientConfig
 from shoal.client.loop_thread import LoopThread, forked
 from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, Gatherer, HeadersLike, Text
-from shoal.client.produce.batching import BatchingConfig
+from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.delivery import Delivery, Place
 from shoal.client.produce.json_values import SendOptions, json_value
 from shoal.client.produce.lone_record import ANSWER_SECONDS, Lone, LonePath

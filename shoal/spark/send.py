@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.client.http.routing import RouteTable, TopicRoutes
+from shoal.client.http.routes import RouteTable, TopicRoutes
 from shoal.format.arrow_stream import HEADERS_COLUMN, KEY_COLUMN, SEQUENCES_PER_LANE, VALUE_COLUMN
 from shoal.spark.fetch import ARROW_MEDIA_TYPE, RangeReader, Scan
 from shoal.spark.http import (

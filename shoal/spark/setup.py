@@ -23,7 +23,7 @@ WORKER_FILES: Final = (
     "__init__.py",
     "client/__init__.py",
     "client/http/__init__.py",
-    "client/http/routing.py",
+    "client/http/routes.py",
     "errors.py",
     "format/__init__.py",
     "format/arrow_metadata.py",

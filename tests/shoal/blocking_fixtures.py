@@ -15,7 +15,7 @@ from fake_cluster import FakeCluster
 from shoal import (
     ClientConfig,
 )
-from shoal.client.http.routing import RetryPolicy
+from shoal.client.http.routes import RetryPolicy
 from shoal.client.produce.producer import batch_of
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000)

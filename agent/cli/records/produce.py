@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shoal.agent.cli.records.input_lines import Chunk, LineReader
     from shoal.agent.cli.terminal.progress import Progress
     from shoal.client.async_client import AsyncClient, Producer
-    from shoal.client.produce.batching import Pacer
+    from shoal.client.produce.batcher import Pacer
 
 INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, what is in flight may still be answered
 PROGRESS_SECONDS = 0.1
@@ -194,7 +194,7 @@ def produce(
 async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     from shoal.agent.cli.records.input_lines import LineReader
     from shoal.agent.cli.terminal.progress import Progress
-    from shoal.client.produce.batching import BatchingConfig
+    from shoal.client.produce.batcher import BatchingConfig
 
     try:
         reader = LineReader(() if settings.shape.whole else settings.paths)
@@ -290,7 +290,7 @@ class _Run:
     async def _send(self) -> None:
         from shoal.agent.cli.records.input_lines import LineTooLong
         from shoal.client.async_client import ProduceFailed
-        from shoal.client.produce.batching import Pacer
+        from shoal.client.produce.batcher import Pacer
 
         async with self._producer as producer:
             if self._settings.rate is not None:

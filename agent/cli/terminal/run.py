@@ -77,7 +77,7 @@ def _at_once(config: ClientConfig | None) -> ClientConfig:
 
 def _urls(agent: str) -> list[str]:
     urls = agent_urls(agent)
-    from shoal.client.http.routing import bootstrap_urls
+    from shoal.client.http.routes import bootstrap_urls
 
     try:
         bootstrap_urls(urls)

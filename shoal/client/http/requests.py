@@ -1,6 +1,6 @@
 """Requests to a cluster over HTTP: which agent is asked, what is retried, until when.
 
-Law of this file: it moves bytes and follows the verdicts of client_routing; it decides nothing itself and
+Law of this file: it moves bytes and follows the verdicts of routes.py; it decides nothing itself and
 knows neither records nor topics' contents. aiohttp is met here and nowhere else in the client.
 """
 
@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import aiohttp
 
-from shoal.client.http import routing
+from shoal.client.http import routes
 from shoal.client.http.append import NotConnected, PostConnections, Unsupported
 from shoal.client.http.bulk import BulkConnections, OnHead
-from shoal.client.http.routing import AgentList, Failure, RetryPolicy, RouteTable, Verdict
+from shoal.client.http.routes import AgentList, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.errors import ERRORS, ClientClosed, ShoalError
 
@@ -188,12 +188,12 @@ class Cluster:
             if answer is not None:
                 return answer
             # What a living agent said tells more than that another one is down.
-            failure = next((one for one in failures if one.code not in routing.NO_ANSWER), failures[-1])
+            failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
             definite = definite and all(one.definite for one in failures)
             # Nobody has ever answered: nothing runs yet, or the URLs are wrong.
-            unmet = failure.code == routing.UNREACHABLE and not self._answered
+            unmet = failure.code == routes.UNREACHABLE and not self._answered
             limits = RetryPolicy(total_ms=self.config.first_contact_ms) if unmet else policy
-            verdict = routing.after_failure(
+            verdict = routes.after_failure(
                 failure, attempt, now_ms() - started_ms, limits, self._rng, settle_ms=0
             )
             if (retry_ms is None and not unmet) or not verdict.retry:
@@ -237,7 +237,7 @@ class Cluster:
             definite = definite and failure.definite
             if failure.code == "not-leader" and failure.leader_url is not None:
                 self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
-            verdict = routing.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
+            verdict = routes.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
             if not verdict.retry:
                 raise _error(failure, now_ms() - started_ms, definite)
             attempt += 1
@@ -359,7 +359,7 @@ class Cluster:
             except AttemptFailed as error:
                 failures.append(error.failure)
             last = failures[-1]
-            if last.definite and not last.retriable and last.code != routing.UNREACHABLE:
+            if last.definite and not last.retriable and last.code != routes.UNREACHABLE:
                 break
         return None, failures
 
@@ -392,7 +392,7 @@ class Cluster:
                 if asked is not None and led_by not in (None, asked):
                     self.agents.failed(asked)
                     detail = f"{asked} does not answer, {led_by} leads now"
-                    raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False))
+                    raise AttemptFailed(Failure(routes.CONNECTION_LOST, detail, True, definite=False))
                 look = self._looks.get(topic)
                 if look is None or look.done():
                     look = self._looks[topic] = asyncio.ensure_future(self._look_elsewhere(topic, asked))
@@ -432,15 +432,15 @@ class Cluster:
         ) as error:
             self.agents.failed(url)
             detail = f"{url} cannot be reached: {_reason(error)}"
-            raise AttemptFailed(Failure(routing.UNREACHABLE, detail, True, definite=True)) from error
+            raise AttemptFailed(Failure(routes.UNREACHABLE, detail, True, definite=True)) from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise AttemptFailed(
-                Failure(routing.UNREACHABLE, f"{url} is no URL", False, definite=True)
+                Failure(routes.UNREACHABLE, f"{url} is no URL", False, definite=True)
             ) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.agents.failed(url)
             detail = f"{url} broke off: {_reason(error)}"
-            raise AttemptFailed(Failure(routing.CONNECTION_LOST, detail, True, definite=False)) from error
+            raise AttemptFailed(Failure(routes.CONNECTION_LOST, detail, True, definite=False)) from error
         self.agents.answered(url)
         self._answered = True
         return answer
@@ -491,7 +491,7 @@ def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -
     if status < 300:
         return Answer(status, headers, body)
     raise AttemptFailed(
-        routing.failure_from_problem(status, _problem(bytes(body)), headers.get("Retry-After"))
+        routes.failure_from_problem(status, _problem(bytes(body)), headers.get("Retry-After"))
     )
 
 

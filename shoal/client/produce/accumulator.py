@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from shoal.client.produce.batching import BatchingConfig
+from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.delivery import Delivery
 from shoal.errors import BufferFull, ShoalError, unknown_partition
 from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES

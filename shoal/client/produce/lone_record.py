@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from shoal.client.http.routing import TopicRoutes, failure_from_problem
+from shoal.client.http.routes import TopicRoutes, failure_from_problem
 from shoal.client.http.wire import WholeAnswer, request_head
 from shoal.client.produce.accumulator import Chunk, Extra, Gatherer, LoneRecord, Text
-from shoal.client.produce.batching import Batcher
+from shoal.client.produce.batcher import Batcher
 from shoal.client.produce.delivery import Piece, Place
 from shoal.errors import ClientClosed
 from shoal.format.batch import DEFAULT_SCHEMA, schema_message

@@ -1,8 +1,8 @@
 """The idempotent producer: takes what was gathered, sends, repeats until acknowledged.
 
-Law of this file: it awaits; single records become chunks in gathering, what becomes a request is decided in
-batching, what follows a failure in client_routing, which partition a key goes to in routing. Every request
-carries (producer id, epoch, sequence), and a repetition the same ones: a retry never stores a record twice.
+Law of this file: it awaits. accumulator.py makes chunks of single records, batcher.py decides what becomes a
+request, http/routes.py what follows a failure, format/partitioner.py where a key goes. Every request carries
+(producer id, epoch, sequence), and a repetition the same ones: a retry never stores a record twice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.client.http.requests import Answer, Call, Cluster, Unreachable, now_ms, topic_path
-from shoal.client.http.routing import TopicRoutes
+from shoal.client.http.routes import TopicRoutes
 from shoal.client.http.topics import find_topic, outcome_of
 from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, Text, Whole
-from shoal.client.produce.batching import Batcher, BatchingConfig, Request, split
+from shoal.client.produce.batcher import Batcher, BatchingConfig, Request, split
 from shoal.client.produce.delivery import Delivery, Piece, Place
 from shoal.client.produce.json_values import SendOptions, json_value
 from shoal.client.produce.lone_record import ANSWER_SECONDS, Counted, Counts, Lone, LonePath

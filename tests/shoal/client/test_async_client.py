@@ -24,7 +24,7 @@ from shoal.client.async_client import (
     Unreachable,
     batch_of,
 )
-from shoal.client.produce.batching import REQUESTS_IN_FLIGHT_MAX
+from shoal.client.produce.batcher import REQUESTS_IN_FLIGHT_MAX
 from shoal.errors import ERRORS, BufferFull, ShoalError
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
 

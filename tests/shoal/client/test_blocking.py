@@ -32,7 +32,7 @@ from shoal import (
     ShoalError,
     Unreachable,
 )
-from shoal.client.http.routing import RetryPolicy
+from shoal.client.http.routes import RetryPolicy
 from shoal.client.produce.delivery import Place
 from shoal.client.produce.producer import Delivered, batch_of
 

@@ -13,7 +13,7 @@ import pytest
 from fake_cluster import FakeCluster
 
 from shoal import Client, ClientConfig, ShoalError
-from shoal.client.http.routing import RetryPolicy
+from shoal.client.http.routes import RetryPolicy
 from shoal.client.loop_thread import LoopThread
 from shoal.format.tabular import batches_of
 

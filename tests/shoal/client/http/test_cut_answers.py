@@ -11,7 +11,7 @@ from fake_broker import FakeCluster
 from http_fixtures import running
 
 from shoal import AsyncClient, BatchingConfig, ClientConfig
-from shoal.client.http.routing import RetryPolicy
+from shoal.client.http.routes import RetryPolicy
 
 QUICK = ClientConfig(retry=RetryPolicy(base_ms=1, cap_ms=4, total_ms=20_000))
 CUTS_AT_MOST = 5_000

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.client.produce import accumulator as gathering
 from shoal.client.produce.accumulator import Chunk, Gatherer
-from shoal.client.produce.batching import BatchingConfig
+from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.producer import batch_of
 from shoal.errors import BufferFull, ClientClosed, ShoalError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.http.routing import (
+from shoal.client.http.routes import (
     CONNECTION_LOST,
     IMMEDIATE_HINTS_MAX,
     SETTLE_MS,

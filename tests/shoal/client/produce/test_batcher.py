@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.client.async_client import batch_of
-from shoal.client.produce.batching import (
+from shoal.client.produce.batcher import (
     CATCH_UP_BURSTS,
     REQUESTS_IN_FLIGHT_MAX,
     Batcher,
