@@ -186,7 +186,7 @@ def _make_links(
         ),
     )
     if is_own_address(config.advertised_address):
-        links.own_address = config.advertised_address
+        links.dialler.own_address = config.advertised_address
     links.on_append_sent = expects_answers(asyncio.get_running_loop())
     return links
 

@@ -113,7 +113,8 @@ class Roster:
             if is_shoal(member) and member.tags[TAG_CLUSTER] == self.cluster and member.status != "left"
         )
         self._say_misplaced()
-        self._links.set_addresses(self.urls())
+        urls = self.urls()
+        self._links.set_addresses(urls, urls.keys() - self._live)
         self._watch.changed()
         for listener in self._listeners:
             listener()

@@ -10,112 +10,27 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from collections.abc import Set as AbstractSet
 
 from shoal.addresses import host_of, plain_address
 from shoal.agent.peers.connection import PeerConnection, Refused
-from shoal.agent.peers.frames import (
-    MAX_BULK_PAYLOAD_BYTES,
-    PROTOCOL,
-    FrameType,
-    Hello,
-    LinkKind,
-    PeerWireError,
-    Piece,
-    RawFrame,
-    decode_request,
-    encode_request,
-)
+from shoal.agent.peers.dialler import Dialler
+from shoal.agent.peers.frames import PROTOCOL, FrameType, Hello, LinkKind, PeerWireError, Piece, RawFrame
+from shoal.agent.peers.linked_peer import LinkConfig as LinkConfig
+from shoal.agent.peers.linked_peer import LinkedPeer, PeerStatistics
 from shoal.agent.peers.lobby import Lobby
+from shoal.agent.peers.requests import PeerRequestFailed as PeerRequestFailed
+from shoal.agent.peers.requests import PeerUnavailable as PeerUnavailable
+from shoal.agent.peers.requests import RequestHandler, Requests
 from shoal.agent.process.clock import Clock
 from shoal.errors import ShoalError
 
-MAX_REQUESTS_IN_FLIGHT = 64
-"""Per peer and direction: placement and catalogue questions, a few a second."""
-MAX_DIALLING_NEWCOMERS = 128
-"""Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
-MAX_DIALLING_STRANGERS = 32
-"""Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
 MAX_UNFINISHED_BYTES = 256 * 2**20
 """Of frames that are not complete, over all links: fourteen of the largest. Raft repeats what is cut off."""
-_OK, _FAILED = 0, 1
 
 logger = logging.getLogger(__name__)
 
 FrameHandler = Callable[[str, bytes], None]
-RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
-
-
-class PeerUnavailable(Exception):
-    """No answer: not connected, lost on the way, too many questions, or out of time. It may have been
-    carried out."""
-
-
-class PeerRequestFailed(Exception):
-    """The peer answered that it cannot; the text is its reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkConfig:
-    """Milliseconds.
-
-    heartbeat_interval_ms: a liveness frame to every connected peer each interval. silence_after_ms: a peer
-    unheard for so long is reported silent; below an election timeout's mean. silence_after_loss_ms: the same
-    when its control connection has broken, which a killed process does at once. give_up_after_ms, and never
-    before twice silence_after_ms: a connection on which nothing was heard for so long is made anew, since TCP
-    repeats what an outage swallowed more and more slowly, after a minute of it not for another.
-    connect_timeout_ms: for TCP's handshake, which likewise is better begun anew. redial_min_ms,
-    redial_max_ms: doubling between, with jitter; a peer that restarts is back within a second.
-    redial_stranger_max_ms: the same for a peer never met, which may not exist.
-    """
-
-    heartbeat_interval_ms: int = 100
-    silence_after_ms: int = 600
-    silence_after_loss_ms: int = 200
-    give_up_after_ms: int = 2_000
-    connect_timeout_ms: int = 1_000
-    greeting_timeout_ms: int = 3_000
-    redial_min_ms: int = 50
-    redial_max_ms: int = 1_000
-    redial_stranger_max_ms: int = 5_000
-
-    def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_interval_ms < self.silence_after_loss_ms <= self.silence_after_ms:
-            raise ValueError("silence lasts longer than a heartbeat interval")
-        if not 0 < self.redial_min_ms <= self.redial_max_ms:
-            raise ValueError("redial_min_ms is above 0 and not above redial_max_ms")
-
-
-@dataclass(slots=True)
-class _Peer:
-    """What is known of one agent. `silent` from the report until it is heard again."""
-
-    agent_id: str
-    heard_ms: int
-    url: str
-    dialled: bool = False
-    met: bool = False
-    boot_nonce: bytes = b""
-    silent: bool = False
-    lost_ms: int | None = None
-    connections: dict[LinkKind, PeerConnection] = field(default_factory=dict)
-    dialling: dict[LinkKind, asyncio.Task[None]] = field(default_factory=dict)
-    requests: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
-    answering: int = 0
-    last_complaint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatistics:
-    """One peer, for the status page."""
-
-    agent_id: str
-    control: bool
-    bulk: bool
-    silent: bool
-    unheard_ms: int
 
 
 class Links:
@@ -148,23 +63,18 @@ class Links:
         self.on_append_sent: Callable[[], None] = lambda: None
         """Called when a leader's entries have left."""
         self._clock = clock
-        self._rng = rng
         self._config = config or LinkConfig()
-        self._peers: dict[str, _Peer] = {}
+        self.dialler = Dialler(self, self._config, rng, self._report_silence)
+        self.requests = Requests(self.send_bulk)
+        self._peers: dict[str, LinkedPeer] = {}
         self._handlers: dict[int, FrameHandler] = {}
-        self._request_handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lobby = Lobby()
         self._known_addresses: frozenset[str | None] = frozenset()
-        self._dialling_newcomers = asyncio.Semaphore(MAX_DIALLING_NEWCOMERS)
-        self._dialling_strangers = asyncio.Semaphore(MAX_DIALLING_STRANGERS)
         self.unfinished_bytes = 0
-        self._correlation = 0
         self._running = False
         self._watching_since_ms = 0
         """Since when this agent itself did not stand still."""
-        self.own_address: str | None = None
-        """Where peers know this agent, if that is an address of this host: it connects from there."""
         self.dropped_frames = 0
 
     def handle(self, frame_type: int, handler: FrameHandler) -> None:
@@ -176,8 +86,8 @@ class Links:
         """`await handler(agent_id, payload)` is the answer; an exception of it reaches the asker as a
         reason."""
         assert 0 <= request_type <= 255
-        assert request_type not in self._request_handlers
-        self._request_handlers[request_type] = handler
+        assert request_type not in self.requests.handlers
+        self.requests.handlers[request_type] = handler
 
     async def start(self) -> None:
         """Begin to dial and to listen for silence."""
@@ -194,7 +104,7 @@ class Links:
         connections = self._lobby.all()
         for peer in self._peers.values():
             connections += peer.connections.values()
-            self._fail_requests(peer)
+            self.requests.fail(peer)
         for connection in connections:
             connection.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,12 +123,18 @@ class Links:
 
     # Whom to be connected with
 
-    def set_addresses(self, urls: Mapping[str, str]) -> None:
-        """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected."""
+    def set_addresses(self, urls: Mapping[str, str], failed: AbstractSet[str] = frozenset()) -> None:
+        """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected. Gossip has
+        given up those that `failed`: they are dialled ever more rarely until it lists them as alive."""
         now_ms = self._clock.now_ms()
         for agent_id, url in urls.items():
             if agent_id != self.agent_id:
-                self._peers.setdefault(agent_id, _Peer(agent_id, now_ms, url)).url = url
+                peer = self._peers.setdefault(agent_id, LinkedPeer(agent_id, now_ms, url))
+                peer.url = url
+                if agent_id in failed:
+                    peer.lives.clear()
+                else:
+                    peer.lives.set()
         for agent_id in [known for known in self._peers if known not in urls]:
             self._forget(agent_id)
         self._known_addresses = frozenset(host_of(peer.url) for peer in self._peers.values())
@@ -235,7 +151,7 @@ class Links:
 
     def _forget(self, agent_id: str) -> None:
         peer = self._peers.pop(agent_id)
-        self._fail_requests(peer)
+        self.requests.fail(peer)
         for task in peer.dialling.values():
             task.cancel()
         for connection in list(peer.connections.values()):
@@ -250,73 +166,7 @@ class Links:
             for kind in LinkKind if peer.met else (LinkKind.CONTROL,):
                 task = peer.dialling.get(kind)
                 if task is None or task.done():
-                    peer.dialling[kind] = self._spawn(self._keep_dialled(peer, kind))
-
-    async def _keep_dialled(self, peer: _Peer, kind: LinkKind) -> None:
-        config = self._config
-        delay_ms = config.redial_min_ms
-        while self._running:
-            if self.cluster_id is not None and await self._dial(peer, kind):
-                delay_ms = config.redial_min_ms
-            # Jitter, so that a restarted agent is not met by all its peers in the same instant.
-            await asyncio.sleep(delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
-            delay_ms = min(2 * delay_ms, config.redial_max_ms if peer.met else config.redial_stranger_max_ms)
-
-    async def _dial(self, peer: _Peer, kind: LinkKind) -> bool:
-        """True when it was open once; returns when it is closed."""
-        if host_of(peer.url) is None:
-            self._complain(peer, f"no agent's URL: {peer.url!r}")
-            return False
-        parts = urlsplit(peer.url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        connection = PeerConnection(self, (kind, peer.agent_id, parts.netloc))
-        try:
-            async with self._turn_to_dial(peer):
-                await self._connect(connection, parts.hostname, parts.port)
-        except ConnectionRefusedError:
-            # Nobody listens where a live agent was: the process is gone, no need to wait for the silence.
-            if kind == LinkKind.CONTROL and peer.lost_ms is not None:
-                self._report_silence(peer)
-            return False
-        except (OSError, TimeoutError, Refused) as error:
-            self._complain(peer, f"cannot connect: {str(error) or 'no answer in time'}")
-            connection.abort()
-            return False
-        except asyncio.CancelledError:
-            connection.abort()
-            raise
-        try:
-            await connection.closed.wait()
-        finally:
-            connection.abort()
-        return True
-
-    def _turn_to_dial(self, peer: _Peer) -> AbstractAsyncContextManager[None]:
-        """Who was met need not wait, nor does who is new for those who were tried in vain."""
-        if peer.met:
-            return nullcontext()
-        first, peer.dialled = not peer.dialled, True
-        return self._dialling_newcomers if first else self._dialling_strangers
-
-    async def _connect(self, connection: PeerConnection, host: str, port: int) -> None:
-        """Until it is open. Raises OSError, TimeoutError, Refused."""
-        loop = asyncio.get_running_loop()
-        own = self.own_address
-        same_family = own is not None and (":" in own) == (":" in host)
-        async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
-            await loop.create_connection(
-                lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
-            )
-        # Longer than the other side waits, so that its reason arrives.
-        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
-            await connection.opened
-
-    def _complain(self, peer: _Peer, reason: str) -> None:
-        """Once per reason: a peer that is down is dialled every second."""
-        if peer.last_complaint != reason:
-            peer.last_complaint = reason
-            logger.warning("peer %s: %s", peer.agent_id, reason)
+                    peer.dialling[kind] = self._spawn(self.dialler.keep_dialled(peer, kind))
 
     async def accept(self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol) -> None:
         """A connection on which GET /v1/peer was asked: taken over from the HTTP server, until it is closed.
@@ -421,7 +271,7 @@ class Links:
         if reborn:
             self._report_silence(peer)
         if connection.kind == LinkKind.CONTROL:
-            peer.heard_ms, peer.silent, peer.lost_ms = now_ms, False, None
+            peer.heard(now_ms)
 
     def lost(self, connection: PeerConnection) -> None:
         """An open connection ended."""
@@ -432,7 +282,7 @@ class Links:
         if connection.kind == LinkKind.CONTROL:
             peer.lost_ms = self._clock.now_ms()
         else:
-            self._fail_requests(peer)
+            self.requests.fail(peer)
 
     def hold_unfinished(self, difference_bytes: int) -> None:
         """A connection holds so much more, or less, of a frame that is not complete. Raises PeerWireError:
@@ -449,7 +299,7 @@ class Links:
             connection.close()
             return
         if connection.kind is LinkKind.CONTROL:
-            peer.heard_ms, peer.silent, peer.lost_ms = self._clock.now_ms(), False, None
+            peer.heard(self._clock.now_ms())
         handler = self._handlers.get(frame.type)
         if handler is not None:
             handler(peer.agent_id, frame.payload)
@@ -459,25 +309,27 @@ class Links:
             if len(frame.payload) > len(connection.boot_nonce):
                 self.on_liveness_tail(peer.agent_id, frame.payload[len(connection.boot_nonce) :])
         elif frame.type == FrameType.REQUEST:
-            self._take_request(peer, frame.payload)
+            work = self.requests.take_request(peer, frame.payload)
+            if work is not None:
+                self._spawn(work)
         elif frame.type == FrameType.RESPONSE:
-            self._take_response(peer, frame.payload)
+            self.requests.take_response(peer, frame.payload)
         else:
             raise PeerWireError(f"unknown frame type {frame.type}")
 
     # Silence
 
-    def _report_silence(self, peer: _Peer) -> None:
+    def _report_silence(self, peer: LinkedPeer) -> None:
         if not peer.silent:
             peer.silent = True
             self.on_silence(peer.agent_id)
 
     async def _watch(self) -> None:
-        interval_s = self._config.heartbeat_interval_ms / 1000
+        config = self._config
         watched_ms = self._watching_since_ms = self._clock.now_ms()
         while self._running:
             now_ms = self._clock.now_ms()
-            if now_ms - watched_ms >= self._config.silence_after_ms:
+            if now_ms - watched_ms >= config.silence_after_ms:
                 self._watching_since_ms = now_ms
             watched_ms = now_ms
             alive = self.boot_nonce + self.liveness_tail()
@@ -485,26 +337,22 @@ class Links:
                 if peer.silent and not peer.connections:
                     continue  # nothing to say to it, and nothing more to find out
                 self.send_control(peer.agent_id, FrameType.LIVENESS, alive)
-                self._check_silence(peer)
+                lost = peer.lost_ms is not None and now_ms - peer.lost_ms >= config.silence_after_loss_ms
+                if lost or now_ms - peer.heard_ms >= config.silence_after_ms:
+                    self._report_silence(peer)
                 self._give_up_if_dead(peer)
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(config.heartbeat_interval_ms / 1000)
 
-    def _give_up_if_dead(self, peer: _Peer) -> None:
+    def _give_up_if_dead(self, peer: LinkedPeer) -> None:
         """Both connections, since their packets take one way. What was not heard while this agent stood still
         says nothing."""
         config = self._config
         heard_ms = max(peer.heard_ms, self._watching_since_ms)
         patience_ms = max(config.give_up_after_ms, 2 * config.silence_after_ms)
         if LinkKind.CONTROL in peer.connections and self._clock.now_ms() - heard_ms >= patience_ms:
-            self._complain(peer, f"nothing heard for {patience_ms} ms: connecting anew")
+            peer.complain(f"nothing heard for {patience_ms} ms: connecting anew")
             for connection in list(peer.connections.values()):
                 connection.abort()
-
-    def _check_silence(self, peer: _Peer) -> None:
-        now_ms = self._clock.now_ms()
-        lost = peer.lost_ms is not None and now_ms - peer.lost_ms >= self._config.silence_after_loss_ms
-        if lost or now_ms - peer.heard_ms >= self._config.silence_after_ms:
-            self._report_silence(peer)
 
     def is_silent(self, agent_id: str) -> bool:
         """True for a peer unheard for too long, and for one never met."""
@@ -565,72 +413,9 @@ class Links:
         if self.send_bulk(agent_id, FrameType.APPEND, pieces):
             self.on_append_sent()
 
-    # Questions and answers
-
     async def request(self, agent_id: str, request_type: int, payload: bytes, timeout_ms: int) -> bytes:
         """The peer's answer. Raises PeerUnavailable, or PeerRequestFailed with the peer's reason."""
-        assert len(payload) < MAX_BULK_PAYLOAD_BYTES
         peer = self._peers.get(agent_id)
         if peer is None:
             raise PeerUnavailable(f"agent {agent_id} is not known here")
-        if len(peer.requests) >= MAX_REQUESTS_IN_FLIGHT:
-            raise PeerUnavailable(f"{MAX_REQUESTS_IN_FLIGHT} requests to {agent_id} are waiting already")
-        self._correlation += 1
-        correlation = self._correlation
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        peer.requests[correlation] = answer
-        try:
-            if not self.send_bulk(
-                agent_id, FrameType.REQUEST, encode_request(correlation, request_type, payload)
-            ):
-                raise PeerUnavailable(f"agent {agent_id} is not connected, or takes nothing")
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await answer
-        except TimeoutError:
-            raise PeerUnavailable(f"agent {agent_id} did not answer within {timeout_ms} ms") from None
-        finally:
-            peer.requests.pop(correlation, None)
-
-    def _fail_requests(self, peer: _Peer) -> None:
-        for answer in peer.requests.values():
-            if not answer.done():
-                answer.set_exception(PeerUnavailable(f"the link to {peer.agent_id} was lost"))
-        peer.requests.clear()
-
-    def _take_response(self, peer: _Peer, payload: bytes) -> None:
-        correlation, status, answer = decode_request(payload)
-        waiting = peer.requests.pop(correlation, None)
-        if waiting is None or waiting.done():
-            return  # out of time here; the peer could not know
-        if status == _OK:
-            waiting.set_result(answer)
-        else:
-            waiting.set_exception(PeerRequestFailed(answer.decode("utf-8", "replace")))
-
-    def _take_request(self, peer: _Peer, payload: bytes) -> None:
-        correlation, request_type, question = decode_request(payload)
-        if peer.answering >= MAX_REQUESTS_IN_FLIGHT:
-            self._respond(peer, correlation, _FAILED, b"too many requests")
-            return
-        peer.answering += 1
-        self._spawn(self._answer(peer, correlation, request_type, question))
-
-    async def _answer(self, peer: _Peer, correlation: int, request_type: int, question: bytes) -> None:
-        handler = self._request_handlers.get(request_type)
-        try:
-            if handler is None:
-                self._respond(peer, correlation, _FAILED, f"unknown request type {request_type}".encode())
-                return
-            self._respond(peer, correlation, _OK, await handler(peer.agent_id, question))
-        except ShoalError as error:
-            logger.info("a request of %s is refused: %s", peer.agent_id[:8], error)
-            self._respond(peer, correlation, _FAILED, str(error).encode())
-        except Exception as error:
-            # Whatever failed, the asker must not wait for its timeout to learn of it.
-            logger.exception("a request of %s failed", peer.agent_id)
-            self._respond(peer, correlation, _FAILED, str(error).encode())
-        finally:
-            peer.answering -= 1
-
-    def _respond(self, peer: _Peer, correlation: int, status: int, answer: bytes) -> None:
-        self.send_bulk(peer.agent_id, FrameType.RESPONSE, encode_request(correlation, status, answer))
+        return await self.requests.ask(peer, request_type, payload, timeout_ms)

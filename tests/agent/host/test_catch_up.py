@@ -193,7 +193,7 @@ async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
         await trimmed(cluster, 20)
         spoiled = 0
         for node in cluster.alive:
-            lend = node.links._request_handlers[PeerMessage.SEGMENTS_PIECE]
+            lend = node.links.requests.handlers[PeerMessage.SEGMENTS_PIECE]
 
             async def spoil(peer: str, payload: bytes, lend: Any = lend) -> bytes:
                 nonlocal spoiled
@@ -203,7 +203,7 @@ async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
                 spoiled += 1
                 return bytes(answer[:-100] + bytes([answer[-100] ^ 4]) + answer[-99:])
 
-            node.links._request_handlers[PeerMessage.SEGMENTS_PIECE] = spoil
+            node.links.requests.handlers[PeerMessage.SEGMENTS_PIECE] = spoil
         await cluster.start(third)
         await until(equal_logs(cluster))
         assert spoiled == 2
@@ -224,7 +224,7 @@ async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: st
         term = core.term if stale == "receiver" else Term(core.term - 1)
         offer = Offer(receiver, ReplicaId(0, 1), term, LogIndex(500), Term(1))
         with pytest.raises(ShoalError, match="another replica, or of an older term"):
-            await successor.links._request_handlers[PeerMessage.SEGMENTS_OFFER](
+            await successor.links.requests.handlers[PeerMessage.SEGMENTS_OFFER](
                 "2" * 32, encode_offer(GROUP, offer)
             )
 
@@ -243,7 +243,7 @@ async def test_a_log_that_begins_behind_the_leaders_lacks_nothing() -> None:
         before = LogIndex(core.first_index - 5)
         leader_id = leader.host.replica(GROUP).replica_id
         offer = Offer(core.replica_id, leader_id, core.term, before, core.term)
-        answer = await follower.links._request_handlers[PeerMessage.SEGMENTS_OFFER](
+        answer = await follower.links.requests.handlers[PeerMessage.SEGMENTS_OFFER](
             leader.agent_id, encode_offer(GROUP, offer)
         )
         assert decode_held(answer) == core.last_index

@@ -644,7 +644,7 @@ async def test_a_peers_wrong_bytes_are_not_taken() -> None:
 
         for peer in cluster.nodes:
             if peer is not node:
-                peer.links._request_handlers[PeerMessage.ENTRY] = lie
+                peer.links.requests.handlers[PeerMessage.ENTRY] = lie
         place.hit()
         spoiled = place.bytes()
         with pytest.raises(ShoalError, match="damaged"):

@@ -51,13 +51,14 @@ POOL = [
 @pytest.fixture
 async def roster() -> Any:
     links: Any = SimpleNamespace(
-        set_addresses=lambda urls: made.dialled.update(urls),
+        set_addresses=lambda urls, failed: (made.dialled.update(urls), made.failed.update(failed)),
         is_silent=lambda name: name in made.silent,
         has_met=lambda name: name in made.linked,
         is_linked=lambda name: name not in made.silent,
     )
     made: Any = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
     made.dialled = {}
+    made.failed = set()
     made.silent = {"b"}
     made.linked = {"b", "hosted", "suspect"}
     gossip: Any = SimpleNamespace(members=lambda: as_agents(POOL), set_tags=lambda tags: None)
@@ -72,6 +73,7 @@ async def test_only_agents_of_this_very_cluster_are_ours(roster: Any) -> None:
     """No other name or id, none without an id yet, no plain Serf agent; hosted ones under their names."""
     assert [member.name for member in roster.ours()] == ["b", "dead", "gone", "hosted", "me", "suspect"]
     assert set(roster.urls()) == set(roster.dialled) == {"b", "dead", "hosted", "me", "suspect"}
+    assert roster.failed == {"dead"}
     assert roster.live_peers() == ["b", "hosted", "suspect"]
     assert len(roster.members()) == len(POOL)
 
@@ -148,7 +150,7 @@ async def test_digest_tags_change_at_most_once_a_second(monkeypatch: pytest.Monk
     the last state; what others wait for (the cluster id, a drain) is told at once."""
     monkeypatch.setattr("shoal.agent.members.roster.TAGS_INTERVAL_S", 0.05)
     told: list[dict[str, str]] = []
-    links: Any = SimpleNamespace(set_addresses=lambda urls: None, is_silent=lambda name: False)
+    links: Any = SimpleNamespace(set_addresses=lambda urls, failed: None, is_silent=lambda name: False)
     gossip: Any = SimpleNamespace(members=lambda: (), set_tags=lambda tags: told.append(dict(tags)))
     made = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
     made.attach(gossip, {})

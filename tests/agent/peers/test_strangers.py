@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, connected, nodes, until
 
+import shoal.agent.peers.dialler as dialler_module
 import shoal.agent.peers.links as links_module
 from shoal.addresses import host_of, plain_address
 from shoal.agent.config import AgentConfig
@@ -192,8 +193,8 @@ def test_strangers_make_way_for_strangers_only() -> None:
 async def test_members_that_do_not_exist_are_dialled_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gossip may invent thousands: of each one connection is tried, so many at once, and a real one that
     joins meanwhile is linked with."""
-    monkeypatch.setattr(links_module, "MAX_DIALLING_NEWCOMERS", 4)
-    monkeypatch.setattr(links_module, "MAX_DIALLING_STRANGERS", 2)
+    monkeypatch.setattr(dialler_module, "MAX_DIALLING_NEWCOMERS", 4)
+    monkeypatch.setattr(dialler_module, "MAX_DIALLING_STRANGERS", 2)
     open_now: set[object] = set()
     most = 0
     heads = []

@@ -32,8 +32,8 @@ from shoal.agent.partition.state import log_state as partition
 from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
 from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.partition.state.log_time import LogTime
+from shoal.agent.peers.dialler import Dialler
 from shoal.agent.peers.frames import encode_stopped
-from shoal.agent.peers.links import Links
 from shoal.agent.topics.catalog_reconciler import TopicReplicas
 from shoal.agent.topics.rebirths import Rebirths
 from shoal.errors import ShoalError
@@ -175,14 +175,12 @@ def never_sync_names() -> list[Patch]:
 def never_dial_again() -> list[Patch]:
     """A link that broke stays broken."""
 
-    async def keep_dialled(self: Links, peer: Any, kind: Any) -> None:
-        while self.cluster_id is None:
-            await asyncio.sleep(0.05)
-        while not await self._dial(peer, kind):
+    async def keep_dialled(self: Dialler, peer: Any, kind: Any) -> None:
+        while not await self.dial(peer, kind):
             await asyncio.sleep(0.05)
         await asyncio.sleep(1e9)
 
-    return [(Links, "_keep_dialled", keep_dialled)]
+    return [(Dialler, "keep_dialled", keep_dialled)]
 
 
 def forget_young_producers() -> list[Patch]:

@@ -1,0 +1,118 @@
+"""Dials the peers whose connections this agent has to open, again and again until it stops.
+
+Law of this file: when and where to dial. Who is dialled and what becomes of a connection is links.py's
+business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from urllib.parse import urlsplit
+
+from shoal.addresses import host_of
+from shoal.agent.peers.connection import Owner, PeerConnection, Refused
+from shoal.agent.peers.frames import LinkKind
+from shoal.agent.peers.linked_peer import LinkConfig, LinkedPeer
+
+MAX_DIALLING_NEWCOMERS = 128
+"""Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
+MAX_DIALLING_STRANGERS = 32
+"""Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
+FAILED_GROWTH = 1.125
+"""From one pause to the next for a member that gossip has given up: after a partition its link is back within
+a quarter of the time that the partition lasted."""
+
+
+class Dialler:
+    """`gone` is called for a peer whose process has ended: nobody listens where a live agent was."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        config: LinkConfig,
+        rng: random.Random,
+        gone: Callable[[LinkedPeer], None],
+    ) -> None:
+        self.own_address: str | None = None
+        """Where peers know this agent, if that is an address of this host: it connects from there."""
+        self._owner = owner
+        self._config = config
+        self._rng = rng
+        self._gone = gone
+        self._newcomers = asyncio.Semaphore(MAX_DIALLING_NEWCOMERS)
+        self._strangers = asyncio.Semaphore(MAX_DIALLING_STRANGERS)
+
+    async def keep_dialled(self, peer: LinkedPeer, kind: LinkKind) -> None:
+        """Until cancelled."""
+        delay_ms: float = self._config.redial_min_ms
+        while True:
+            if await self.dial(peer, kind):
+                delay_ms = self._config.redial_min_ms
+            # Jitter, so that a restarted agent is not met by all its peers in the same instant.
+            has_news = await self._pause(peer, delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
+            delay_ms = self._config.redial_min_ms if has_news else self._longer(peer, delay_ms)
+
+    def _longer(self, peer: LinkedPeer, delay_ms: float) -> float:
+        config = self._config
+        usual_ms = config.redial_max_ms if peer.met else config.redial_stranger_max_ms
+        if peer.lives.is_set() or delay_ms < usual_ms:
+            return min(2 * delay_ms, usual_ms)
+        return min(FAILED_GROWTH * delay_ms, config.redial_failed_max_ms)
+
+    async def _pause(self, peer: LinkedPeer, pause_s: float) -> bool:
+        """True when gossip lists a failed member as alive again, before the time is up."""
+        if peer.lives.is_set():
+            await asyncio.sleep(pause_s)
+            return False
+        try:
+            async with asyncio.timeout(pause_s):
+                return await peer.lives.wait()
+        except TimeoutError:
+            return False
+
+    async def dial(self, peer: LinkedPeer, kind: LinkKind) -> bool:
+        """True when it was open once; returns when it is closed."""
+        if host_of(peer.url) is None:
+            peer.complain(f"no agent's URL: {peer.url!r}")
+            return False
+        parts = urlsplit(peer.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        connection = PeerConnection(self._owner, (kind, peer.agent_id, parts.netloc))
+        try:
+            async with self._turn(peer):
+                await self._connect(connection, parts.hostname, parts.port)
+            await connection.closed.wait()
+        except ConnectionRefusedError:
+            # Nobody listens where a live agent was: no need to wait for the silence.
+            if kind == LinkKind.CONTROL and peer.lost_ms is not None:
+                self._gone(peer)
+            return False
+        except (OSError, TimeoutError, Refused) as error:
+            peer.complain(f"cannot connect: {str(error) or 'no answer in time'}")
+            return False
+        finally:
+            connection.abort()
+        return True
+
+    def _turn(self, peer: LinkedPeer) -> AbstractAsyncContextManager[None]:
+        """Who was met need not wait, nor does who is new for those who were tried in vain."""
+        if peer.met:
+            return nullcontext()
+        first, peer.dialled = not peer.dialled, True
+        return self._newcomers if first else self._strangers
+
+    async def _connect(self, connection: PeerConnection, host: str, port: int) -> None:
+        """Until it is open. Raises OSError, TimeoutError, Refused."""
+        own = self.own_address
+        same_family = own is not None and (":" in own) == (":" in host)
+        async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
+            )
+        # Longer than the other side waits, so that its reason arrives.
+        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
+            await connection.opened
