@@ -24,7 +24,7 @@ from shoal.segment_store.errors import (
     WrongLength,
     WrongSchema,
 )
-from shoal.segment_store.log.log import LogStatistics, PartitionLog, SegmentSpan
+from shoal.segment_store.log.log import PartitionLog, SegmentSpan
 
 __all__ = [
     "ChainBroken",
@@ -38,7 +38,6 @@ __all__ = [
     "FormatError",
     "LogClosed",
     "LogConfig",
-    "LogStatistics",
     "NotOwner",
     "OffsetOutOfRange",
     "Overloaded",

@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import add, ge
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import crc32c
 
@@ -91,6 +91,10 @@ _COLUMN_CODES = (
     "q",
 )  # base offset, position, length, record count, term, append time, greatest timestamp
 
+
+Places: TypeAlias = tuple["array[int]", "array[int]", "array[int]"]
+"""Positions and lengths of adjoining entries, in bytes; the first offset of each, and the one behind the
+last."""
 
 _TIMES_AT_ONCE = 1024  # of which only the greatest is looked at first
 
@@ -250,30 +254,17 @@ class SegmentIndex:
         Control entries hold no offset and share the base of their successor, so the last entry with a base
         at or below the offset is the one.
         """
-        self._check_present()
+        if self._ends is not None:
+            raise IndexReleased(self.first_index)
         place = bisect_right(self._offsets, offset) - 1
         assert place >= 0, (offset, self)
         return LogIndex(self.first_index + place)
 
-    def offsets_of(self, index: LogIndex) -> tuple[int, int]:
-        """The first offset of an entry, and the one behind its last."""
-        self._check_present()
-        place = index - self.first_index
-        base = self._offsets[place]
-        return base, base + self._counts[place]
-
-    def offsets_from(self, index: LogIndex, count: int) -> array[int]:
-        """The first offset of each of so many entries, and the one behind the last of them."""
-        self._check_present()
-        place = index - self.first_index
-        offsets = self._offsets[place : place + count]
-        offsets.append(offsets[-1] + self._counts[place + count - 1])
-        return offsets
-
-    def places(self, first: LogIndex, last: LogIndex, max_bytes: int) -> tuple[array[int], array[int]]:
-        """Positions and lengths of the entries from `first` on: at most `max_bytes` of the file but at least
-        one, none behind `last` or the end. Found by halving: no step is taken for a single entry."""
-        self._check_present()
+    def places(self, first: LogIndex, last: LogIndex, max_bytes: int) -> Places:
+        """The entries from `first` on: at most `max_bytes` of the file but at least one, none behind `last`
+        or the end. Found by halving: no step is taken for a single entry."""
+        if self._ends is not None:
+            raise IndexReleased(self.first_index)
         begin = first - self.first_index
         limit = self._positions[begin] + max_bytes
         end = min(last - self.first_index + 1, len(self._positions))
@@ -282,7 +273,9 @@ class SegmentIndex:
         while stop > begin + 1 and self._positions[stop - 1] + self._lengths[stop - 1] > limit:
             stop -= 1
         stop = max(stop, begin + 1)
-        return self._positions[begin:stop], self._lengths[begin:stop]
+        offsets = self._offsets[begin:stop]
+        offsets.append(offsets[-1] + self._counts[stop - 1])
+        return self._positions[begin:stop], self._lengths[begin:stop], offsets
 
     def first_reaching(self, time_us: int, from_index: LogIndex) -> LogIndex | None:
         """The first entry from `from_index` on that may hold a record of that time or later; None when there

@@ -1,5 +1,5 @@
-"""A stretch of a log's entries: the places are looked up first, then the frames are read from there, either
-whole (`read_parts`) or piece by piece (`StoredPieces`).
+"""A stretch of a log's entries, whose places were looked up: the frames are read from there, either whole
+(`read_parts`) or piece by piece (`StoredPieces`).
 
 A piece is read into one buffer, verified, and gone before the next is read: it is sent while the processor's
 cache still has it. Its length is known before anything is read.
@@ -13,7 +13,6 @@ Raft nor sockets.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
@@ -24,9 +23,8 @@ import pyarrow as pa
 from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
-from shoal.segment_store.format.index import IndexReleased
 from shoal.segment_store.lending.interface import Lent
-from shoal.segment_store.log.run_reader import Run, damage_of, part_of, read_at_once, read_run, verify_run
+from shoal.segment_store.log.run_reader import Run, damage_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
 
 if TYPE_CHECKING:
@@ -41,33 +39,11 @@ JOINED_BYTES = 64 * 2**10  # frames in memory below this are copied together: a 
 Buffer: TypeAlias = bytes | memoryview
 
 
-class Stored(NamedTuple):
-    """Adjoining entries of one file. `offsets`: the first of each, and the one behind the last."""
-
-    run: Run
-    offsets: array[int]
-
-    @property
-    def base_offset(self) -> Offset:
-        return Offset(self.offsets[0])
-
-    @property
-    def end_offset(self) -> Offset:
-        return Offset(self.offsets[-1])
-
-    @property
-    def entries(self) -> int:
-        return len(self.run.lengths)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.run.lengths)
-
-
 class Held(NamedTuple):
-    """Adjoining entries that are in memory, verified when they came."""
+    """Adjoining entries that are in memory, verified when they came, and their bytes together."""
 
     frames: list[Frame]
+    length: int
 
     @property
     def base_offset(self) -> Offset:
@@ -84,7 +60,10 @@ class Held(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum([len(data) for _, data in self.frames])  # one step where a generator takes one for each
+        return self.length
+
+
+Part: TypeAlias = Run | Held
 
 
 class Branch:
@@ -92,9 +71,9 @@ class Branch:
 
     __slots__ = ("_generation", "_log")
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, generation: int) -> None:
         self._log = log
-        self._generation = log.generation
+        self._generation = generation
 
     @property
     def is_same(self) -> bool:
@@ -121,55 +100,7 @@ class Branch:
             raise OffsetOutOfRange(run.first_index, log.first_index, log.last_index + 1)
 
 
-async def look_up(
-    log: PartitionLog, first_index: LogIndex, last_index: LogIndex, max_bytes: int
-) -> tuple[list[Stored | Held], Branch]:
-    """Where the entries lie, from `first_index` on, up to `last_index` and `max_bytes`, but at least one, and
-    the branch that they are of. Raises OffsetOutOfRange, LogClosed, and Damaged for an index that can no
-    longer be read."""
-    while True:
-        log.check_open()
-        log.check_range(first_index, last_index)
-        branch = Branch(log)
-        parts: list[Stored | Held] = []
-        index, left = first_index, max_bytes
-        while index <= last_index:
-            try:
-                part, count, size = _part(log, index, last_index, left)
-            except IndexReleased:
-                try:
-                    await log.load_index(index)
-                    log.check_range(index, index)  # not trimmed meanwhile
-                    if branch.is_same:
-                        continue
-                except (Damaged, OffsetOutOfRange):
-                    if branch.is_same and not parts:
-                        raise
-                break  # the next read meets it first, or all is looked up again
-            if parts and size > left:
-                break
-            parts.append(part)
-            index, left = LogIndex(index + count), left - size
-        if branch.is_same:
-            return parts, branch
-        last_index = LogIndex(min(last_index, log.last_index))
-
-
-def _part(
-    log: PartitionLog, index: LogIndex, last_index: LogIndex, max_bytes: int
-) -> tuple[Stored | Held, int, int]:
-    """Entries that lie together, at least one; how many they are, and their bytes. Raises IndexReleased."""
-    if frames := log.held_run(index, last_index, max_bytes):
-        held = Held(frames)
-        return held, len(frames), held.size_bytes
-    run = log.run_at(index, last_index, max_bytes)
-    count = len(run.lengths)
-    return Stored(run, run.segment.index.offsets_from(index, count)), count, run.length
-
-
-async def read_parts(
-    files: SegmentFiles, parts: Sequence[Stored | Held], branch: Branch
-) -> list[Frame | memoryview]:
+async def read_parts(files: SegmentFiles, parts: Sequence[Part], branch: Branch) -> list[Frame | memoryview]:
     """The frames, those from the disk in the buffers they were read into, their stamps undecoded; fewer where
     a later one does not verify or was trimmed meanwhile. Raises Damaged and OffsetOutOfRange for the first,
     and whatever Branch.check does."""
@@ -178,12 +109,12 @@ async def read_parts(
         if isinstance(part, Held):
             frames += part.frames
             continue
-        begin, stop, run = 0, part.entries, part.run
-        is_long = run.length > files.config.read_chunk_bytes
-        while begin < part.entries:
-            if is_long:
-                stop = _stop_within(part.run, begin, files.config.read_chunk_bytes, part.entries)
-                run = _entries(part, begin, stop)
+        begin, entries, run = 0, len(part.lengths), part
+        while begin < entries:
+            stop = entries
+            if part.length > files.config.read_chunk_bytes:
+                stop = _stop_within(part, begin, files.config.read_chunk_bytes, entries)
+                run = part.part(begin, stop)
             found = read_at_once(files, run)
             if found is None:
                 found = await read_run(files, run)
@@ -201,7 +132,7 @@ async def read_parts(
 class StoredPieces:
     """See the module. One caller, one call at a time; `let_go` at the end."""
 
-    def __init__(self, files: SegmentFiles, parts: Sequence[Stored | Held], branch: Branch) -> None:
+    def __init__(self, files: SegmentFiles, parts: Sequence[Part], branch: Branch) -> None:
         """`parts`: in order, together at least one entry."""
         self._files = files
         self._open_files = files.open_files
@@ -217,7 +148,7 @@ class StoredPieces:
         self._problem: Damaged | None = None  # of the entry that comes next
         self._first: Buffer | None = None  # what was read before it was asked for
         self.size_bytes = sum(part.size_bytes for part in parts)
-        longest = max((max(part.run.lengths) for part in parts if isinstance(part, Stored)), default=0)
+        longest = max((max(part.lengths) for part in parts if isinstance(part, Run)), default=0)
         self._room = max(longest, min(PIECE_BYTES, self.size_bytes)) if longest else 0
         self._buffer = memoryview(b"")
 
@@ -253,24 +184,26 @@ class StoredPieces:
         finally:
             await self.let_go()
         if self._problem is not None:
-            self._parts = [_leading(self._parts[0], self._entry)]
+            damaged = self._parts[0]
+            assert isinstance(damaged, Run), "what is in memory has no problem"
+            self._parts = [damaged.part(0, self._entry)]
             self._part, self._entry, self._problem = 1, 0, None
             self.size_bytes = self._parts[0].size_bytes
 
     def _begins_verified(self) -> bool:
         """Whether the first piece need not be read, as it was before, and its memory has stayed."""
         part = self._parts[0]
-        return isinstance(part, Stored) and self._lender.has(part.run.segment.path, part.run.start)
+        return isinstance(part, Run) and self._lender.has(part.segment.path, part.start)
 
     async def prepare_lending(self) -> None:
         """Call it once before `lend`, where what it gives can be sent."""
         entry = self._entry
         for part in self._parts[self._part :]:
-            if isinstance(part, Stored):
-                run, path = part.run, part.run.segment.path
-                if self._lender.knows(path, run.positions[entry]):
+            if isinstance(part, Run):
+                path = part.segment.path
+                if self._lender.knows(path, part.positions[entry]):
                     try:
-                        self._branch.check_there(run)
+                        self._branch.check_there(part)
                     except StoreError:
                         return  # the read of it meets it
                     await self._lender.prepare(path)
@@ -281,10 +214,10 @@ class StoredPieces:
         has stayed, and this takes no waiting; None where `at_once` or `next` has to be asked."""
         if self._first is not None or self._problem is not None or self._part == len(self._parts):
             return None
-        part = self._parts[self._part]
-        if not isinstance(part, Stored) or not self._branch.is_same:
+        run = self._parts[self._part]
+        if not isinstance(run, Run) or not self._branch.is_same:
             return None
-        run, start = part.run, part.run.positions[self._entry] + self._given
+        start = run.positions[self._entry] + self._given
         if not self._lender.knows(run.segment.path, start) or not self._holds_at_once(run):
             return None
         assert self._handle is not None, "it is held"
@@ -293,7 +226,7 @@ class StoredPieces:
         self._gapless = self._part
         lent = self._lender.take(self._handle.file, start, run.start + run.length)
         if lent is not None:
-            self._skip_to(part, start + len(lent))
+            self._skip_to(run, start + len(lent))
         return lent
 
     def _holds_at_once(self, run: Run) -> bool:
@@ -310,12 +243,11 @@ class StoredPieces:
         self._handle = self._open_files.acquire_open(run.segment.path)
         return self._handle is not None
 
-    def _skip_to(self, part: Stored, position: int) -> None:
+    def _skip_to(self, run: Run, position: int) -> None:
         """Everything before has been given."""
-        run = part.run
         if position == run.start + run.length:
             self._given = 0
-            self._advance(part, len(run.lengths))
+            self._advance(run, len(run.lengths))
         else:
             self._entry = bisect_right(run.positions, position, self._entry) - 1
             self._given = position - run.positions[self._entry]
@@ -330,9 +262,8 @@ class StoredPieces:
         handle = self._handle
         if handle is None or not self._branch.is_same:
             return None
-        part, begin = self._parts[self._part], self._entry
-        assert isinstance(part, Stored), "only those have a file"
-        run = part.run
+        run, begin = self._parts[self._part], self._entry
+        assert isinstance(run, Run), "only those have a file"
         start, length, stop = run.positions[begin], run.lengths[begin], begin + 1
         if length < PIECE_BYTES:
             stop = piece_stop(run, begin)
@@ -341,7 +272,7 @@ class StoredPieces:
         self._watch(handle, run, start, start + length)
         if handle.file.read_resident(start, view) < length:
             return None
-        return self._verified(part, begin, stop, view)
+        return self._verified(run, begin, stop, view)
 
     async def next(self) -> Buffer | None:
         """Whole verified frames, in memory that the next call uses again; None behind the last.
@@ -358,7 +289,7 @@ class StoredPieces:
         if self._part == len(self._parts):
             return None
         part = self._parts[self._part]
-        if isinstance(part, Stored):
+        if isinstance(part, Run):
             return await self._read(part, self._entry)
         await asyncio.sleep(0)  # others get their turn, as they do from a disk
         piece, taken = _joined(part.frames, self._entry)
@@ -374,8 +305,7 @@ class StoredPieces:
             if handle is not None:
                 await self._open_files.release(handle)
 
-    async def _read(self, part: Stored, begin: int) -> Buffer:
-        run = part.run
+    async def _read(self, run: Run, begin: int) -> Buffer:
         stop = piece_stop(run, begin)
         length = run.positions[stop - 1] + run.lengths[stop - 1] - run.positions[begin]
         try:
@@ -388,39 +318,38 @@ class StoredPieces:
             filled = await self._handle.file.read_into(start, self._buffer[:length])
         except OSError as error:
             self._branch.check_there(run)  # trimmed meanwhile: that is the answer then
-            raise damage_of(_entries(part, begin, stop), f"read failed: {error}") from error
+            raise damage_of(run.part(begin, stop), f"read failed: {error}") from error
         self._branch.check()
-        piece = self._verified(part, begin, stop, self._buffer[:filled])
+        piece = self._verified(run, begin, stop, self._buffer[:filled])
         if piece is None:
             assert self._problem is not None, "there is a reason"
             raise self._problem
         return piece
 
-    def _verified(self, part: Stored, begin: int, stop: int, view: memoryview) -> Buffer | None:
+    def _verified(self, run: Run, begin: int, stop: int, view: memoryview) -> Buffer | None:
         """The piece that was read there, if need be only what lies before damage; None if that is nothing."""
-        run = part.run
         is_one = stop == begin + 1 and len(view) == run.lengths[begin]
         if is_one and is_frame(view, 0, len(view), LogIndex(run.first_index + begin), self._identity):
-            return self._all_of(part, stop, view)
-        run = _entries(part, begin, stop)
-        verified = verify_run(run, view, self._identity)
+            return self._all_of(run, stop, view)
+        piece = run.part(begin, stop)
+        verified = verify_run(piece, view, self._identity)
         if verified.problem is None:
-            return self._all_of(part, stop, view)
+            return self._all_of(run, stop, view)
         self._lender.damaged(run.segment.path)
         good = len(verified.frames)
-        self._problem = damage_of(_entries(part, begin + good, stop), verified.problem)
+        self._problem = damage_of(run.part(begin + good, stop), verified.problem)
         self._past, self._handle = self._handle, None  # nothing more is read here
         self._entry += good
         given, self._given = self._given, 0
-        return view[given : sum(run.lengths[:good])] if good else None
+        return view[given : sum(piece.lengths[:good])] if good else None
 
-    def _all_of(self, part: Stored, stop: int, view: memoryview) -> memoryview:
+    def _all_of(self, run: Run, stop: int, view: memoryview) -> memoryview:
         """It has verified: the piece, without what was lent of it before."""
         if self._handle is not None and not self._handle.stale:
-            self._lender.verified(part.run.segment.path, len(view))
+            self._lender.verified(run.segment.path, len(view))
         else:
             self._lender.stop()
-        self._advance(part, stop)
+        self._advance(run, stop)
         if self._given:
             view, self._given = view[self._given :], 0
         return view
@@ -432,19 +361,12 @@ class StoredPieces:
         else:
             self._lender.stop()
 
-    def _advance(self, part: Stored | Held, entry: int) -> None:
+    def _advance(self, part: Part, entry: int) -> None:
         self._entry = entry
         if entry == part.entries:
             self._part, self._entry = self._part + 1, 0
             if self._handle is not None:  # else the one before may be pinned still
                 self._past, self._handle = self._handle, None
-
-
-def _entries(part: Stored, begin: int, stop: int) -> Run:
-    run = part.run
-    if begin == 0 and stop == len(run.lengths):
-        return run
-    return part_of(run, begin, stop, (part.offsets[begin], part.offsets[begin + 1]))
 
 
 def piece_stop(run: Run, begin: int) -> int:
@@ -480,9 +402,3 @@ def _joined(frames: list[Frame], begin: int) -> tuple[Buffer, int]:
         taken.append(data)
         size += len(data)
     return b"".join(taken), len(taken)
-
-
-def _leading(part: Stored | Held, count: int) -> Stored:
-    """Its first entries."""
-    assert isinstance(part, Stored), "what is in memory has no problem"
-    return Stored(_entries(part, 0, count), part.offsets[: count + 1])

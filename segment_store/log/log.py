@@ -9,9 +9,9 @@ Knows segments and disks. Must not know Raft, HTTP or clocks: times are argument
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -33,10 +33,10 @@ from shoal.segment_store.format.index import Entry, IndexReleased
 from shoal.segment_store.format.layout import SegmentName
 from shoal.segment_store.format.recovery import Chain, chain_problem
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
-from shoal.segment_store.log.chunked_read import StoredPieces, look_up, read_parts
+from shoal.segment_store.log.chunked_read import Branch, Held, Part, StoredPieces, read_parts
 from shoal.segment_store.log.index_cache import IndexCache, release_old
 from shoal.segment_store.log.opener import Recovered, recover
-from shoal.segment_store.log.run_reader import Run, add_damage, damage_of, next_run, read_run
+from shoal.segment_store.log.run_reader import add_damage, damage_of, read_at_once, read_run, run_of
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 from shoal.segment_store.log.shared import SharedFiles
 from shoal.segment_store.log.spare_files import Spares
@@ -58,26 +58,6 @@ class SegmentSpan(NamedTuple):
     size_bytes: int
     first_append_time_us: int
     last_append_time_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogStatistics:
-    """One snapshot. Counters since the log was opened, sizes in bytes."""
-
-    first_index: LogIndex
-    last_index: LogIndex
-    synced_index: LogIndex
-    start_offset: Offset
-    end_offset: Offset
-    segments: int
-    size_bytes: int
-    frames_appended: int
-    writes: int
-    syncs: int
-    queued_bytes: int
-    cached_bytes: int
-    damaged_stretches: int
-    recycled: int
 
 
 class PartitionLog:
@@ -150,7 +130,7 @@ class PartitionLog:
     @property
     def first_index(self) -> LogIndex:
         """The first entry held; 1 when the log is empty."""
-        return self._segments[0].first_index if self._segments else LogIndex(1)
+        return self._segments[0].name.first_index if self._segments else LogIndex(1)
 
     @property
     def last_index(self) -> LogIndex:
@@ -178,10 +158,6 @@ class PartitionLog:
     @property
     def size_bytes(self) -> int:
         return sum(segment.planned_end for segment in self._segments)
-
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments)
 
     @property
     def generation(self) -> int:
@@ -278,24 +254,6 @@ class PartitionLog:
         """Numbers and place of one entry. Raises OffsetOutOfRange, and IndexReleased when its index is not in
         memory."""
         return self.segment_of(index).index.entry(index)
-
-    def statistics(self) -> LogStatistics:
-        return LogStatistics(
-            self.first_index,
-            self.last_index,
-            self.synced_index,
-            self.start_offset,
-            self.end_offset,
-            len(self._segments),
-            self.size_bytes,
-            self._frames_appended,
-            self._writer.writes,
-            self._writer.syncs,
-            self._writer.queued_bytes,
-            self._cache.size_bytes,
-            len(self.damage),
-            self._writer.recycled,
-        )
 
     def segment_of(self, index: LogIndex) -> Segment:
         """The segment that holds the entry. Raises OffsetOutOfRange."""
@@ -495,7 +453,7 @@ class PartitionLog:
         when the first frame does not verify; before a damaged one the answer ends.
         """
         while True:
-            parts, branch = await look_up(self, first_index, last_index, max_bytes)
+            parts, branch = await self._look_up(first_index, last_index, max_bytes)
             try:
                 found = await read_parts(self._files, parts, branch)
             except (Damaged, OffsetOutOfRange):
@@ -511,23 +469,51 @@ class PartitionLog:
         least one; none where the file has to be read."""
         return self._cache.run(first_index, last_index, max_bytes)
 
-    def run_at(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
-        """What must come from one file. Raises OffsetOutOfRange, and IndexReleased for an index that
-        is not in memory."""
-        segment = self.segment_of(index)
-        oldest = self._cache.first_index
-        last = LogIndex(min(last_index, segment.last_index))
-        if oldest is not None and index < oldest <= last:
-            last = LogIndex(oldest - 1)
-        return next_run(segment, index, last, max_bytes)
-
-    async def stored_run(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
-        """As run_at, with the index read where that is needed. Raises OffsetOutOfRange, Damaged."""
+    async def _look_up(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int
+    ) -> tuple[list[Part], Branch]:
+        """Where the entries lie, from `first_index` on, up to `last_index` and `max_bytes`, but at least one,
+        and the branch that they are of. Raises OffsetOutOfRange, LogClosed, and Damaged for an index that can
+        no longer be read."""
         while True:
-            try:
-                return self.run_at(index, last_index, max_bytes)
-            except IndexReleased:
-                await self.load_index(index)
+            self._writer.check_open()
+            self.check_range(first_index, last_index)
+            branch = Branch(self, self._writer.generation)
+            parts: list[Part] = []
+            index, left = first_index, max_bytes
+            while index <= last_index:
+                try:
+                    part = self._part_at(index, last_index, left)
+                except IndexReleased:
+                    try:
+                        await self.load_index(index)
+                        self.check_range(index, index)  # not trimmed meanwhile
+                        if branch.is_same:
+                            continue
+                    except (Damaged, OffsetOutOfRange):
+                        if branch.is_same and not parts:
+                            raise
+                    break  # the next read meets it first, or all is looked up again
+                if parts and part.length > left:
+                    return parts, branch
+                parts.append(part)
+                index, left = LogIndex(index + part.entries), left - part.length
+            else:
+                return parts, branch
+            if branch.is_same:
+                return parts, branch
+            last_index = LogIndex(min(last_index, self.last_index))
+
+    def _part_at(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Part:
+        """Entries that lie together, in memory or in one file, at least one. Raises OffsetOutOfRange, and
+        IndexReleased for an index that is not in memory."""
+        if frames := self._cache.run(index, last_index, max_bytes):
+            return Held(frames, sum([len(data) for _, data in frames]))
+        oldest = self._cache.first_index
+        if oldest is not None and index < oldest <= last_index:
+            last_index = LogIndex(oldest - 1)
+        segment = self.segment_of(index)
+        return run_of(segment, index, segment.index.places(index, last_index, max_bytes))
 
     def check_range(self, first_index: LogIndex, last_index: LogIndex) -> None:
         """Raise OffsetOutOfRange unless the log holds these and what lies between them."""
@@ -538,16 +524,8 @@ class PartitionLog:
     async def pieces(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> StoredPieces:
         """The same entries as bytes, to be read whole or piece by piece: of entries that are never truncated.
         Raises as read, but Damaged only for an index that can no longer be read."""
-        parts, branch = await look_up(self, first_index, last_index, max_bytes)
+        parts, branch = await self._look_up(first_index, last_index, max_bytes)
         return StoredPieces(self._files, parts, branch)
-
-    async def scan(self, first_index: LogIndex) -> AsyncIterator[Frame]:
-        """Every frame from `first_index` to what is the end now, in bounded pieces. Raises as read does."""
-        index, last = first_index, self.last_index
-        while index <= last:
-            for frame in await self.read(index, last, self._files.config.read_chunk_bytes):
-                yield frame
-                index = LogIndex(frame.stamp.index + 1)
 
     async def load_index(self, index: LogIndex) -> None:
         """Have the index of the entry's segment in memory until the next await. Raises OffsetOutOfRange,
@@ -569,8 +547,14 @@ class PartitionLog:
             self._writer.check_open()
             index = max(index, self.first_index)  # trimmed meanwhile
             self.check_range(index, last)
-            run = await self.stored_run(index, last, self._files.config.read_chunk_bytes)
-            verified = await read_run(self._files, run)
+            segment = self.segment_of(index)
+            try:
+                places = segment.index.places(index, last, self._files.config.read_chunk_bytes)
+            except IndexReleased:
+                await self.load_index(index)
+                continue
+            run = run_of(segment, index, places)
+            verified = read_at_once(self._files, run) or await read_run(self._files, run)
             index = LogIndex(index + len(verified.frames))
             if verified.problem is not None and not verified.frames and index >= self.first_index:
                 add_damage(found, damage_of(run, verified.problem))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.format.batch import BatchError, LogIdentity, LogIndex, is_frame, view_frame
-from shoal.segment_store.disk.disk import File
+from shoal.format.batch import BatchError, LogIdentity, LogIndex, Offset, is_frame, view_frame
 from shoal.segment_store.errors import Damaged
+from shoal.segment_store.format.index import Places
 from shoal.segment_store.format.recovery import GUESSED_BYTES
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 
@@ -21,16 +21,48 @@ SMALL_BUFFER_BYTES = 16 * 2**10  # clearing so few costs less than asking Arrow
 
 class Run(NamedTuple):
     """Adjoining entries of one segment from `first_index` on, and where they lie: positions and lengths in
-    bytes, copied from the index, which may change while the run is being read. `offsets`: the first entry's
-    first, and the one behind its last; `start` and `length`: of the whole, in bytes."""
+    bytes, copied from the index, which may change while the run is being read. `offsets`: the first of each
+    entry, and the one behind the last; `start` and `length`: of the whole, in bytes, with gaps."""
 
     segment: Segment
     first_index: LogIndex
-    offsets: tuple[int, int]
     positions: "array[int]"
     lengths: "array[int]"
+    offsets: "array[int]"
     start: int
     length: int
+
+    @property
+    def entries(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def base_offset(self) -> Offset:
+        return Offset(self.offsets[0])
+
+    @property
+    def end_offset(self) -> Offset:
+        return Offset(self.offsets[-1])
+
+    def part(self, begin: int, stop: int) -> "Run":
+        """Some of its entries, at least one."""
+        if begin == 0 and stop == len(self.lengths):
+            return self
+        return run_of(
+            self.segment,
+            LogIndex(self.first_index + begin),
+            (self.positions[begin:stop], self.lengths[begin:stop], self.offsets[begin : stop + 1]),
+        )
+
+
+def run_of(segment: Segment, first_index: LogIndex, places: Places) -> Run:
+    positions, lengths, offsets = places
+    start = positions[0]
+    return Run(segment, first_index, positions, lengths, offsets, start, positions[-1] + lengths[-1] - start)
 
 
 class Verified(NamedTuple):
@@ -39,16 +71,6 @@ class Verified(NamedTuple):
 
     frames: list[memoryview]
     problem: str | None
-
-
-def next_run(segment: Segment, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> Run:
-    """Entries from `first_index` on, at most `max_bytes` of them but at least one, none behind `last_index`
-    or the segment's end. Raises IndexReleased."""
-    positions, lengths = segment.index.places(first_index, last_index, max_bytes)
-    start = positions[0]
-    length = positions[-1] + lengths[-1] - start
-    offsets = segment.index.offsets_of(first_index)
-    return Run(segment, first_index, offsets, positions, lengths, start, length)
 
 
 def buffer_for(run: Run) -> memoryview:
@@ -95,29 +117,14 @@ def read_at_once(files: SegmentFiles, run: Run) -> Verified | None:
 
 
 async def read_run(files: SegmentFiles, run: Run) -> Verified:
-    """One run, read as one; a failing disk is a problem of its first frame."""
-    found = read_at_once(files, run)
-    if found is not None:
-        return found
+    """The run from the disk, read as one; a failing disk is a problem of its first frame."""
+    buffer = buffer_for(run)
     try:
         async with files.open_files.pin(run.segment.path) as file:
-            return await _read_piece(files, file, run)
+            filled = await file.read_into(run.start, buffer)
     except OSError as error:
         return Verified([], f"read failed: {error}")
-
-
-async def _read_piece(files: SegmentFiles, file: File, run: Run) -> Verified:
-    buffer = buffer_for(run)
-    filled = await file.read_into(run.start, buffer)
     return verify_run(run, buffer[:filled].toreadonly(), files.identity)
-
-
-def part_of(run: Run, begin: int, stop: int, offsets: tuple[int, int]) -> Run:
-    """Some of its entries, at least one."""
-    positions, lengths = run.positions[begin:stop], run.lengths[begin:stop]
-    start = positions[0]
-    length = positions[-1] + lengths[-1] - start
-    return Run(run.segment, LogIndex(run.first_index + begin), offsets, positions, lengths, start, length)
 
 
 def add_damage(found: list[Damaged], damage: Damaged) -> None:
@@ -147,4 +154,5 @@ def add_damage(found: list[Damaged], damage: Damaged) -> None:
 def damage_of(run: Run, problem: str) -> Damaged:
     """What to raise when the first frame of a run does not verify."""
     index, length = run.first_index, run.lengths[0]
-    return Damaged(run.segment.path, run.start, problem, index, index, run.offsets, length)
+    offsets = run.offsets[0], run.offsets[1]
+    return Damaged(run.segment.path, run.start, problem, index, index, offsets, length)

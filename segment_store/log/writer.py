@@ -77,11 +77,6 @@ class Writer:
         self.index = IndexWriter(files, self)
         self.preallocator = Preallocator(self.rest)
 
-    @property
-    def recycled(self) -> int:
-        """How many segments began in a file that was one before."""
-        return self._spares.recycled
-
     def check_open(self) -> None:
         """Raise LogClosed after close."""
         if self.is_closed:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from store_frames import SMALL, open_log
+from store_frames import SMALL, all_frames, open_log
 
 from shoal.segment_store import open_disk
 
@@ -45,7 +45,7 @@ async def _check(directory: str, promised: dict[int, str]) -> None:
     disk = await open_disk("threads")
     log = await open_log(disk, directory, SMALL)
     assert log.damage == ()
-    held = {frame.stamp.index: frame.data[-200:].hex() async for frame in log.scan(log.first_index)}
+    held = {frame.stamp.index: frame.data[-200:].hex() for frame in await all_frames(log)}
     lost = [index for index, data in promised.items() if held.get(index) != data]
     assert not lost, f"acknowledged entries {lost[:10]} are lost or others"
     await log.close()

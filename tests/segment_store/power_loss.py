@@ -13,7 +13,7 @@ import errno
 import random
 
 from memory_disk import MemoryDisk
-from store_frames import SMALL, next_frame, open_log
+from store_frames import SMALL, all_frames, next_frame, open_log
 
 from shoal.format.batch import Frame
 from shoal.segment_store import DiskFailed, LogConfig, PartitionLog, StoreError
@@ -142,7 +142,7 @@ async def work(log: PartitionLog, witness: Witness, rng: random.Random) -> None:
 
 
 async def held_frames(log: PartitionLog) -> list[Frame]:
-    return [frame async for frame in log.scan(log.first_index)] if log.last_index else []
+    return await all_frames(log) if log.last_index else []
 
 
 async def _life(seed: int, crashes: int, config: LogConfig, witness: Witness) -> None:

@@ -92,9 +92,19 @@ async def open_log(
     return await PartitionLog.open(disk, directory, identity, DEFAULT_SCHEMA, config, shared=shared)
 
 
+async def all_frames(log: PartitionLog) -> list[Frame]:
+    """Every frame, read from the log in bounded pieces."""
+    found: list[Frame] = []
+    index, last = log.first_index, log.last_index
+    while index <= last:
+        found += await log.read(index, last, log._files.config.read_chunk_bytes)
+        index = LogIndex(found[-1].stamp.index + 1)
+    return found
+
+
 async def contents(log: PartitionLog) -> list[bytes]:
     """Every frame's bytes, read from the log."""
-    return [frame.data async for frame in log.scan(log.first_index)]
+    return [frame.data for frame in await all_frames(log)]
 
 
 async def read_whole(

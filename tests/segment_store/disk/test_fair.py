@@ -166,7 +166,7 @@ async def test_many_logs_one_disk() -> None:
     assert beneath.most <= 4
     for log in logs:
         assert log.synced_index == 20
-        assert log.statistics().syncs <= 4
+        assert log._writer.syncs <= 4
         await log.close()
     assert beneath.most == 4
     assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
@@ -185,10 +185,10 @@ async def test_a_busy_log_does_not_starve_another() -> None:
     working = [asyncio.ensure_future(work())]
     for _ in range(3):
         await asyncio.sleep(0)
-    before = busy.statistics().syncs
+    before = busy._writer.syncs
     for _ in range(20):
         await quiet.append([next_frame(quiet)])
-    assert busy.statistics().syncs - before <= 60
+    assert busy._writer.syncs - before <= 60
     stopped = True
     await asyncio.gather(*working)
     for log in (busy, quiet):

@@ -84,7 +84,7 @@ async def test_a_sealed_segment_opens_as_it_lies(
         await log.append([next_frame(log, value_bytes=50_000, first_of_segment=log.last_index > 0)])
     await log.trim(log.last_index)
     await log.append([next_frame(log, 0, first_of_segment=True)])
-    assert log.statistics().recycled == 1
+    assert log._writer._spares.recycled == 1
     segment, first = log._segments[-1].path, log.end_offset
     for number in range(BATCHES):
         await log.append([_data_frame(log, (None, "lz4", "zstd")[number % 3])])

@@ -47,12 +47,12 @@ async def _left(groups: list[list[int]]) -> _Left:
     before, older = b"", 0
     for group in groups:
         before, older = disk.content(SEGMENT) if older else b"", log.last_index
-        writes = log.statistics().writes
+        writes = log._writer.writes
         waiting = [
             log.append([next_frame(log, min(1, size), value_bytes=max(1, size), fill=7)]) for size in group
         ]
         await asyncio.gather(*waiting)
-        assert log.statistics().writes - writes <= 2
+        assert log._writer.writes - writes <= 2
     positions = [log.entry(LogIndex(index)).position for index in range(1, log.last_index + 1)]
     return _Left(disk.content(SEGMENT), before, await contents(log), positions, older)
 

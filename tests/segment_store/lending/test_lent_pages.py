@@ -327,7 +327,7 @@ async def test_a_file_found_at_start_is_used_again_unless_it_was_lent(
     await log.trim(borders[2])
     assert await spares_in(disk, tmp_path) == (1 if lends else 2)
     await log.append([next_frame(log, 1, value_bytes=100, first_of_segment=True)])
-    assert log.statistics().recycled == 1
+    assert log._writer._spares.recycled == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOTSUP, errno.ENOSPC])

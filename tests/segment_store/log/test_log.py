@@ -67,16 +67,13 @@ async def test_group_commit() -> None:
     disk = MemoryDisk(random.Random(1), pause_max=4)
     log = await open_log(disk)
     await log.append([next_frame(log)])
-    before = log.statistics()
+    writes, syncs = log._writer.writes, log._writer.syncs
     tasks = [asyncio.ensure_future(log.append([next_frame(log)]))]
-    while (
-        len(disk.trace.of("write")) < before.writes + 2
-    ):  # header, first frame, and now the second is under way
+    while len(disk.trace.of("write")) < writes + 2:  # header, first frame, and now the second is under way
         await asyncio.sleep(0)
     tasks += [asyncio.ensure_future(log.append([next_frame(log)])) for _ in range(20)]
     await asyncio.gather(*tasks)
-    after = log.statistics()
-    assert (after.writes - before.writes, after.syncs - before.syncs) == (2, 2)
+    assert (log._writer.writes - writes, log._writer.syncs - syncs) == (2, 2)
     assert len(await contents(log)) == 22
     await log.close()
 
@@ -103,11 +100,11 @@ async def test_rolling_by_flag() -> None:
     disk = MemoryDisk()
     log = await open_log(disk)
     await log.append([next_frame(log, 2, first_of_segment=True), next_frame_after(log, 3)])
-    assert log.segment_count == 1
+    assert len(log.spans()) == 1
     first = [next_frame(log, 0, first_of_segment=True)]
     await log.append(first)
     await log.append([next_frame(log, 4, first_of_segment=True)])
-    assert log.segment_count == 3
+    assert len(log.spans()) == 3
     names = [name for name in await disk.list("log") if name.endswith(".arrows")]
     assert names == [f"{index:020d}-{offset:020d}.arrows" for index, offset in ((1, 0), (3, 5), (4, 5))]
     assert [log.first_index_of_segment(index) for index in (1, 2, 3, 4)] == [1, 1, 3, 4]
@@ -168,7 +165,7 @@ async def test_truncation_leaves_zeros_and_reopens(kind: str, tmp_path: Path) ->
     for number in range(12):
         await log.append([next_frame(log, 2, first_of_segment=number % 4 == 3, fill=1)])
     await log.truncate_suffix(6)
-    assert (log.last_index, log.end_offset, log.segment_count) == (5, 10, 2)
+    assert (log.last_index, log.end_offset, len(log.spans())) == (5, 10, 2)
     name = f"{root}/{4:020d}-{6:020d}.arrows"
     file = await disk.open(name)
     data = await file.read(0, await file.size())
@@ -182,7 +179,7 @@ async def test_truncation_leaves_zeros_and_reopens(kind: str, tmp_path: Path) ->
     assert await contents(log) == [*kept, branch.data]
     assert log.term_runs() == [(1, 1), (6, 9)]
     await log.truncate_suffix(1)
-    assert (log.last_index, log.segment_count, await disk.list(root)) == (0, 0, [])
+    assert (log.last_index, len(log.spans()), await disk.list(root)) == (0, 0, [])
     await log.append([next_frame(log)])
     await log.truncate_suffix(5)
     with pytest.raises(OffsetOutOfRange):
@@ -407,11 +404,11 @@ async def test_a_full_disk_at_a_roll() -> None:
         disk.faults.append(fault)
         with pytest.raises(DiskFull):
             await log.append([next_frame(log, first_of_segment=True)])
-        assert (log.last_index, log.segment_count) == (1, 1)
+        assert (log.last_index, len(log.spans())) == (1, 1)
         plain = next_frame(log, term=2)
         await log.append([plain])
         await log.append([next_frame(log, first_of_segment=True)])
-        assert log.segment_count == 2
+        assert len(log.spans()) == 2
         before = await contents(log)
         await log.close()
         log = await open_log(disk)

@@ -3,12 +3,13 @@
 import asyncio
 import errno
 import random
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from memory_disk import MemoryDisk
-from store_frames import next_frame, open_log, read_whole
+from store_frames import filled, next_frame, open_log, read_whole
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
@@ -153,10 +154,39 @@ async def test_places_are_bounded_by_bytes_and_by_entries() -> None:
         position = entry.end_position
     first, last = LogIndex(2), LogIndex(7)
     for max_bytes in range(1, 300):
-        positions, lengths = index.places(first, last, max_bytes)
+        positions, lengths, offsets = index.places(first, last, max_bytes)
         taken = sum(lengths)
         assert taken <= max_bytes or len(lengths) == 1
         assert list(positions) == [index.entry(LogIndex(2 + at)).position for at in range(len(lengths))]
         following = 2 + len(lengths)
+        entries = [index.entry(LogIndex(number)) for number in range(2, following)]
+        assert list(offsets) == [*(entry.base_offset for entry in entries), entries[-1].end_offset]
         assert following == 8 or taken + index.entry(LogIndex(following)).length > max_bytes
     await log.close()
+
+
+READ_CALLS_MAX = 38
+"""Python functions that one read of one entry by its offset enters, in all; it may only fall."""
+
+
+async def test_a_read_of_one_entry_enters_few_functions(tmp_path: Path) -> None:
+    """With its file open and its bytes in the page cache; counted, since time depends on the machine."""
+    disk = await open_disk("threads")
+    log, frames = await filled(disk, str(tmp_path), [100] * 20)
+    calls: list[str] = []
+
+    async def read(number: int) -> list[Frame]:
+        index = await log.find_offset(frames[number].stamp.base_offset)
+        return await log.read(index, index, 1)
+
+    assert await read(3) == [frames[3]]  # opens the file
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        found = await read(5)
+    finally:
+        sys.setprofile(None)
+    assert found == [frames[5]]
+    assert "read_resident_into" in calls
+    assert len(calls) <= READ_CALLS_MAX + 1, calls  # and this test's own
+    await log.close()
+    await disk.close()

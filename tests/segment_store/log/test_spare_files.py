@@ -58,7 +58,7 @@ async def test_files_go_round(kind: str, tmp_path: Path) -> None:
         assert len(await disk.list(directory)) <= 2 * 2 + MAX_SPARES
         assert await contents(log) == kept
         assert await log.verify() == []
-    assert log.statistics().recycled == 6
+    assert log._writer._spares.recycled == 6
     assert log._files.shared.spare_budget.used_bytes > 0
     await log.close()
     assert log._files.shared.spare_budget.used_bytes == 0
@@ -68,7 +68,7 @@ async def test_files_go_round(kind: str, tmp_path: Path) -> None:
     spares = [name for name in await disk.list(directory) if name.endswith(SPARE_SUFFIX)]
     assert len(spares) == 1
     kept += await _fill(log, 1)
-    assert log.statistics().recycled == 1  # a spare of the earlier run
+    assert log._writer._spares.recycled == 1  # a spare of the earlier run
     assert await contents(log) == kept
     await log.close()
     await disk.close()
@@ -87,7 +87,7 @@ async def test_an_earlier_life_is_never_believed() -> None:
             frame = next_frame(log, value_bytes=5000, fill=200, first_of_segment=number == 0)
             await log.append([frame])
             kept.append(frame.data)
-        assert log.statistics().recycled == 1
+        assert log._writer._spares.recycled == 1
         disk.epoch += 1  # the process is killed: what it wrote is there
         log = await open_log(disk)
         assert log.damage == ()
@@ -129,7 +129,7 @@ async def test_a_file_that_is_read_is_not_used_again() -> None:
         assert not [path for path in _names(disk, SPARE_SUFFIX) if segment.name.stem in path]
         assert len(_names(disk, SPARE_SUFFIX)) == 1  # the other one's
         await _fill(log, 3)
-        assert log.statistics().recycled == 1
+        assert log._writer._spares.recycled == 1
         position = len(segment.header)
         assert await file.read(position, len(old[0])) == old[0]
     await log.close()
@@ -181,7 +181,7 @@ async def test_reads_while_everything_is_trimmed_and_reused() -> None:
         await _trim(log, 2)
     await asyncio.gather(*readers)
     assert answers > 20
-    assert log.statistics().recycled > 0
+    assert log._writer._spares.recycled > 0
     await log.close()
 
 
@@ -276,7 +276,7 @@ async def test_spares_of_a_log_that_is_gone_are_not_trusted() -> None:
     log = await open_log(disk)
     assert _names(disk, SPARE_SUFFIX) == []
     await log.append([next_frame(log)])
-    assert log.statistics().recycled == 0
+    assert log._writer._spares.recycled == 0
     await log.close()
 
 
@@ -290,7 +290,7 @@ async def test_a_sealed_recycled_segment_opens_as_it_lies(tmp_path: Path) -> Non
         await log.append([next_frame(log, value_bytes=5000, fill=77, first_of_segment=number == 0)])
     path = log._segments[-1].path
     await log.append([next_frame(log, first_of_segment=True)])
-    assert log.statistics().recycled == 1
+    assert log._writer._spares.recycled == 1
     await log.close()
     await disk.close()
     table = pa.ipc.open_stream(path).read_all()
