@@ -58,6 +58,8 @@ FREE_SPACE_INTERVAL_MS = 1_000
 RETENTION_INTERVAL_MS = 5_000
 """Ages are at least a second, segments seldom filled faster than that."""
 MAX_APPEND_TIMEOUT_MS = 300_000
+SMALL_BYTES_MAX = 64 * 2**10
+"""A larger append takes the disk longer than a round of the event loop: it does better in company."""
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +115,13 @@ class Host:
         self._outbox = Outbox(links)
         self.turns = Turns(clock, self._outbox.flush)
         self.schedule = self.turns.schedule
-        disk.before_completions, disk.after_completions = self.turns.hold, self.turns.serve_now
+        disk.around_completions = self.turns.completions
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._appends = 0
         self.free_space = FreeSpace(disk, data_directory)
         self._received = Receiving(links, self.turns, self._open_replica, self.free_space.admits)
-        links.on_input, links.on_input_over = self.turns.hold, self.turns.hurry
+        links.around_input = self.turns.burst
         self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
         self._stopped = Stopped(links, self.stopped_groups, self._open_replica, clock)
         self._shipper = Shipper(links, self.replica, self.led_replicas)
@@ -419,7 +421,12 @@ class Host:
     def begin_append(self, group: GroupId, submission: Submission, answer: Answer) -> None:
         """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
         deadline_ms = self.clock.now_ms() + min(submission.timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        self._for_append(group, submission.size_bytes).appender.begin(submission, deadline_ms, answer)
+        appender = self._for_append(group, submission.size_bytes).appender
+        if submission.size_bytes > SMALL_BYTES_MAX:
+            appender.begin(submission, deadline_ms, answer)
+            return
+        with self.turns.burst:
+            appender.begin(submission, deadline_ms, answer)
 
     def _for_append(
         self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES

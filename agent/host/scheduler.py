@@ -40,6 +40,22 @@ _UNTOLD: Sized = (None, None)
 """Of a loop that does not tell: never alone."""
 
 
+class Burst:
+    """`with` it around several reasons for a turn: one turn follows, and none is planned before."""
+
+    __slots__ = ("_at_once", "_turns")
+
+    def __init__(self, turns: "Turns", *, at_once: bool) -> None:
+        self._turns = turns
+        self._at_once = at_once
+
+    def __enter__(self) -> None:
+        self._turns.in_burst = True
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.end_burst(at_once=self._at_once)
+
+
 class Turns:
     """`flush_outbox()` is called at the end of every turn. Milliseconds are the clock's monotonic ones."""
 
@@ -49,9 +65,16 @@ class Turns:
         self._dirty: dict[Replica, None] = {}
         self._scheduled: asyncio.Handle | None = None
         self._serving = False
-        self._held = False
+        self.in_burst = False
         self._wanted = False
-        """A turn was asked for while `_held`."""
+        """A turn was asked for, and is planned, or follows at the end of the burst."""
+        self.burst = Burst(self, at_once=False)
+        """Input that is handed out, or an append. Where nothing else arrived in this round of the event loop,
+        the turn follows in the same call; what arrives together shares a batch, a sync and a frame to each
+        peer."""
+        self.completions = Burst(self, at_once=True)
+        """Everything that the disk had. The turn follows in the same call: a round of the event loop before
+        the answers go out is a tenth of a small append's time."""
         self._deadlines: list[tuple[int, int, Replica]] = []
         self._deadline_of: dict[Replica, int] = {}
         self._pushes = 0
@@ -73,47 +96,26 @@ class Turns:
     def schedule(self, replica: Replica) -> None:
         """Give the replica a turn once the input of this round of the event loop has been stepped."""
         self._dirty[replica] = None
-        if self._scheduled is None and not self._serving:
-            if self._held:
-                self._wanted = True
-            else:
-                self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
+        if not self._wanted:
+            self.schedule_flush()
 
     def schedule_flush(self) -> None:
         """There is something in the outbox; a turn under way takes it along."""
         if self._scheduled is None and not self._serving:
-            if self._held:
-                self._wanted = True
-            else:
+            self._wanted = True
+            if not self.in_burst:
                 self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
-    def hold(self) -> None:
-        """Input is being handed out, and `hurry` or `serve_now` follows in this very call: nothing need be
-        planned for the next round."""
-        self._held = True
-
-    def serve_now(self) -> None:
-        """Whoever is scheduled has its turn in this very call: the disk has handed out all it had, and a
-        turn of the event loop before the answers go out is a tenth of a small append's time."""
-        self._held = False
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._turn()
-        elif self._wanted:
-            self._turn()
-
-    def hurry(self) -> None:
-        """The same, if nothing else has arrived in this round of the event loop, as far as can be known: what
-        arrives together shares a batch, a sync and a frame to each peer, what came alone need not wait."""
-        self._held = False
-        scheduled = self._scheduled
-        if scheduled is None and not self._wanted:
+    def end_burst(self, *, at_once: bool) -> None:
+        """Give whoever is scheduled its turn: now where the burst came alone or `at_once`, else soon."""
+        self.in_burst = False
+        if not self._wanted:
             return
-        ready = self._ready
+        scheduled, ready = self._scheduled, self._ready
         if ready is None:
             # What runs in this round and the next; asyncio's own loop tells, another one need not.
             ready = self._ready = getattr(asyncio.get_running_loop(), "_ready", _UNTOLD)
-        if len(ready) == (scheduled is not None):
+        if at_once or len(ready) == (scheduled is not None):
             if scheduled is not None:
                 scheduled.cancel()
             self._turn()

@@ -23,7 +23,6 @@ from shoal.agent.http.core.problems import not_a_request, problem_body, problem_
 from shoal.agent.http.produce.fast_answer import append_answer
 from shoal.agent.http.produce.fast_append import QuickAppends, QuickRequest
 from shoal.agent.http.produce.fast_head import request_bytes
-from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES
 from shoal.agent.interface import Appended
 from shoal.errors import ShoalError
 
@@ -248,7 +247,8 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         end = len(head) + request.body_bytes
         if size == end and not lead:  # all there is, and nobody writes to it
             self._last = None
-            self._begin_alone(_Append(self, head, request, bytes(memoryview(data)[len(head) : end])))
+            self._begin(_Append(self, head, request, bytes(memoryview(data)[len(head) : end])))
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             return True
         memory = request.allocate()
         view = memoryview(data)
@@ -284,19 +284,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
             self._rest = append.memory[request.lead_bytes + here :]
             self._watch_progress(here)
             return
-        if request.body_bytes > DECODED_AT_ONCE_BYTES:
-            # A large one takes the disk longer than a round of the loop: it does better in company.
-            self._begin(append)
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            return
-        self._begin_alone(append)
-
-    def _begin_alone(self, append: _Append) -> None:
-        """A small one is on its way when this returns, unless others have arrived in the same round."""
-        broker = self._quick.context.broker
-        broker.hold()
         self._begin(append)
-        broker.hurry()
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
 
     def _receive_on(self, size: int) -> None:

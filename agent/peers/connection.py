@@ -7,7 +7,8 @@ frame is given out and none may be longer than a greeting (safety 24).
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 from shoal.agent.peers.frames import (
@@ -61,10 +62,8 @@ class Owner(Protocol):
     def frame(self, connection: "PeerConnection", frame: RawFrame) -> None:
         """A frame of an open connection. Raises PeerWireError when its payload is none."""
 
-    on_input: Callable[[], None]
-    """Called before frames are handed out, if there are any."""
-    on_input_over: Callable[[], None]
-    """Called after that, whatever happened."""
+    around_input: AbstractContextManager[None]
+    """Entered while frames are handed out."""
 
     def lost(self, connection: "PeerConnection") -> None:
         """An open connection is gone; called once."""
@@ -116,19 +115,17 @@ class PeerConnection(asyncio.Protocol):
         if self.closing:
             return
         owner = self._owner
-        owner.on_input()
-        try:
-            if self.is_open and (frame := self._reader.only(data)) is not None:
-                owner.frame(self, frame)
-            else:
-                self._take(data)
-        except PeerWireError as error:
-            logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
-            self.refuse(str(error))
-        except Refused as error:
-            self.refuse(str(error))
-        finally:
-            owner.on_input_over()
+        with owner.around_input:
+            try:
+                if self.is_open and (frame := self._reader.only(data)) is not None:
+                    owner.frame(self, frame)
+                else:
+                    self._take(data)
+            except PeerWireError as error:
+                logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
+                self.refuse(str(error))
+            except Refused as error:
+                self.refuse(str(error))
 
     def _take(self, data: bytes) -> None:
         if self._upgrade is not None:

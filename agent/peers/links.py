@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 
 from shoal.addresses import host_of, plain_address
 from shoal.agent.peers.connection import PeerConnection, Refused
@@ -56,10 +57,8 @@ class Links:
         """What else to say in the liveness frames of this heartbeat interval."""
         self.on_liveness_tail: Callable[[str, bytes], None] = lambda *_: None
         """Called with what else a peer said in one, if anything. Raises PeerWireError."""
-        self.on_input: Callable[[], None] = lambda: None
-        """Called before anything of what a connection has received is handed out."""
-        self.on_input_over: Callable[[], None] = lambda: None
-        """Called when everything that a connection had received has been handed out."""
+        self.around_input: AbstractContextManager[None] = nullcontext()
+        """Entered while what a connection has received is handed out."""
         self.on_append_sent: Callable[[], None] = lambda: None
         """Called when a leader's entries have left."""
         self._clock = clock

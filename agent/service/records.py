@@ -106,16 +106,6 @@ class RecordService(ClusterView):
         except ShoalError as error:
             raise self.translated(error, topic, partition) from None
 
-    def hold(self) -> None:
-        """An append is begun now, and `hurry` follows in the same call."""
-        if self._joined is not None:
-            self._joined.host.turns.hold()
-
-    def hurry(self) -> None:
-        """What was begun need not wait for company."""
-        if self._joined is not None:
-            self._joined.host.turns.hurry()
-
     async def read(
         self,
         topic: Topic,

@@ -6,7 +6,6 @@ event loop.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import errno
 import functools
@@ -15,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from shoal.segment_store.errors import SyncFailed
@@ -98,10 +98,9 @@ class Disk(Protocol):
     """A file system. Names made or removed are durable only after sync_directory of their parent."""
 
     kind: str
-    before_completions: Callable[[], None]
-    after_completions: Callable[[], None]
-    """Called before and after a round of completions is handed out, by disks that hand out several at once;
-    set by whoever waits for all of them. Do nothing unless set."""
+    around_completions: AbstractContextManager[None]
+    """Entered around each round of completions by a disk that hands out several at once. It does nothing
+    unless the disk's user sets it."""
 
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:
@@ -123,10 +122,6 @@ class Disk(Protocol):
         """(free for this user, total) bytes of the file system that holds path."""
 
     async def close(self) -> None: ...
-
-
-def nothing_to_do() -> None:
-    """What `before_completions` and `after_completions` are at first."""
 
 
 def call_when_done(task: asyncio.Future[None], done: Done) -> None:
@@ -268,7 +263,7 @@ def forget_cached(fd: int, offset: int, length: int) -> None:
     """Clean pages leave the page cache; a file system that keeps none is no error."""
     start = offset - offset % _PAGE_BYTES  # a page that is covered in part would stay
     end = offset + length + -(offset + length) % _PAGE_BYTES
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
@@ -368,7 +363,7 @@ class ThreadDisk:
     kind = "threads"
 
     def __init__(self, threads: int = THREADS) -> None:
-        self.before_completions = self.after_completions = nothing_to_do
+        self.around_completions: AbstractContextManager[None] = nullcontext()
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")
         self._resident_bytes = 0
 

@@ -6,7 +6,7 @@ through. Knows nothing of the disk beneath but its interface.
 
 import asyncio
 import posixpath
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from shoal.segment_store.disk.disk import Data, Disk, Done, File, buffers_of
 from shoal.segment_store.disk.fair_queue import SyncSchedule
@@ -48,20 +48,12 @@ class FairDisk:
         return f"FairDisk({self.disk.kind}, {self.schedule})"
 
     @property
-    def before_completions(self) -> Callable[[], None]:
-        return self.disk.before_completions
+    def around_completions(self) -> AbstractContextManager[None]:
+        return self.disk.around_completions
 
-    @before_completions.setter
-    def before_completions(self, call: Callable[[], None]) -> None:
-        self.disk.before_completions = call
-
-    @property
-    def after_completions(self) -> Callable[[], None]:
-        return self.disk.after_completions
-
-    @after_completions.setter
-    def after_completions(self, call: Callable[[], None]) -> None:
-        self.disk.after_completions = call
+    @around_completions.setter
+    def around_completions(self, around: AbstractContextManager[None]) -> None:
+        self.disk.around_completions = around
 
     def offer(self, key: str, request: _Request) -> None:
         """Have the request begin when it is the key's turn."""

@@ -463,13 +463,12 @@ class RingDisk(ThreadDisk):
     def _tell(self, ended: list[_Operation]) -> None:
         if self._waiting or self._room:
             self._plan_flush()
-        self.before_completions()
-        for operation in ended:
-            self._finish(operation)
-        if self._idle is not None and not self._is_busy:
-            self._idle.set_result(None)
-            self._idle = None
-        self.after_completions()
+        with self.around_completions:
+            for operation in ended:
+                self._finish(operation)
+            if self._idle is not None and not self._is_busy:
+                self._idle.set_result(None)
+                self._idle = None
 
     @property
     def _is_busy(self) -> bool:

@@ -464,12 +464,6 @@ class FakeBroker:
         log = self._log(topic, partition)
         return log.append(records, submission.producer, consecutive=submission.consecutive)
 
-    def hold(self) -> None:
-        """Nor is anything planned for the next round."""
-
-    def hurry(self) -> None:
-        """Nothing waits for company here."""
-
     async def read(
         self,
         topic: Topic,

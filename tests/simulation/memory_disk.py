@@ -14,6 +14,7 @@ import os
 import posixpath
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from shoal.segment_store.disk.disk import (
@@ -22,7 +23,6 @@ from shoal.segment_store.disk.disk import (
     File,
     buffers_of,
     call_when_done,
-    nothing_to_do,
 )
 from shoal.segment_store.errors import SyncFailed
 
@@ -133,7 +133,7 @@ class MemoryDisk:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     ) -> None:
         self.capacity_bytes = capacity_bytes
-        self.before_completions = self.after_completions = nothing_to_do
+        self.around_completions: AbstractContextManager[None] = nullcontext()
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead

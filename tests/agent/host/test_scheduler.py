@@ -74,10 +74,11 @@ def make() -> tuple[Turns, VirtualClock, list[int], Any]:
 async def test_a_turn_served_at_once_does_not_come_again() -> None:
     """What the disk's completions have scheduled is served in their own round, and only there."""
     turns, _, flushes, replica = make()
-    turns.serve_now()
+    with turns.completions:
+        pass
     assert not flushes
-    turns.schedule(replica)
-    turns.serve_now()
+    with turns.completions:
+        turns.schedule(replica)
     assert (len(replica.turns), len(flushes)) == (1, 1)
     await asyncio.sleep(0)
     assert (len(replica.turns), len(flushes)) == (1, 1)
@@ -93,12 +94,12 @@ async def test_who_was_touched_is_told_once() -> None:
     closed: Any = FakeReplica()
     for item in (replica, other, closed):
         turns.schedule(item)
-    turns.serve_now()
+    turns.end_burst(at_once=True)
     turns.forget(closed)
     assert turns.take_touched() == [replica, other]
     assert not turns.take_touched()
     turns.schedule(other)
-    turns.serve_now()
+    turns.end_burst(at_once=True)
     assert turns.take_touched() == [other]
 
 
@@ -223,7 +224,7 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
     for replica in [*followers, leader]:
         replica.core.deadline_ms = clock.ms + 5
         turns.schedule(replica)
-    turns.serve_now()
+    turns.end_burst(at_once=True)
 
     async def begun_after(pause_ms: int) -> int:
         clock.ms += pause_ms
@@ -246,27 +247,26 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
 
 
 async def test_what_came_alone_has_its_turn_in_the_very_call() -> None:
-    """hold and hurry around a lone input: one turn, at once, and none is planned for the next round."""
+    """A burst around a lone input: one turn, at once, and none is planned for the next round."""
     turns, _, flushes, replica = make()
-    turns.hold()
-    turns.schedule(replica)
-    turns.hurry()
+    with turns.burst:
+        turns.schedule(replica)
+        assert not flushes
     assert (len(replica.turns), len(flushes)) == (1, 1)
     await asyncio.sleep(0)
     assert (len(replica.turns), len(flushes)) == (1, 1)
-    turns.hold()
-    turns.hurry()
+    with turns.burst:
+        pass
     assert len(replica.turns) == 1, "nobody was scheduled"
 
 
 async def test_what_came_together_shares_a_turn_in_the_next_round() -> None:
-    """Whoever hurries while more input waits in this round of the loop gets one turn with it."""
+    """A burst that ends while more input waits in this round of the loop gets one turn with it."""
     turns, _, flushes, replica = make()
 
     def take_input() -> None:
-        turns.hold()
-        turns.schedule(replica)
-        turns.hurry()
+        with turns.burst:
+            turns.schedule(replica)
 
     loop = asyncio.get_running_loop()
     loop.call_soon(take_input)
@@ -289,7 +289,7 @@ async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
 
     replica.turn = turn
     turns.schedule(replica)
-    turns.serve_now()
+    turns.end_burst(at_once=True)
     assert len(begun) == 1
     await asyncio.sleep(0)
     assert len(begun) == 2
