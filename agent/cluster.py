@@ -217,7 +217,6 @@ async def _make_host(
         raise StartError(str(error)) from None
     return Host(
         agent_id=node.agent_id,
-        boot_nonce=node.boot_nonce,
         cluster_id=cluster_id,
         disk=directory.disk,
         data_directory=config.data,

@@ -30,7 +30,6 @@ from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
 from shoal.agent.members.contact import Meeting
 from shoal.agent.members.duplicate_identity import Life, TwinWatch
-from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
 from shoal.agent.members.roster import Roster, first_tags
 from shoal.agent.peers.frames import NONCE_BYTES
@@ -41,6 +40,7 @@ from shoal.agent.process.event_loop import expects_answers
 from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
 from shoal.agent.process.signals import open_files
 from shoal.agent.service.broker import Broker
+from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
 from shoal.membership.interface import KeyedGossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
@@ -108,22 +108,14 @@ async def start_node(
     draining = Draining(directory.disk, config.data, roster)
     await draining.load()
     broker = Broker(
-        config=config,
-        agent_id=identity.agent_id,
-        name=identity.name,
-        url=url,
-        version=__version__,
-        disk_kind=directory.disk.kind,
+        AgentFacts(config, identity.agent_id, identity.name, url, __version__, directory.disk.kind),
         roster=roster,
         links=links,
         watch=watch,
         clock=clock,
         request_stop=request_stop,
-        join=lambda addresses: roster.gossip().join(addresses),
-        force_leave=lambda name: roster.gossip().force_leave(name),
         draining=draining,
         events=events,
-        keys=KeyService(roster.gossip),
     )
     life = Life(identity.agent_id, boot_nonce.hex(), broker.started_at)
     twins = TwinWatch(life, config.data)

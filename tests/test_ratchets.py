@@ -21,7 +21,7 @@ HELPER_LINES_MIN = 6
 
 LARGE_CLASSES: dict[str, int] = {
     "agent/config.py:AgentConfig": 31,
-    "agent/host/host.py:Host": 35,
+    "agent/host/host.py:Host": 33,
     "agent/http/admission/limits.py:HttpLimits": 29,
     "agent/partition/replica.py:Replica": 27,
     "agent/topics/catalog_service.py:CatalogService": 27,
@@ -29,19 +29,17 @@ LARGE_CLASSES: dict[str, int] = {
     "membership/net/gossip.py:Membership": 29,
 }
 LONG_CONSTRUCTORS: dict[str, int] = {
-    "agent/host/host.py:Host": 15,
+    "agent/host/host.py:Host": 14,
     "agent/members/contact.py:Meeting": 9,
     "agent/partition/replica.py:Replica": 13,
     "agent/routing/exchange.py:RouteExchange": 10,
-    "agent/service/broker.py:Broker": 16,
-    "agent/service/topic_admin.py:TopicAdmin": 9,
     "agent/topics/catalog_service.py:CatalogService": 9,
     "replication/raft.py:RaftCore": 12,
     "replication/roles/transitions.py:RaftState": 11,
     "shoal/client/produce/lone_record.py:LonePath": 9,
 }
 LONG_FILES: dict[str, int] = {
-    "agent/host/host.py": 628,
+    "agent/host/host.py": 611,
     "agent/http/connection.py": 503,
     "agent/partition/replica.py": 661,
     "agent/topics/catalog_service.py": 602,

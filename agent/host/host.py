@@ -39,7 +39,7 @@ from shoal.agent.partition.reader import Admit, Fetch, Offsets
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_state import GroupState
 from shoal.agent.partition.state.retention import Retention
-from shoal.agent.partition.status import HostStatistics, ReplicaStatus, status_of, status_without_replica
+from shoal.agent.partition.status import ReplicaStatus, ServingState, status_of, status_without_replica
 from shoal.agent.peers.frames import Piece
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.outbox import Outbox
@@ -72,7 +72,6 @@ class Host:
         self,
         *,
         agent_id: str,
-        boot_nonce: bytes,
         cluster_id: bytes,
         disk: Disk,
         data_directory: str,
@@ -88,7 +87,6 @@ class Host:
         power_held: bool = False,
     ) -> None:
         self.agent_id = agent_id
-        self.boot_nonce = boot_nonce
         self.clock = clock
         self._stores = Stores(disk, data_directory, cluster_id, registry, hard_states)
         self._links = links
@@ -104,7 +102,7 @@ class Host:
         and was cleared for incomplete. It may have been acknowledged."""
         self._groups: dict[GroupId, OpenGroup] = {}
         self._colocated = frozenset({agent_id})
-        self._unserved: dict[GroupId, tuple[str, str]] = {}
+        self._unserved: dict[GroupId, tuple[ServingState, str]] = {}
         """Groups that could not be opened: state and reason."""
         self._broken: set[GroupId] = set()
         """Of those, the ones whose log says too little of itself to be mended."""
@@ -118,7 +116,6 @@ class Host:
         disk.around_completions = self.turns.completions
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._appends = 0
         self.free_space = FreeSpace(disk, data_directory)
         self._received = Receiving(links, self.turns, self._open_replica, self.free_space.admits)
         links.around_input = self.turns.burst
@@ -182,14 +179,15 @@ class Host:
         try:
             await open_replica(self._stores, self, plan, self._rng, observe)
         except ReplicaLost as error:
-            self._give_up(group, "lost", str(error))
+            self._give_up(group, ServingState.LOST, str(error))
             return
         except DamagedReplica as damaged:
-            self._give_up(group, "failed", f"its log is damaged, and is mended from peers: {damaged}")
+            reason = f"its log is damaged, and is mended from peers: {damaged}"
+            self._give_up(group, ServingState.FAILED, reason)
             self.mender.wait(damaged)
             return
         except StoreError as error:
-            self._give_up(group, "failed", f"its log cannot be opened: {error}")
+            self._give_up(group, ServingState.FAILED, f"its log cannot be opened: {error}")
             if isinstance(error, Damaged | ForeignIdentity):
                 self._broken.add(group)
             return
@@ -197,7 +195,7 @@ class Host:
             self._opening.discard(group)
         self._adopt(made[0])
 
-    def _give_up(self, group: GroupId, state: str, reason: str) -> None:
+    def _give_up(self, group: GroupId, state: ServingState, reason: str) -> None:
         """The other groups are served all the same."""
         logger.error("replica %s is %s: %s", group, state, reason)
         self._unserved[group] = (state, reason)
@@ -242,14 +240,14 @@ class Host:
         entry = self._entry(group)
         entry.replica.say_last_words()
         self._take_out(group)
-        self._unserved[group] = ("installing", "its log is being replaced or mended")
+        self._unserved[group] = ServingState.INSTALLING, "its log is being replaced or mended"
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
             await self._close(entry, "the log is being replaced or mended")
             await work()
             await self._open(entry.plan)
         except INSTALL_FAULTS as error:
-            self._give_up(group, "failed", f"its log could not be replaced: {error}")
+            self._give_up(group, ServingState.FAILED, f"its log could not be replaced: {error}")
         finally:
             del self._reopening[group]
             over.set_result(None)
@@ -437,7 +435,6 @@ class Host:
             self._refuse_absent(group)
         if group != CATALOG_GROUP:
             self.free_space.require(least_bytes)
-        self._appends += 1
         self.free_space.take(size_bytes)
         return entry
 
@@ -594,24 +591,6 @@ class Host:
         except DoubledError as error:
             replica.fail("damaged", f"hard states cannot be stored any more: {error}")
 
-    def statistics(self) -> HostStatistics:
-        """One snapshot; resets the worst lag."""
-        worst, self.turns.lag_max_ms = self.turns.lag_max_ms, 0
-        replicas = [entry.replica for entry in self._groups.values()]
-        return HostStatistics(
-            len(replicas),
-            sum(replica.is_leader for replica in replicas),
-            sum(state == "lost" for state, _ in self._unserved.values()),
-            sum(replica.failure is not None for replica in replicas)
-            + sum(state == "failed" for state, _ in self._unserved.values()),
-            self.turns.count,
-            self.turns.lag_ms,
-            worst,
-            self._received.dropped,
-            self._appends,
-            self.free_space.size_bytes,
-        )
-
     async def stop(self) -> None:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
@@ -630,6 +609,3 @@ class Host:
         await asyncio.gather(*(self._save_hint(replica) for replica in active))
         for group in list(self._groups):
             await self.close_group(group)
-
-
-__all__ = ["Fetch", "Host", "HostStatistics", "Offsets", "ReplicaStatus"]

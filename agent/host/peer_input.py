@@ -32,8 +32,6 @@ class Receiving:
         self._turns = turns
         self._admits = admits
         self._replica_of = replica_of
-        self.dropped = 0
-        """Messages for groups that are not open here."""
         links.handle(FrameType.GROUPS, self.on_messages)
         links.handle(FrameType.APPEND, self.on_append)
 
@@ -55,8 +53,7 @@ class Receiving:
     ) -> None:
         replica = self._replica_of(group)
         if replica is None:
-            self.dropped += 1
-            return
+            return  # its group is not open here
         try:
             message = decode(data)
         except WireError as error:

@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Sized
+from contextlib import suppress
 from itertools import islice
 
 from shoal.agent.partition.replica import Replica
@@ -87,11 +88,6 @@ class Turns:
         self.inputs = 0
         """Counted up by whoever hands input out: deadlines wait until no more arrives."""
         self._stopping = False
-        self.count = 0
-        self.lag_ms = 0
-        """How late the last timer was served."""
-        self.lag_max_ms = 0
-        """The worst since it was last set to 0."""
 
     def schedule(self, replica: Replica) -> None:
         """Give the replica a turn once the input of this round of the event loop has been stepped."""
@@ -138,7 +134,6 @@ class Turns:
         self._scheduled = None
         self._wanted = False
         self._serving = True
-        self.count += 1
         if self._dirty:
             dirty = self._take_dirty()
             now_ms = self._clock.now_ms()
@@ -202,12 +197,9 @@ class Turns:
         if nearest <= now_ms:
             return
         self._wake_up.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout((nearest - now_ms) / 1000):
                 await self._wake_up.wait()
-        except TimeoutError:
-            self.lag_ms = max(0, self._clock.now_ms() - nearest)
-            self.lag_max_ms = max(self.lag_max_ms, self.lag_ms)
 
     async def _let_input_in(self) -> None:
         """Give sockets their turn before time is looked at: after a stall, heartbeats wait in their

@@ -1,6 +1,7 @@
-"""What a host says of its replicas and of itself: frozen values for routes, status pages and metrics."""
+"""What a host says of its replicas: frozen values for routes, status pages and metrics."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.replica import Replica
@@ -10,14 +11,25 @@ from shoal.replication.roles.transitions import Role
 from shoal.segment_store.check.damage import DamagedRange
 
 
+class ServingState(StrEnum):
+    """What may be expected of a replica here. Status documents show the values."""
+
+    ACTIVE = "active"
+    INSTALLING = "installing"
+    """Its log is being replaced or mended."""
+    LOST = "lost"
+    """It may have promised what it no longer knows: it never votes again."""
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as it sees itself. `state`: active, lost, failed; `reason` why it is not active. `role`:
-    who leads a birth that the catalog has not taken yet says that it follows nobody. `damaged_ranges`: what
-    of its log does not verify, as far as anybody has looked."""
+    """One replica as it sees itself. `reason`: why its state is not ACTIVE. `role`: a replica that leads a
+    birth that the catalog has not taken yet says that it follows nobody. `damaged_ranges`: parts of its log
+    that are known not to verify."""
 
     group: GroupId
-    state: str
+    state: ServingState
     reason: str
     role: Role
     term: Term
@@ -31,29 +43,13 @@ class ReplicaStatus:
     damaged_ranges: tuple[DamagedRange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostStatistics:
-    """For /metrics. Lag: how late the last timer was served, and the worst since the last call."""
-
-    groups: int
-    leading: int
-    lost: int
-    failed: int
-    turns: int
-    loop_lag_ms: float
-    loop_lag_max_ms: float
-    dropped_messages: int
-    appends: int
-    free_bytes: int
-
-
 def status_of(replica: Replica) -> ReplicaStatus:
     """Of an open replica, serving or stopped."""
     failure = replica.failure
     waits = failure is not None or (replica.is_leader and not replica.serves)
     return ReplicaStatus(
         replica.group,
-        "active" if failure is None else "failed",
+        ServingState.ACTIVE if failure is None else ServingState.FAILED,
         "" if failure is None else failure[1],
         Role.FOLLOWER if waits else replica.core.role,
         replica.core.term,
@@ -68,7 +64,7 @@ def status_of(replica: Replica) -> ReplicaStatus:
     )
 
 
-def status_without_replica(group: GroupId, state: str, reason: str) -> ReplicaStatus:
+def status_without_replica(group: GroupId, state: ServingState, reason: str) -> ReplicaStatus:
     """Of a replica that could not be opened."""
     zero = Offset(0)
     return ReplicaStatus(

@@ -6,91 +6,151 @@ leads. Until the agent belongs to a cluster there is neither a leader nor a topi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
-from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.host.scrubber import Scrubber, ScrubStatistics
 from shoal.agent.interface import Leader, Topic
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
+from shoal.agent.partition.status import ReplicaStatus
 from shoal.agent.process.clock import Clock
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Leadership, RouteTable
 from shoal.agent.service import documents
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.kept import Kept
 from shoal.agent.topics.settings import check_topic_form
 from shoal.errors import ShoalError
-from shoal.format.batch import DEFAULT_SCHEMA
+from shoal.format.batch import DEFAULT_SCHEMA, LogIndex
 
 _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
-EMPTY_CATALOG = Catalog()
-EMPTY_ROUTES = RouteTable()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What an agent knows of itself, for this run."""
+
+    config: AgentConfig
+    agent_id: str
+    name: str
+    url: str
+    version: str
+    disk_kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The parts that exist once the agent belongs to a cluster."""
+    """The parts that exist once the agent belongs to a cluster, and what they know now."""
 
     host: Host
     catalog: CatalogService
     routes: RouteExchange
     scrubber: Scrubber
 
+    @property
+    def topics(self) -> Catalog:
+        return self.catalog.catalog
+
+    @property
+    def table(self) -> RouteTable:
+        return self.routes.table
+
+    @property
+    def cleared_writes(self) -> Mapping[GroupId, LogIndex]:
+        return self.host.cleared_writes
+
+    @property
+    def scrubbed(self) -> ScrubStatistics | None:
+        return self.scrubber.statistics
+
+    def freshen(self) -> None:
+        self.routes.freshen()
+
+    def kept(self) -> Sequence[Kept]:
+        return self.catalog.keeping.here()
+
+    def statuses(self) -> Iterator[ReplicaStatus]:
+        return self.host.statuses()
+
+
+class Alone:
+    """The same before the agent belongs to a cluster: it holds nothing, and knows of nothing."""
+
+    def __init__(self) -> None:
+        self.topics = Catalog()
+        self.table = RouteTable()
+        self.cleared_writes: Mapping[GroupId, LogIndex] = {}
+        self.scrubbed: ScrubStatistics | None = None
+
+    def freshen(self) -> None:
+        """Nobody tells routes."""
+
+    def kept(self) -> Sequence[Kept]:
+        return ()
+
+    def statuses(self) -> Iterator[ReplicaStatus]:
+        return iter(())
+
+
+Cluster: TypeAlias = Joined | Alone
+
+
+def not_leader(what: str, leader: Leader) -> ShoalError:
+    """421, with everything a client needs to go there itself."""
+    return ShoalError(
+        "not-leader",
+        f"{what} is led by {leader.agent_id[:8]}",
+        leader=leader.agent_id,
+        leader_url=leader.url,
+        term=leader.term,
+    )
+
 
 class ClusterView:
     """One per agent. `attach` gives it the cluster; `stopping` makes it refuse new work."""
 
-    def __init__(
-        self,
-        *,
-        config: AgentConfig,
-        agent_id: str,
-        name: str,
-        url: str,
-        roster: Roster,
-        watch: Watch,
-        clock: Clock,
-    ) -> None:
-        self.config = config
-        self.agent_id = agent_id
-        self.name = name
-        self.url = url
+    def __init__(self, facts: AgentFacts, roster: Roster, watch: Watch, clock: Clock) -> None:
+        self.facts = facts
+        self.config = facts.config
+        self.agent_id = facts.agent_id
+        self.url = facts.url
         self.stopping = False
         self.waiting_reason = "starting"
         self._roster = roster
         self._watch = watch
         self._clock = clock
-        self._joined: Joined | None = None
+        self._cluster: Cluster = Alone()
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
     def attach(self, joined: Joined) -> None:
         """The agent belongs to a cluster."""
-        self._joined = joined
+        self._cluster = joined
         self._watch.changed()
 
     def _parts(self) -> Joined:
         if self.stopping:
             raise ShoalError("stopping", "this agent is leaving; ask another one")
-        if self._joined is None:
+        if not isinstance(self._cluster, Joined):
             raise ShoalError("not-ready", f"this agent has no cluster yet: {self.waiting_reason}")
-        return self._joined
+        return self._cluster
 
     @property
     def _catalog(self) -> Catalog:
-        return EMPTY_CATALOG if self._joined is None else self._joined.catalog.catalog
+        return self._cluster.topics
 
-    @property
-    def _routes(self) -> RouteTable:
-        return EMPTY_ROUTES if self._joined is None else self._joined.routes.table
-
-    def _freshen(self) -> None:
-        if self._joined is not None:
-            self._joined.routes.freshen()
+    def _view(self) -> documents.Overview:
+        roster, cluster = self._roster, self._cluster
+        return documents.Overview(
+            cluster.topics, cluster.table, roster.is_live, roster.urls(), roster.holders_count()
+        )
 
     def _names(self) -> dict[str, str]:
         return {member.name: member.tags.get(tags.TAG_NAME, "") for member in self._roster.members()}
@@ -98,7 +158,7 @@ class ClusterView:
     # ---- leaders ---------------------------------------------------------------------------------
 
     def _leadership(self, group: GroupId) -> Leadership | None:
-        return self._routes.leadership(group, self._roster.is_live)
+        return self._cluster.table.leadership(group, self._roster.is_live)
 
     def _leader_of(self, group: GroupId) -> Leader | None:
         leadership = self._leadership(group)
@@ -141,15 +201,17 @@ class ClusterView:
 
     # ---- topics ----------------------------------------------------------------------------------
 
+    @property
+    def asked(self) -> str:
+        """How a refusal calls who was asked."""
+        return f"cluster {self.config.cluster} (agent {self.facts.name} was asked)"
+
     def _no_topic(self, name: str) -> str:
         if name == documents.CATALOG_TOPIC:
             return f"{name} is the system's log, not a topic: GET /v1/topics shows what it says"
         if name.startswith("_"):
             return f"{name!r}: names that begin with _ are the system's, and it has none of this name"
-        return (
-            f"there is no topic {name!r} in cluster {self.config.cluster} (agent {self.name} was asked): "
-            f"create it with PUT /v1/topics/{name}"
-        )
+        return f"there is no topic {name!r} in {self.asked}: create it with PUT /v1/topics/{name}"
 
     def topic(self, name: str) -> Topic:
         """A topic as this agent knows it. ShoalError unknown-topic, illegal-name, not-ready."""

@@ -7,6 +7,7 @@ Law of this file: pure. Shapes exactly as docs/http.md says; nothing is decided 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
@@ -24,15 +25,24 @@ from shoal.segment_store.check.damage import DamagedRange
 CATALOG_TOPIC = "_catalog"
 
 
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What an agent knows of its cluster when it is asked. `urls`: by agent id. `agents`: how many may hold
+    replicas."""
+
+    catalog: Catalog
+    routes: RouteTable
+    is_live: Callable[[str], bool]
+    urls: Mapping[str, str]
+    agents: int
+
+    def leadership(self, entry: TopicEntry, partition: int) -> Leadership | None:
+        """Of a partition; None before any claim was heard."""
+        return self.routes.leadership(GroupId(entry.topic_id, partition), self.is_live)
+
+
 def members_document(
-    members: Sequence[Member],
-    *,
-    cluster: str,
-    cluster_id: bytes | None,
-    version: str,
-    routes: RouteTable,
-    catalog: Catalog,
-    is_live: Callable[[str], bool],
+    view: Overview, members: Sequence[Member], *, cluster: str, cluster_id: bytes | None, version: str
 ) -> dict[str, Any]:
     """GET /v1/members."""
     ours = [member for member in members if is_ours(member, cluster, cluster_id)]
@@ -41,7 +51,7 @@ def members_document(
         "cluster_id": None if cluster_id is None else cluster_id.hex(),
         "version": version,
         "members": [
-            _member_document(member, routes, catalog, is_live)
+            _member_document(view, member)
             for member in sorted(
                 ours, key=lambda member: (member.tags.get(TAG_NAME, member.name), member.name)
             )
@@ -49,20 +59,18 @@ def members_document(
     }
 
 
-def _member_document(
-    member: Member, routes: RouteTable, catalog: Catalog, is_live: Callable[[str], bool]
-) -> dict[str, Any]:
+def _member_document(view: Overview, member: Member) -> dict[str, Any]:
     return member_head(member) | {
         "partitions": [
             {
                 "topic": topic,
                 "partition": claim.group.partition,
-                "role": _role_now(claim, member.name, routes, is_live),
+                "role": _role_now(view, claim, member.name),
                 "term": claim.term,
                 "log_end_offset": claim.log_end_offset,
             }
-            for claim in routes.claims_of(member.name)
-            if (topic := topic_name(claim.group, catalog)) is not None
+            for claim in view.routes.claims_of(member.name)
+            if (topic := topic_name(claim.group, view.catalog)) is not None
         ],
     }
 
@@ -85,11 +93,11 @@ def member_head(member: Member) -> dict[str, Any]:
     }
 
 
-def _role_now(claim: Claim, agent_id: str, routes: RouteTable, is_live: Callable[[str], bool]) -> str:
+def _role_now(view: Overview, claim: Claim, agent_id: str) -> str:
     """The last word of a member that died as a leader is not the last word about the partition."""
     if claim.role != "leader":
         return claim.role
-    leadership = routes.leadership(claim.group, is_live)
+    leadership = view.routes.leadership(claim.group, view.is_live)
     return "leader" if leadership is not None and leadership.agent_id == agent_id else "follower"
 
 
@@ -123,14 +131,7 @@ def topic_name(group: GroupId, catalog: Catalog) -> str | None:
     return None if entry is None else entry.name
 
 
-def routes_document(
-    entries: Sequence[TopicEntry],
-    *,
-    version: str,
-    routes: RouteTable,
-    is_live: Callable[[str], bool],
-    urls: Mapping[str, str],
-) -> dict[str, Any]:
+def routes_document(view: Overview, entries: Sequence[TopicEntry], *, version: str) -> dict[str, Any]:
     """GET /v1/routes."""
     return {
         "version": version,
@@ -138,8 +139,7 @@ def routes_document(
             entry.name: {
                 "id": entry.topic_id.hex(),
                 "partitions": [
-                    partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
-                    for partition in range(len(entry.partitions))
+                    partition_document(view, entry, partition) for partition in range(len(entry.partitions))
                 ],
             }
             for entry in entries
@@ -147,20 +147,12 @@ def routes_document(
     }
 
 
-def partition_document(
-    entry: TopicEntry,
-    partition: int,
-    *,
-    routes: RouteTable,
-    is_live: Callable[[str], bool],
-    urls: Mapping[str, str],
-) -> dict[str, Any]:
+def partition_document(view: Overview, entry: TopicEntry, partition: int) -> dict[str, Any]:
     """One partition as routes and topics show it. Before any claim was heard its replicas are those of its
     birth.
     """
     birth = entry.partitions[partition]
-    group = GroupId(entry.topic_id, partition)
-    leadership = routes.leadership(group, is_live)
+    leadership = view.leadership(entry, partition)
     leader = None if leadership is None else leadership.agent_id
     return {
         "partition": partition,
@@ -168,9 +160,9 @@ def partition_document(
         "state": "active",
         "successors": [],
         "leader": leader,
-        "leader_url": None if leader is None else urls.get(leader),
+        "leader_url": None if leader is None else view.urls.get(leader),
         "term": 0 if leadership is None else leadership.term,
-        "replicas": _replicas(birth.voters, leadership, urls),
+        "replicas": _replicas(birth.voters, leadership, view.urls),
     }
 
 
@@ -187,34 +179,30 @@ def _replicas(
     return [{"id": agent, "url": urls.get(agent), "role": role} for agent, role in roles]
 
 
-def live_replicas(
-    entry: TopicEntry, partition: int, *, routes: RouteTable, is_live: Callable[[str], bool], agents: int
-) -> tuple[int, int]:
+def live_replicas(view: Overview, entry: TopicEntry, partition: int) -> tuple[int, int]:
     """(voters that are live, voters wanted): the partition is under-replicated when the first is smaller.
 
-    agents: how many there are. A factor above that is no trouble but a wish (safety 5: the effective factor);
-    a voter that is away is trouble, whatever the factor.
+    A factor above the number of agents is no trouble but a wish (safety 5: the effective factor); a voter
+    that is away is trouble, whatever the factor.
     """
-    leadership = routes.leadership(GroupId(entry.topic_id, partition), is_live)
+    leadership = view.leadership(entry, partition)
     voters = entry.partitions[partition].voters if leadership is None else leadership.voters
     factor = entry.settings.replication_factor
-    wanted = len(voters) if factor == "all" else max(len(voters), min(factor, agents))
-    return sum(1 for voter in voters if is_live(voter)), wanted
+    wanted = len(voters) if factor == "all" else max(len(voters), min(factor, view.agents))
+    return sum(1 for voter in voters if view.is_live(voter)), wanted
 
 
-def topic_summary(
-    entry: TopicEntry, *, routes: RouteTable, is_live: Callable[[str], bool], agents: int
-) -> dict[str, Any]:
+def topic_summary(view: Overview, entry: TopicEntry) -> dict[str, Any]:
     """One line of GET /v1/topics. Counts are those of the leaders' last claims."""
     records = 0
     size_bytes = 0
     under_replicated = 0
     for partition in range(len(entry.partitions)):
-        leadership = routes.leadership(GroupId(entry.topic_id, partition), is_live)
+        leadership = view.leadership(entry, partition)
         if leadership is not None:
             records += leadership.high_watermark - leadership.log_start_offset
             size_bytes += leadership.size_bytes
-        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
+        live, wanted = live_replicas(view, entry, partition)
         under_replicated += live < wanted
     return {
         "name": entry.name,
@@ -228,23 +216,16 @@ def topic_summary(
     }
 
 
-def topic_document(
-    entry: TopicEntry,
-    *,
-    routes: RouteTable,
-    is_live: Callable[[str], bool],
-    urls: Mapping[str, str],
-    agents: int,
-) -> dict[str, Any]:
+def topic_document(view: Overview, entry: TopicEntry) -> dict[str, Any]:
     """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
-    summary = topic_summary(entry, routes=routes, is_live=is_live, agents=agents)
+    summary = topic_summary(view, entry)
     partitions = []
     for partition in range(len(entry.partitions)):
-        leadership = routes.leadership(GroupId(entry.topic_id, partition), is_live)
-        live, wanted = live_replicas(entry, partition, routes=routes, is_live=is_live, agents=agents)
-        shown = partition_document(entry, partition, routes=routes, is_live=is_live, urls=urls)
+        leadership = view.leadership(entry, partition)
+        live, wanted = live_replicas(view, entry, partition)
+        shown = partition_document(view, entry, partition)
         end = None if leadership is None or shown["leader"] is None else leadership.log_end_offset
-        claims = routes.claims_about(GroupId(entry.topic_id, partition))
+        claims = view.routes.claims_about(GroupId(entry.topic_id, partition))
         shown["replicas"] = [_with_lag(replica, claims, end) for replica in shown["replicas"]]
         partitions.append(
             shown

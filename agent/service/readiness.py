@@ -5,12 +5,14 @@ Law of this file: it looks and says; it changes nothing and waits for nobody.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from shoal.agent.durable.catalog_version import NO_VERSION, CatalogVersion
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.host.free_space import MIN_FREE_BYTES
 from shoal.agent.host.host import Host
+from shoal.agent.partition.status import ServingState
 from shoal.agent.topics.catalog_service import CatalogService
 
 
@@ -34,16 +36,18 @@ def _own_catalog_fault(host: Host) -> str | None:
     """Why this agent's own replica of the catalog cannot help to elect a leader; None when it can, or when
     it holds none."""
     status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
-    if status is None or status.state == "active":
+    if status is None or status.state is ServingState.ACTIVE:
         return None
     return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
 
 
 def disk_check(host: Host) -> str:
     """Whether there is room, and every replica here serves."""
-    statistics = host.statistics()
-    if statistics.free_bytes < MIN_FREE_BYTES:
-        return f"{statistics.free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
-    if statistics.failed or statistics.lost:
-        return f"replicas here: {statistics.failed} failed, {statistics.lost} lost; the log says why"
+    free_bytes = host.free_space.size_bytes
+    if free_bytes < MIN_FREE_BYTES:
+        return f"{free_bytes} bytes are free, fewer than {MIN_FREE_BYTES}"
+    states = Counter(status.state for status in host.statuses())
+    failed, lost = states[ServingState.FAILED], states[ServingState.LOST]
+    if failed or lost:
+        return f"replicas here: {failed} failed, {lost} lost; the log says why"
     return "ok"

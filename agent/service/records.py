@@ -9,12 +9,12 @@ from __future__ import annotations
 from types import TracebackType
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.host import Fetch, Host, Offsets
+from shoal.agent.host.host import Host
 from shoal.agent.interface import Topic
-from shoal.agent.partition.reader import Admit
-from shoal.agent.service.cluster_view import ClusterView
+from shoal.agent.partition.reader import Admit, Fetch, Offsets
+from shoal.agent.partition.status import ServingState
+from shoal.agent.service.cluster_view import ClusterView, not_leader
 from shoal.agent.service.time_search import offset_at_time
-from shoal.agent.service.topic_admin import not_leader
 from shoal.agent.submission import Answer, Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
@@ -62,7 +62,7 @@ class RecordService(ClusterView):
         """The replica here does not serve: its leader does, or soon another holder, who is named. Alone it
         says what is wrong."""
         host, group = self._parts().host, self._group(topic, partition)
-        if not host.has(group) or (status := host.status(group)).state == "active":
+        if not host.has(group) or (status := host.status(group)).state is ServingState.ACTIVE:
             return error
         elsewhere = self._elsewhere(topic, partition)
         if elsewhere.code == "not-leader":

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.host import Fetch, Offsets
+from shoal.agent.partition.reader import Fetch, Offsets
 from shoal.format.batch import Offset, parse_stamp, timestamps_of
 
 ONE_BATCH_BYTES = 1  # a read gives one, however large

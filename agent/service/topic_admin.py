@@ -1,4 +1,4 @@
-"""Creating and deleting topics, at the agent that leads the catalog.
+"""Topics: shown by any agent; created, changed, deleted and adopted by the one that leads the catalog.
 
 Law of this file: it decides what is proposed (who is asked, whether there are members enough, where
 replicas are born) and what the outcome means to whoever asked. What is true is what the catalog has
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.events.change_counter import Watch
-from shoal.agent.interface import MAX_REPLICATION_FACTOR, Leader
-from shoal.agent.members.roster import Roster, candidate_of
-from shoal.agent.process.clock import Clock
+from shoal.agent.interface import MAX_REPLICATION_FACTOR
+from shoal.agent.members.roster import candidate_of
 from shoal.agent.service import documents
+from shoal.agent.service.cluster_view import ClusterView, not_leader
 from shoal.agent.topics.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
 from shoal.agent.topics.catalog_service import Applied, CatalogService
 from shoal.agent.topics.entries import mask_of
@@ -31,62 +30,43 @@ NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundr
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 
 
-def not_leader(what: str, leader: Leader) -> ShoalError:
-    """421, with everything a client needs to go there itself."""
-    return ShoalError(
-        "not-leader",
-        f"{what} is led by {leader.agent_id[:8]}",
-        leader=leader.agent_id,
-        leader_url=leader.url,
-        term=leader.term,
-    )
+class TopicService(ClusterView):
+    """Whether the agent may change a topic is decided by who leads the catalog when it is asked."""
 
+    async def topics(self) -> list[dict[str, Any]]:
+        """GET /v1/topics; counts are as fresh as the last acknowledged append."""
+        await self._parts().routes.freshen_everywhere()
+        view = self._view()
+        return [documents.topic_summary(view, entry) for _, entry in sorted(self._catalog.topics.items())]
 
-class TopicAdmin:
-    """One per agent; whether it may act is decided by who leads the catalog when it is asked."""
+    async def topic_document(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}; counts are as fresh as the last acknowledged append."""
+        self.topic(name)
+        await self._parts().routes.freshen_everywhere()
+        self.topic(name)  # it may have been deleted meanwhile
+        return self._document(self._catalog.topics[name])
 
-    def __init__(
-        self,
-        *,
-        roster: Roster,
-        watch: Watch,
-        clock: Clock,
-        catalog_leader: Callable[[], Leader | None],
-        leader_of: Callable[[GroupId], Leader | None],
-        document: Callable[[TopicEntry], dict[str, Any]],
-        holders: Callable[[TopicEntry], frozenset[str]],
-        require_room: Callable[[], None],
-        asked: str,
-    ) -> None:
-        """`document`: how a topic is shown to whoever made it. `holders`: who is known to hold a replica.
-        `require_room`: raises ShoalError disk-full. `asked`: how a refusal calls who was
-        asked."""
-        self._roster = roster
-        self._watch = watch
-        self._clock = clock
-        self._catalog_leader = catalog_leader
-        self._leader_of = leader_of
-        self._document = document
-        self._holders = holders
-        self._require_room = require_room
-        self._asked = asked
+    def _document(self, entry: TopicEntry) -> dict[str, Any]:
+        self._cluster.freshen()
+        return documents.topic_document(self._view(), entry)
 
-    async def create(
-        self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    async def create_topic(
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
     ) -> tuple[bool, dict[str, Any]]:
-        """True when it was made by this call. Linearizable: only the catalog's leader answers.
+        """PUT /v1/topics/{topic}: True when this call made it. Linearizable: only the catalog's leader
+        answers.
 
         ShoalError illegal-name, bad-request, topic-differs, not-enough-members, catalog-full,
         not-leader (with leader_url), no-leader, timeout.
         """
+        self._parts()
         check_topic_name(name)
         settings, explicit_factor = settings_from_body(body)
-        self._require_leader()
-        await service.make_current(timeout_ms)
+        service = await self._current_catalog(timeout_ms)
         existing = service.catalog.topics.get(name)
         if existing is not None:
             return False, self._equal_or_differs(existing, settings)
-        self._require_room()  # deletions use what is left of a full disk
+        self._parts().host.free_space.require()  # deletions use what is left of a full disk
         await self._let_newcomers_in(settings)
         entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
@@ -99,19 +79,22 @@ class TopicAdmin:
         await asyncio.gather(service.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
 
-    async def adopt(
-        self, service: CatalogService, kept: str, name: str | None, timeout_ms: int
-    ) -> dict[str, Any]:
-        """A topic that the catalog does not know gets its place back: its id, hash ranges and settings, under
-        its old name or another one. kept: its name or id. Only the catalog's leader answers.
+    async def kept_topics(self) -> list[dict[str, Any]]:
+        """GET /v1/kept-topics: what live agents hold of topics that the catalog does not know."""
+        kept = await self._parts().catalog.keeping.everywhere()
+        return [item.document(self._names()) for item in kept]
+
+    async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> dict[str, Any]:
+        """POST /v1/kept-topics/{kept}/adopt: a topic that the catalog does not know gets its place back: its
+        id, hash ranges and settings, under its old name or another one. kept: its name or id.
 
         ShoalError unknown-topic (nobody keeps it, or knows its settings), topic-differs (the name is taken),
         catalog-full, illegal-name, bad-request, not-leader, no-leader, timeout.
         """
+        self._parts()
         if name is not None:
             check_topic_name(name)
-        self._require_leader()
-        await service.make_current(timeout_ms)
+        service = await self._current_catalog(timeout_ms)
         known = next((item for item in service.catalog.topics.values() if item.topic_id.hex() == kept), None)
         known = known or service.catalog.topics.get(kept)
         if known is not None and known.adopted:  # an answer was lost, and this is asked again
@@ -169,7 +152,7 @@ class TopicAdmin:
             raise ShoalError(
                 "not-enough-members",
                 f"replication_factor {factor} needs {factor} live members, there are {len(members)} in "
-                f"{self._asked}: start more agents, or leave the factor out",
+                f"{self.asked}: start more agents, or leave the factor out",
             )
         candidates = [candidate_of(member) for member in members]
         topic_id = os.urandom(16)
@@ -182,12 +165,12 @@ class TopicAdmin:
         unborn = mask_of(range(settings.partitions))
         return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us(), unborn=unborn)
 
-    async def change(
-        self, service: CatalogService, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+    async def change_topic(
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
     ) -> dict[str, Any]:
-        """PATCH: the topic with its new settings, once they are committed. ShoalError bad-request,
-        unknown-topic, and as delete()."""
-        entry = await self._existing(service, name, timeout_ms)
+        """PATCH /v1/topics/{topic}: the topic with its new settings, once they are committed. ShoalError
+        bad-request, unknown-topic, and as delete_topic."""
+        service, entry = await self._existing(name, timeout_ms)
         settings = changed_settings(entry.settings, body)
         applied = await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
         if applied.entry is None:
@@ -195,30 +178,43 @@ class TopicAdmin:
         await service.tell_peers()
         return self._document(applied.entry)
 
-    async def delete(self, service: CatalogService, name: str, timeout_ms: int) -> None:
-        """Durable once this returns; the disks are freed by every holder as soon as it hears of it."""
-        entry = await self._existing(service, name, timeout_ms)
+    async def delete_topic(self, name: str, timeout_ms: int) -> None:
+        """DELETE /v1/topics/{topic}: durable once this returns; each holder frees its disk as soon as it
+        hears of it."""
+        service, entry = await self._existing(name, timeout_ms)
         applied = await service.propose(DeleteTopic(entry.topic_id, self._holders(entry)), timeout_ms)
         if applied.outcome != "done":
             raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
         await service.tell_peers()
 
-    async def _existing(self, service: CatalogService, name: str, timeout_ms: int) -> TopicEntry:
+    async def _existing(self, name: str, timeout_ms: int) -> tuple[CatalogService, TopicEntry]:
+        self._parts()
         if name != documents.CATALOG_TOPIC:
             check_topic_name(name)
-        self._require_leader()
-        await service.make_current(timeout_ms)
+        service = await self._current_catalog(timeout_ms)
         entry = service.catalog.topics.get(name)
         if entry is None:
             raise ShoalError("unknown-topic", f"there is no topic {name!r}")
-        return entry
+        return service, entry
 
-    def _require_leader(self) -> None:
-        leader = self._catalog_leader()
+    async def _current_catalog(self, timeout_ms: int) -> CatalogService:
+        """The catalog with all that was committed before this call. ShoalError not-leader, no-leader."""
+        service, leader = self._parts().catalog, self.catalog_leader()
         if leader is None:
             raise ShoalError("no-leader", "the catalog has no leader at present")
         if not leader.local:
             raise not_leader("the catalog", leader)
+        await service.make_current(timeout_ms)
+        return service
+
+    def _holders(self, entry: TopicEntry) -> frozenset[str]:
+        """Agents that claim a replica of the topic, or are said to have one."""
+        found: set[str] = set()
+        for partition in range(len(entry.partitions)):
+            claims = self._cluster.table.claims_about(GroupId(entry.topic_id, partition))
+            for agent_id, claim in claims.items():
+                found.update((agent_id, *claim.voters, *claim.learners))
+        return frozenset(found)
 
 
 def _check_room(applied: Applied, service: CatalogService) -> None:

@@ -106,7 +106,6 @@ class Node:
         )
         self.host = Host(
             agent_id=self.agent_id,
-            boot_nonce=nonce,
             cluster_id=CLUSTER,
             disk=self.disk,
             data_directory=self.directory,

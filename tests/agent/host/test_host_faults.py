@@ -16,6 +16,7 @@ from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.free_space import MIN_FREE_BYTES
 from shoal.agent.partition.applier import StateMachine
+from shoal.agent.partition.status import ServingState
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset, ProducerStamp, Term
@@ -77,7 +78,7 @@ async def test_one_voter_with_a_failed_sync_never_acknowledges() -> None:
             with pytest.raises(ShoalError) as refused:
                 await submit
             assert refused.value.code in ("leadership-lost", "damaged")
-        assert node.host.statistics().failed == 1
+        assert [status.state for status in node.host.statuses()] == [ServingState.FAILED]
 
 
 async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
@@ -88,12 +89,12 @@ async def test_a_full_disk_is_refused_before_anything_is_proposed() -> None:
         await cluster.append("a")
         disk = disks[node.agent_id]
         roomy, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() + 2**20
-        await until(lambda: node.host.statistics().free_bytes < 2**26)
+        await until(lambda: node.host.free_space.size_bytes < 2**26)
         with pytest.raises(ShoalError, match="disk-full") as refused:
             await node.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
         assert refused.value.definite
         disk.capacity_bytes = roomy
-        await until(lambda: node.host.statistics().free_bytes > 2**26)
+        await until(lambda: node.host.free_space.size_bytes > 2**26)
         assert await node.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000)) == Appended(
             Offset(1), 1
         )
@@ -106,7 +107,7 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         node = await cluster.leader()
         disk = disks[node.agent_id]
         disk.capacity_bytes = disk.used_bytes() + MIN_FREE_BYTES + 24 * 2**20
-        await until(lambda: node.host.statistics().free_bytes < MIN_FREE_BYTES + 2**25)
+        await until(lambda: node.host.free_space.size_bytes < MIN_FREE_BYTES + 2**25)
         refused, taken = None, 0
         while refused is None and taken < 100:
             try:
@@ -525,4 +526,4 @@ async def test_a_bug_in_one_replica_costs_neither_the_link_nor_the_group() -> No
         await until(lambda: follower.host.status(GROUP).state == "failed")
         assert all(peer.control and peer.bulk for peer in follower.links.statistics())
         await cluster.append("c")
-        assert follower.host.statistics().failed == 1
+        assert [status.state for status in follower.host.statuses()] == [ServingState.FAILED]

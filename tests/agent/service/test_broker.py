@@ -19,10 +19,11 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.interface import Topic
+from shoal.agent.partition.status import ServingState
 from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
 from shoal.agent.service.broker import Broker
-from shoal.agent.service.cluster_view import Joined
-from shoal.agent.service.documents import members_document
+from shoal.agent.service.cluster_view import AgentFacts, Alone, Joined
+from shoal.agent.service.documents import Overview, members_document
 from shoal.agent.service.metrics import render_metrics
 from shoal.agent.topics.catalog import Catalog, CreateTopic, DeleteTopic
 from shoal.agent.topics.catalog_service import Applied
@@ -51,6 +52,10 @@ class FakeRoster:
 
     list: list[Member] = field(default_factory=lambda: [member(SELF), member(OTHER), member(GONE, "failed")])
     cluster_id: bytes | None = CLUSTER_ID
+    pool: Any = None
+
+    def gossip(self) -> Any:
+        return self.pool
 
     def members(self) -> tuple[Member, ...]:
         return tuple(self.list)
@@ -114,7 +119,7 @@ class FakeHost:
     groups: set[Any] = field(default_factory=set)
     cleared_writes: dict[Any, int] = field(default_factory=dict)
     error: ShoalError | None = None
-    state: str = "active"
+    state: ServingState = ServingState.ACTIVE
     free_space: FreeSpace = field(default_factory=lambda: FreeSpace(MemoryDisk(), ""))
 
     def has(self, group: Any) -> bool:
@@ -133,9 +138,6 @@ class FakeHost:
     def status(self, group: Any) -> Any:
         return SimpleNamespace(state=self.state, reason="")
 
-    def statistics(self) -> Any:
-        return SimpleNamespace(free_bytes=2**40, failed=0, lost=0)
-
     def statuses(self) -> list[Any]:
         return []
 
@@ -149,22 +151,15 @@ class Fixture:
         self.left: list[str] = []
         clock = SimpleNamespace(now_ms=lambda: int(asyncio.get_event_loop().time() * 1_000), now_us=lambda: 5)
         roster: Any = self.roster
+        roster.pool = SimpleNamespace(join=self.join, force_leave=self.left.append)
         self.broker = Broker(
-            config=AgentConfig(data="d"),
-            agent_id=SELF,
-            name="n-a",
-            url="http://127.0.0.1:97",
-            version="0",
-            disk_kind="memory",
+            AgentFacts(AgentConfig(data="d"), SELF, "n-a", "http://127.0.0.1:97", "0", "memory"),
             roster=roster,
             links=SimpleNamespace(dropped_frames=3),  # type: ignore[arg-type]
             watch=self.watch,
             clock=clock,  # type: ignore[arg-type]
             request_stop=self.stop,
-            join=self.join,
-            force_leave=self.left.append,
             draining=SimpleNamespace(),  # type: ignore[arg-type]
-            keys=SimpleNamespace(),  # type: ignore[arg-type]
             events=EventFeed("run"),
         )
         host: Any = self.host
@@ -330,7 +325,7 @@ async def test_what_may_have_happened_here_is_not_tried_elsewhere() -> None:
     await fixture.broker.create_topic("t", {"partitions": 1}, 100)
     topic = fixture.broker.topic("t")
     fixture.host.groups.add(GroupId(topic.id, 0))
-    fixture.host.state = "failed"
+    fixture.host.state = ServingState.FAILED
     fixture.host.error = ShoalError("damaged", "this replica stopped")
     assert (await code(fixture.broker.offsets(topic, 0))).code == "no-leader"
     fixture.host.error = ShoalError("leadership-lost", "this replica stopped", definite=False)
@@ -412,7 +407,7 @@ async def test_versions_block_until_something_changes() -> None:
 async def test_before_and_after_its_time_the_agent_refuses() -> None:
     """not-ready until it belongs to a cluster, stopping once it leaves; documents about itself always."""
     fixture = Fixture()
-    fixture.broker._joined = None
+    fixture.broker._cluster = Alone()
     fixture.broker.waiting_reason = "1 of 3 expected members have met"
     with pytest.raises(ShoalError, match="1 of 3"):
         fixture.broker.topic("t")
@@ -450,15 +445,8 @@ def test_foreign_members_are_not_listed() -> None:
         member(GONE, cl="other"),
         Member("serf-1", "127.0.0.1", 2, {}, "alive", 1, 0),
     ]
-    document = members_document(
-        members,
-        cluster="shoal",
-        cluster_id=CLUSTER_ID,
-        version="v",
-        routes=RouteTable(),
-        catalog=Catalog(),
-        is_live=lambda _: True,
-    )
+    view = Overview(Catalog(), RouteTable(), lambda _: True, {}, 4)
+    document = members_document(view, members, cluster="shoal", cluster_id=CLUSTER_ID, version="v")
     assert [(item["id"], item["kind"]) for item in document["members"]] == [
         (SELF, "shoal"),
         ("serf-1", "serf"),
@@ -471,15 +459,9 @@ async def test_a_dead_leader_is_not_shown_as_leading() -> None:
     fixture.leads(CATALOG_GROUP, GONE, term=1)
 
     def roles() -> dict[str, str]:
-        document = members_document(
-            fixture.roster.list,
-            cluster="shoal",
-            cluster_id=CLUSTER_ID,
-            version="v",
-            routes=fixture.table,
-            catalog=Catalog(),
-            is_live=fixture.roster.is_live,
-        )
+        view = Overview(Catalog(), fixture.table, fixture.roster.is_live, {}, 3)
+        members = fixture.roster.list
+        document = members_document(view, members, cluster="shoal", cluster_id=CLUSTER_ID, version="v")
         return {item["id"]: part["role"] for item in document["members"] for part in item["partitions"]}
 
     assert roles() == {GONE: "follower"}

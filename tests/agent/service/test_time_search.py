@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.host import Fetch, Offsets
+from shoal.agent.partition.reader import Fetch, Offsets
 from shoal.agent.service.time_search import offset_at_time
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
