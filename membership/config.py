@@ -141,8 +141,7 @@ class GossipConfig:
 
     @property
     def content_bytes(self) -> int:
-        """What a packet holds beside its label and seal. (Version 0 of the seal, which is only for strangers
-        who speak it, exceeds the budget by up to 16 bytes: still below the path MTU.)"""
+        """What a packet holds beside its label and seal."""
         label_bytes = 2 + len(self.label.encode()) if self.label else 0
         return self.packet_bytes - label_bytes - (0 if self.keyring is None else OVERHEAD_BYTES)
 

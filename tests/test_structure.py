@@ -63,7 +63,6 @@ PURE = (
     "membership/serf/keys.py",
     "membership/net/rejected_senders.py",
     "membership/serf/queries.py",
-    "membership/wire/sealed_streams.py",
     "membership/wire/*.py",
     "segment_store/format/layout.py",
     "segment_store/format/index.py",

@@ -545,7 +545,7 @@ class Membership:
             self._received_bytes += len(data)
             sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
             try:
-                packet = decode_packet(self._envelope.unwrap_packet(data, sender))
+                packet = decode_packet(self._envelope.unwrap_packet(data))
             except WireError as fault:
                 self._packet_faults += 1
                 self._note_stranger(str(sender), fault)
@@ -557,7 +557,7 @@ class Membership:
         if self._udp is None:
             return
         data = encode_packet(packet.parts, checksum=packet.checksum, compressed=self._config.compress_packets)
-        data = self._envelope.wrap_packet(data, packet.receiver)
+        data = self._envelope.wrap_packet(data)
         try:
             self._udp.sendto(data, (host_text(packet.receiver.address), packet.receiver.port))
         except OSError:

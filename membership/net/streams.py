@@ -16,9 +16,7 @@ from shoal.membership.swim.ready import StreamProbe
 from shoal.membership.wire.envelope import Envelope
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Ack, Ping, PushPull, RemoteError, StreamMessage, User, host_text
-from shoal.membership.wire.sealed_streams import WrappedStreamDecoder
-from shoal.membership.wire.sealing import PLAIN_VERSION
-from shoal.membership.wire.streams import encode_stream
+from shoal.membership.wire.streams import StreamDecoder, encode_stream
 
 READ_BYTES = 65_536
 BIND_ATTEMPTS = 16
@@ -64,7 +62,7 @@ class Intake:
     def release(self, size: int) -> None:
         self.held_bytes -= size
 
-    async def work_out(self, decoder: WrappedStreamDecoder, data: bytes) -> StreamMessage | None:
+    async def work_out(self, decoder: StreamDecoder, data: bytes) -> StreamMessage | None:
         """Feed the decoder in a thread."""
         await self._working.acquire()
         work = asyncio.get_running_loop().run_in_executor(None, decoder.feed, data)
@@ -96,9 +94,7 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
     raise AssertionError("the last attempt raises")
 
 
-async def read_message(
-    reader: asyncio.StreamReader, decoder: WrappedStreamDecoder, intake: Intake
-) -> StreamMessage:
+async def read_message(reader: asyncio.StreamReader, decoder: StreamDecoder, intake: Intake) -> StreamMessage:
     """The peer's one message. Raises WireError, or StreamFault when it closes before the end or there is no
     room for it."""
     held_bytes = 0
@@ -120,16 +116,11 @@ async def read_message(
 
 
 async def _write_message(
-    writer: asyncio.StreamWriter,
-    message: StreamMessage,
-    envelope: Envelope,
-    *,
-    opens: bool,
-    version: int = PLAIN_VERSION,
+    writer: asyncio.StreamWriter, message: StreamMessage, envelope: Envelope, *, opens: bool
 ) -> None:
     inline = not isinstance(message, PushPull) or len(message.nodes) <= MAX_INLINE_NODES
     data = encode_stream(message) if inline else await asyncio.to_thread(encode_stream, message)
-    writer.write(envelope.wrap_stream(data, opens=opens, version=version))
+    writer.write(envelope.wrap_stream(data, opens=opens))
     await writer.drain()
 
 
@@ -139,7 +130,7 @@ async def _ask(
     reader, writer = await asyncio.open_connection(host, port)
     try:
         await _write_message(writer, request, envelope, opens=True)
-        return await read_message(reader, WrappedStreamDecoder(envelope, accepted=False), intake)
+        return await read_message(reader, StreamDecoder(envelope=envelope), intake)
     finally:
         writer.close()
 
@@ -173,13 +164,12 @@ async def serve_stream(
 ) -> PushPull | User | None:
     """Answer one stream; returns what it brought. A ping for another node, and a stream of another label, are
     left without an answer; other faults are told, sealed with our key as everything."""
-    decoder = WrappedStreamDecoder(envelope, accepted=True)
 
     async def answer(message: StreamMessage) -> None:
-        await _write_message(writer, message, envelope, opens=False, version=decoder.version)
+        await _write_message(writer, message, envelope, opens=False)
 
     try:
-        request = await read_message(reader, decoder, intake)
+        request = await read_message(reader, StreamDecoder(envelope=envelope, accepted=True), intake)
     except WireError as fault:
         if fault.reason != "label":
             await answer(RemoteError(fault.detail if fault.reason == "key" else str(fault)))

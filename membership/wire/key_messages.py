@@ -5,9 +5,10 @@ Law of this file: values and their bytes, as wire/serf.py.
 
 from dataclasses import dataclass
 
-from shoal.membership.wire.dialect import as_text, pack, unpack_struct
+from shoal.membership.wire.dialect import Fields, as_text, pack, unpack_struct
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.serf import SerfType
+from shoal.membership.wire.structs import Part, Struct, flag, text
 
 MAX_MESSAGE_BYTES = 1024
 """An error's text: a whole answer has at most so much."""
@@ -27,6 +28,22 @@ class KeyAnswer:
     primary: str = ""
 
 
+def _read_keys(fields: Fields) -> tuple[str, ...]:
+    keys = fields.items("Keys")
+    if len(keys) > MAX_LISTED_KEYS:
+        raise WireError("limit", f"{len(keys)} keys in one answer")
+    return tuple(as_text(key, "a key", 64) for key in keys)
+
+
+_ANSWER = Struct(
+    KeyAnswer,
+    ok=flag("Result"),
+    message=text("Message", MAX_MESSAGE_BYTES),
+    keys=Part(_read_keys, lambda keys: {"Keys": list(keys) or None}),
+    primary=text("PrimaryKey", 64),
+)
+
+
 def encode_key_request(key: bytes) -> bytes:
     """An empty key asks for the list."""
     return bytes((SerfType.KEY_REQUEST,)) + pack({"Key": key})
@@ -36,32 +53,15 @@ def decode_key_request(data: bytes) -> bytes:
     """The key meant. Raises WireError."""
     if data[:1] != bytes((SerfType.KEY_REQUEST,)):
         raise WireError("type", "not a key request")
-    fields, _ = unpack_struct(data, 1)
-    return fields.raw("Key")
+    return unpack_struct(data, 1)[0].raw("Key")
 
 
 def encode_key_answer(answer: KeyAnswer) -> bytes:
-    """Keys in Go's sorted order."""
-    body: dict[str, object] = {
-        "Keys": list(answer.keys) or None,
-        "Message": answer.message,
-        "PrimaryKey": answer.primary,
-        "Result": answer.ok,
-    }
-    return bytes((SerfType.KEY_RESPONSE,)) + pack(body)
+    return bytes((SerfType.KEY_RESPONSE,)) + _ANSWER.encode(answer)
 
 
 def decode_key_answer(data: bytes) -> KeyAnswer:
     """Raises WireError."""
     if data[:1] != bytes((SerfType.KEY_RESPONSE,)):
         raise WireError("type", "not the answer to a key request")
-    fields, _ = unpack_struct(data, 1)
-    keys = fields.items("Keys")
-    if len(keys) > MAX_LISTED_KEYS:
-        raise WireError("limit", f"{len(keys)} keys in one answer")
-    return KeyAnswer(
-        ok=fields.flag("Result"),
-        message=fields.text("Message", MAX_MESSAGE_BYTES),
-        keys=tuple(as_text(key, "a key", 64) for key in keys),
-        primary=fields.text("PrimaryKey", 64),
-    )
+    return _ANSWER.decode(unpack_struct(data, 1)[0])

@@ -8,22 +8,29 @@ Addresses stay bytes (4 or 16) as on the wire, because peers compare them bytewi
 """
 
 import ipaddress
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from shoal.membership.wire.dialect import Fields, pack, unpack_struct
+from shoal.membership.wire.dialect import Fields, unpack_struct
 from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.structs import MAX_NAME_BYTES as MAX_NAME_BYTES
+from shoal.membership.wire.structs import (
+    MessageTable,
+    Part,
+    Struct,
+    flag,
+    node_name,
+    payload,
+    text,
+    unsigned,
+)
 
 VSN = bytes((1, 5, 2, 2, 5, 5))
 """Versions we advertise: memberlist 1..5 speaking 2, Serf 2..5 speaking 5. Never
 anything else: a Vsn of 1 to 5 bytes crashes a Serf 0.9.4 agent, and an incompatible one
 poisons every later push/pull of the pool."""
-
-MAX_NAME_BYTES = 128
-"""Serf's own limit for node names since 0.9.5."""
 
 MAX_META_BYTES = 1024
 """What we accept; senders keep to 512, old Serf agents enforce nothing on receipt."""
@@ -185,82 +192,96 @@ StreamMessage = Ping | Ack | PushPull | User | RemoteError
 """What a TCP stream can hold."""
 
 
-def _source_fields(source: Endpoint | None, source_node: str) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    if source is not None:
-        fields["SourceAddr"] = source.address
-    if source_node:
-        fields["SourceNode"] = source_node
-    if source is not None:
-        fields["SourcePort"] = source.port
-    return fields
+def read_endpoint(address: bytes, port: int) -> Endpoint:
+    """Raises WireError."""
+    if len(address) not in (4, 16) or not port:
+        raise WireError("format", f"an address of {len(address)} bytes with port {port}")
+    return Endpoint(address, port)
+
+
+def endpoint(address: str, port: str = "Port") -> Part:
+    """An address and its port, each in a field of its own."""
+    return Part(
+        lambda fields: read_endpoint(fields.raw(address), fields.unsigned(port, 16)),
+        lambda value: {address: value.address, port: value.port},
+    )
+
+
+def _read_source(fields: Fields) -> Endpoint | None:
+    """Where an answer shall go: both parts or neither."""
+    address, port = fields.raw("SourceAddr"), fields.unsigned("SourcePort", 16)
+    return Endpoint(address, port) if len(address) in (4, 16) and port else None
+
+
+def _read_meta(fields: Fields) -> bytes:
+    meta = fields.raw("Meta")
+    if len(meta) > MAX_META_BYTES:
+        raise WireError("limit", f"{len(meta)} bytes of Meta")
+    return meta
+
+
+def _read_vsn(fields: Fields) -> bytes:
+    """Exactly six bytes, or none: shorter ones count as absent, as newer versions may append."""
+    vsn = fields.raw("Vsn")
+    return vsn[:6] if len(vsn) >= 6 else b""
+
+
+def _write_vsn(vsn: bytes) -> dict[str, object]:
+    assert len(vsn) in (0, 6)  # any other length crashes a Serf 0.9.4 agent
+    return {"Vsn": vsn}
+
+
+_SEQUENCE, _INCARNATION = unsigned("SeqNo", 32), unsigned("Incarnation", 32)
+_NODE, _ACCUSER = node_name("Node"), text("From", MAX_NAME_BYTES)
+_SOURCE = Part(
+    _read_source,
+    lambda source: {} if source is None else {"SourceAddr": source.address, "SourcePort": source.port},
+)
+_SOURCE_NODE = Part(
+    lambda fields: fields.text("SourceNode", MAX_NAME_BYTES),
+    lambda name: {"SourceNode": name} if name else {},
+)
+_META, _VSN = Part(_read_meta, lambda meta: {"Meta": meta}), Part(_read_vsn, _write_vsn)
+
+MESSAGES = MessageTable({
+    Type.PING: Struct(Ping, sequence=_SEQUENCE, node=text("Node"), source=_SOURCE, source_node=_SOURCE_NODE),
+    Type.INDIRECT_PING: Struct(
+        IndirectPing,
+        sequence=_SEQUENCE,
+        target=endpoint("Target"),
+        node=_NODE,
+        nack=flag("Nack"),
+        source=_SOURCE,
+        source_node=_SOURCE_NODE,
+    ),
+    Type.ACK: Struct(Ack, sequence=_SEQUENCE, payload=payload("Payload")),
+    Type.NACK: Struct(Nack, sequence=_SEQUENCE),
+    Type.SUSPECT: Struct(Suspect, incarnation=_INCARNATION, node=_NODE, accuser=_ACCUSER),
+    Type.ALIVE: Struct(
+        Alive, incarnation=_INCARNATION, node=_NODE, endpoint=endpoint("Addr"), meta=_META, vsn=_VSN
+    ),
+    Type.DEAD: Struct(Dead, incarnation=_INCARNATION, node=_NODE, accuser=_ACCUSER),
+    Type.ERROR: Struct(RemoteError, text=text("Error", 65_536)),
+})  # fmt: skip
+"""Stream messages have the same bodies."""
+
+NODE_STATE = Struct(
+    NodeState,
+    name=node_name("Name"),
+    endpoint=endpoint("Addr"),
+    meta=_META,
+    incarnation=_INCARNATION,
+    state=Part(lambda fields: State(fields.integer("State", 0, 3)), lambda state: {"State": int(state)}),
+    vsn=_VSN,
+)
+"""One record of a push/pull, which has no type byte."""
 
 
 def encode_message(message: Message | RemoteError) -> bytes:
-    """A type byte and a body, keys in Go's sorted order so that the bytes equal memberlist's."""
-    match message:
-        case Ping(sequence, node, source, source_node):
-            body = {"Node": node, "SeqNo": sequence, **_source_fields(source, source_node)}
-            return _typed(Type.PING, body)
-        case IndirectPing():
-            return _encode_indirect_ping(message)
-        case Ack(sequence, payload):
-            return _typed(Type.ACK, {"Payload": payload or None, "SeqNo": sequence})
-        case Nack(sequence):
-            return _typed(Type.NACK, {"SeqNo": sequence})
-        case Suspect(incarnation, node, accuser):
-            return _typed(Type.SUSPECT, {"From": accuser, "Incarnation": incarnation, "Node": node})
-        case Dead(incarnation, node, accuser):
-            return _typed(Type.DEAD, {"From": accuser, "Incarnation": incarnation, "Node": node})
-        case Alive():
-            return _encode_alive(message)
-        case User(payload):
-            return bytes((Type.USER,)) + payload
-        case RemoteError(text):
-            return _typed(Type.ERROR, {"Error": text})
-
-
-def _typed(kind: Type, body: dict[str, object]) -> bytes:
-    return bytes((kind,)) + pack(body)
-
-
-def _encode_indirect_ping(message: IndirectPing) -> bytes:
-    body: dict[str, object] = {
-        "Nack": message.nack,
-        "Node": message.node,
-        "Port": message.target.port,
-        "SeqNo": message.sequence,
-        **_source_fields(message.source, message.source_node),
-        "Target": message.target.address,
-    }
-    return _typed(Type.INDIRECT_PING, body)
-
-
-def _encode_alive(message: Alive) -> bytes:
-    assert len(message.vsn) in (0, 6)  # any other length crashes a Serf 0.9.4 agent
-    body: dict[str, object] = {
-        "Addr": message.endpoint.address,
-        "Incarnation": message.incarnation,
-        "Meta": message.meta,
-        "Node": message.node,
-        "Port": message.endpoint.port,
-        "Vsn": message.vsn,
-    }
-    return _typed(Type.ALIVE, body)
-
-
-def encode_node_state(node: NodeState) -> bytes:
-    """One record of a push/pull, without a type byte."""
-    assert len(node.vsn) in (0, 6)
-    return pack({
-        "Addr": node.endpoint.address,
-        "Incarnation": node.incarnation,
-        "Meta": node.meta,
-        "Name": node.name,
-        "Port": node.endpoint.port,
-        "State": int(node.state),
-        "Vsn": node.vsn,
-    })  # fmt: skip
+    """A type byte and a body."""
+    if isinstance(message, User):
+        return bytes((Type.USER,)) + message.payload
+    return MESSAGES.encode(message)
 
 
 def decode_message(data: bytes) -> Message:
@@ -269,108 +290,8 @@ def decode_message(data: bytes) -> Message:
         raise WireError("short", "an empty message")
     if data[0] == Type.USER:
         return User(data[1:])
-    decoder = _DECODERS.get(data[0])
-    if decoder is None:
+    if data[0] not in MESSAGES or data[0] == Type.ERROR:
         raise WireError("type", f"message type {data[0]}")
     fields, _ = unpack_struct(data, 1)
-    return decoder(fields)
-
-
-def decode_ping(fields: Fields) -> Ping:
-    """Also used for a ping on a stream."""
-    source = _source(fields)
-    return Ping(
-        fields.unsigned("SeqNo", 32), fields.text("Node"), source, fields.text("SourceNode", MAX_NAME_BYTES)
-    )
-
-
-def decode_ack(fields: Fields) -> Ack:
-    return Ack(fields.unsigned("SeqNo", 32), fields.raw("Payload"))
-
-
-def _source(fields: Fields) -> Endpoint | None:
-    """Where an answer shall go: both parts or neither."""
-    address, port = fields.raw("SourceAddr"), fields.unsigned("SourcePort", 16)
-    return Endpoint(address, port) if len(address) in (4, 16) and port else None
-
-
-def _decode_indirect_ping(fields: Fields) -> IndirectPing:
-    return IndirectPing(
-        sequence=fields.unsigned("SeqNo", 32),
-        target=_endpoint(fields, "Target"),
-        node=_name(fields, "Node"),
-        nack=fields.flag("Nack"),
-        source=_source(fields),
-        source_node=fields.text("SourceNode", MAX_NAME_BYTES),
-    )
-
-
-def _endpoint(fields: Fields, address_field: str) -> Endpoint:
-    address, port = fields.raw(address_field), fields.unsigned("Port", 16)
-    if len(address) not in (4, 16) or not port:
-        raise WireError("format", f"an address of {len(address)} bytes with port {port}")
-    return Endpoint(address, port)
-
-
-def _name(fields: Fields, field: str) -> str:
-    name = fields.text(field, MAX_NAME_BYTES)
-    if not name:
-        raise WireError("format", f"{field} is empty")
-    return name
-
-
-def _meta(fields: Fields) -> bytes:
-    meta = fields.raw("Meta")
-    if len(meta) > MAX_META_BYTES:
-        raise WireError("limit", f"{len(meta)} bytes of Meta")
-    return meta
-
-
-def _vsn(fields: Fields) -> bytes:
-    """Exactly six bytes, or none: shorter ones count as absent, as newer versions may append."""
-    vsn = fields.raw("Vsn")
-    return vsn[:6] if len(vsn) >= 6 else b""
-
-
-def _decode_suspect(fields: Fields) -> Suspect:
-    return Suspect(
-        fields.unsigned("Incarnation", 32), _name(fields, "Node"), fields.text("From", MAX_NAME_BYTES)
-    )
-
-
-def _decode_dead(fields: Fields) -> Dead:
-    return Dead(
-        fields.unsigned("Incarnation", 32), _name(fields, "Node"), fields.text("From", MAX_NAME_BYTES)
-    )
-
-
-def _decode_alive(fields: Fields) -> Alive:
-    return Alive(
-        incarnation=fields.unsigned("Incarnation", 32),
-        node=_name(fields, "Node"),
-        endpoint=_endpoint(fields, "Addr"),
-        meta=_meta(fields),
-        vsn=_vsn(fields),
-    )
-
-
-def decode_node_state(fields: Fields) -> NodeState:
-    return NodeState(
-        name=_name(fields, "Name"),
-        endpoint=_endpoint(fields, "Addr"),
-        meta=_meta(fields),
-        incarnation=fields.unsigned("Incarnation", 32),
-        state=State(fields.integer("State", 0, 3)),
-        vsn=_vsn(fields),
-    )
-
-
-_DECODERS: dict[int, Callable[[Fields], Message]] = {
-    Type.PING: decode_ping,
-    Type.INDIRECT_PING: _decode_indirect_ping,
-    Type.ACK: decode_ack,
-    Type.NACK: lambda fields: Nack(fields.unsigned("SeqNo", 32)),
-    Type.SUSPECT: _decode_suspect,
-    Type.ALIVE: _decode_alive,
-    Type.DEAD: _decode_dead,
-}
+    message: Message = MESSAGES.decode(data[0], fields)
+    return message

@@ -11,7 +11,6 @@ Serf agents have no labels; sealed and plain, in both directions, they were trie
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -27,10 +26,10 @@ BLOCK_BYTES = 16
 PLAIN_VERSION = 1
 """What is sent: no padding."""
 PADDED_VERSION = 0
-"""What a peer that sends it is answered with."""
+"""Is opened, never sent: a peer that speaks protocol 2, as all of a pool do, reads version 1."""
 
 OVERHEAD_BYTES = 1 + NONCE_BYTES + TAG_BYTES
-"""What sealing adds in version 1; version 0 adds 1 to 16 bytes more."""
+"""Version, nonce and tag; version 0 has 1 to 16 bytes of padding beside."""
 
 MAX_LABEL_BYTES = 255
 """One byte says how long a label is."""
@@ -39,40 +38,24 @@ STREAM_HEADER_BYTES = 5
 """Before a sealed stream: 0a and the blob's length, 32 bits big-endian. The seal covers them."""
 
 
-class Opened(NamedTuple):
-    """What was sealed, and in which version."""
-
-    content: bytes
-    version: int
-
-
 @lru_cache(maxsize=2 * MAX_KEYS)
 def _cipher(key: bytes) -> AESGCM:
     """Expanding a key costs more than sealing a packet with it."""
     return AESGCM(key)
 
 
-def seal(content: bytes, key: bytes, nonce: bytes, associated: bytes, version: int = PLAIN_VERSION) -> bytes:
+def seal(content: bytes, key: bytes, nonce: bytes, associated: bytes) -> bytes:
     """One blob. `associated` is covered by the tag but not sent."""
     assert len(nonce) == NONCE_BYTES
-    if version == PADDED_VERSION:
-        padding_bytes = BLOCK_BYTES - len(content) % BLOCK_BYTES
-        content += bytes((padding_bytes,)) * padding_bytes
-    return bytes((version,)) + nonce + _cipher(key).encrypt(nonce, content, associated)
+    return bytes((PLAIN_VERSION,)) + nonce + _cipher(key).encrypt(nonce, content, associated)
 
 
-def sealed_bytes(content_bytes: int, version: int) -> int:
-    """How long the blob of a content will be."""
-    padding_bytes = BLOCK_BYTES - content_bytes % BLOCK_BYTES if version == PADDED_VERSION else 0
-    return OVERHEAD_BYTES + content_bytes + padding_bytes
-
-
-def open_blob(blob: bytes, keyring: Keyring, associated: bytes) -> Opened:
+def open_blob(blob: bytes, keyring: Keyring, associated: bytes) -> bytes:
     """Try every key, the primary first. Raises WireError("key") when none opens it."""
     if not blob or blob[0] not in (PLAIN_VERSION, PADDED_VERSION):
         raise WireError("key", "not sealed, or in a version nobody knows")
-    version = blob[0]
-    if len(blob) < sealed_bytes(0, version):
+    padded = blob[0] == PADDED_VERSION
+    if len(blob) < OVERHEAD_BYTES + (BLOCK_BYTES if padded else 0):
         raise WireError("key", f"{len(blob)} bytes are too few to be sealed")
     nonce, ciphertext = blob[1 : 1 + NONCE_BYTES], blob[1 + NONCE_BYTES :]
     for key in keyring.keys:
@@ -80,7 +63,7 @@ def open_blob(blob: bytes, keyring: Keyring, associated: bytes) -> Opened:
             content = _cipher(key).decrypt(nonce, ciphertext, associated)
         except InvalidTag:
             continue
-        return Opened(_unpadded(content) if version == PADDED_VERSION else content, version)
+        return _unpadded(content) if padded else content
     raise WireError("key", "sealed with a key that is not in the keyring")
 
 

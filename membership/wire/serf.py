@@ -5,14 +5,25 @@ business, one floor up.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 from shoal.membership.wire.dialect import Fields, as_text, pack, unpack, unpack_struct
 from shoal.membership.wire.errors import WireError
-from shoal.membership.wire.messages import MAX_NAME_BYTES, Endpoint
+from shoal.membership.wire.messages import Endpoint, endpoint, read_endpoint
+from shoal.membership.wire.structs import (
+    MAX_NAME_BYTES,
+    MessageTable,
+    Part,
+    Struct,
+    flag,
+    integer,
+    node_name,
+    payload,
+    text,
+    unsigned,
+)
 
 MAX_TAGS_BYTES = 512
 """Encoded tags, with the leading ff. Only senders enforce it, so we must."""
@@ -132,176 +143,118 @@ class ConflictAnswer:
     vsn: bytes
 
 
+def _read_filters(fields: Fields) -> tuple[bytes, ...]:
+    filters = fields.items("Filters")
+    if not all(isinstance(item, bytes) for item in filters):
+        raise WireError("format", "a filter is not bytes")
+    return tuple(filters)
+
+
+_LTIME, _ID, _FLAGS = integer("LTime", MAX_LTIME), unsigned("ID", 32), unsigned("Flags", 32)
+_NODE, _NAME, _PAYLOAD = node_name("Node"), text("Name"), payload("Payload")
+
+_MESSAGES = MessageTable({
+    SerfType.LEAVE: Struct(LeaveIntent, ltime=_LTIME, node=_NODE, prune=flag("Prune")),
+    SerfType.JOIN: Struct(JoinIntent, ltime=_LTIME, node=_NODE),
+    SerfType.USER_EVENT: Struct(UserEvent, ltime=_LTIME, name=_NAME, payload=_PAYLOAD, coalesce=flag("CC")),
+    SerfType.QUERY: Struct(
+        Query,
+        ltime=_LTIME,
+        id=_ID,
+        source=endpoint("Addr"),
+        source_node=text("SourceNode", MAX_NAME_BYTES),
+        filters=Part(_read_filters, lambda filters: {"Filters": list(filters) or None}),
+        flags=_FLAGS,
+        relay_factor=unsigned("RelayFactor", 8),
+        timeout_ns=integer("Timeout", (1 << 63) - 1),
+        name=_NAME,
+        payload=_PAYLOAD,
+    ),
+    SerfType.QUERY_RESPONSE: Struct(
+        QueryResponse,
+        ltime=_LTIME,
+        id=_ID,
+        sender=text("From", MAX_NAME_BYTES),
+        flags=_FLAGS,
+        payload=_PAYLOAD,
+    ),
+})  # fmt: skip
+
+
 def encode_serf(message: SerfMessage) -> bytes:
     """Type byte and body, without memberlist's 08 in front."""
-    match message:
-        case LeaveIntent(ltime, node, prune):
-            return _typed(SerfType.LEAVE, {"LTime": ltime, "Node": node, "Prune": prune})
-        case JoinIntent(ltime, node):
-            return _typed(SerfType.JOIN, {"LTime": ltime, "Node": node})
-        case UserEvent(ltime, name, payload, coalesce):
-            body = {"CC": coalesce, "LTime": ltime, "Name": name, "Payload": payload or None}
-            return _typed(SerfType.USER_EVENT, body)
-        case Query():
-            return _encode_query(message)
-        case QueryResponse(ltime, id_, sender, flags, payload):
-            answer = {"Flags": flags, "From": sender, "ID": id_, "LTime": ltime, "Payload": payload or None}
-            return _typed(SerfType.QUERY_RESPONSE, answer)
-        case Relay(destination, destination_name, wrapped):
-            address = {"IP": destination.address, "Port": destination.port, "Zone": ""}
-            header = {"DestAddr": address, "DestName": destination_name}
-            return _typed(SerfType.RELAY, header) + wrapped
-
-
-def _typed(kind: SerfType, body: Mapping[str, object]) -> bytes:
-    return bytes((kind,)) + pack(body)
-
-
-def _encode_query(query: Query) -> bytes:
-    body: dict[str, object] = {
-        "Addr": query.source.address,
-        "Filters": list(query.filters) or None,
-        "Flags": query.flags,
-        "ID": query.id,
-        "LTime": query.ltime,
-        "Name": query.name,
-        "Payload": query.payload or None,
-        "Port": query.source.port,
-        "RelayFactor": query.relay_factor,
-        "SourceNode": query.source_node,
-        "Timeout": query.timeout_ns,
-    }
-    return _typed(SerfType.QUERY, body)
+    if isinstance(message, Relay):
+        address = {"IP": message.destination.address, "Port": message.destination.port, "Zone": ""}
+        header = {"DestAddr": address, "DestName": message.destination_name}
+        return bytes((SerfType.RELAY,)) + pack(header) + message.message
+    return _MESSAGES.encode(message)
 
 
 def decode_serf(data: bytes) -> SerfMessage:
     """One Serf message; an unknown type raises WireError("type"), which callers skip without more ado."""
     if not data:
         raise WireError("short", "an empty Serf message")
-    decoder = _DECODERS.get(data[0])
-    if decoder is None:
+    if data[0] not in _MESSAGES and data[0] != SerfType.RELAY:
         raise WireError("type", f"Serf message type {data[0]}")
     fields, end = unpack_struct(data, 1)
-    return decoder(fields, data[end:])
+    if data[0] == SerfType.RELAY:
+        address = Fields.of(fields.mapping("DestAddr"))
+        destination = read_endpoint(address.raw("IP"), address.unsigned("Port", 16))
+        return Relay(destination, fields.text("DestName", MAX_NAME_BYTES), data[end:])
+    message: SerfMessage = _MESSAGES.decode(data[0], fields)
+    return message
 
 
-def _ltime(fields: Fields, name: str = "LTime") -> int:
-    return fields.integer(name, 0, MAX_LTIME)
+def _read_left(fields: Fields) -> tuple[str, ...]:
+    return tuple(as_text(name, "LeftMembers", MAX_NAME_BYTES) for name in fields.items("LeftMembers"))
 
 
-def _node(fields: Fields) -> str:
-    node = fields.text("Node", MAX_NAME_BYTES)
-    if not node:
-        raise WireError("format", "an intent about nobody")
-    return node
-
-
-def _decode_leave(fields: Fields, _rest: bytes) -> SerfMessage:
-    return LeaveIntent(_ltime(fields), _node(fields), fields.flag("Prune"))
-
-
-def _decode_join(fields: Fields, _rest: bytes) -> SerfMessage:
-    return JoinIntent(_ltime(fields), _node(fields))
-
-
-def _decode_event(fields: Fields, _rest: bytes) -> SerfMessage:
-    return UserEvent(_ltime(fields), fields.text("Name"), fields.raw("Payload"), fields.flag("CC"))
-
-
-def _decode_query(fields: Fields, _rest: bytes) -> SerfMessage:
-    filters = fields.items("Filters")
-    if not all(isinstance(item, bytes) for item in filters):
-        raise WireError("format", "a filter is not bytes")
-    return Query(
-        ltime=_ltime(fields),
-        id=fields.unsigned("ID", 32),
-        source=_endpoint(fields.raw("Addr"), fields.unsigned("Port", 16)),
-        source_node=fields.text("SourceNode", MAX_NAME_BYTES),
-        filters=tuple(filters),
-        flags=fields.unsigned("Flags", 32),
-        relay_factor=fields.unsigned("RelayFactor", 8),
-        timeout_ns=fields.integer("Timeout", 0, (1 << 63) - 1),
-        name=fields.text("Name"),
-        payload=fields.raw("Payload"),
-    )
-
-
-def _decode_response(fields: Fields, _rest: bytes) -> SerfMessage:
-    sender = fields.text("From", MAX_NAME_BYTES)
-    id_, flags = fields.unsigned("ID", 32), fields.unsigned("Flags", 32)
-    return QueryResponse(_ltime(fields), id_, sender, flags, fields.raw("Payload"))
-
-
-def _decode_relay(fields: Fields, rest: bytes) -> SerfMessage:
-    address = Fields.of(fields.mapping("DestAddr"))
-    destination = _endpoint(address.raw("IP"), address.unsigned("Port", 16))
-    return Relay(destination, fields.text("DestName", MAX_NAME_BYTES), rest)
-
-
-def _endpoint(address: bytes, port: int) -> Endpoint:
-    if len(address) not in (4, 16) or not port:
-        raise WireError("format", f"an address of {len(address)} bytes with port {port}")
-    return Endpoint(address, port)
-
-
-_DECODERS: dict[int, Callable[[Fields, bytes], SerfMessage]] = {
-    SerfType.LEAVE: _decode_leave,
-    SerfType.JOIN: _decode_join,
-    SerfType.USER_EVENT: _decode_event,
-    SerfType.QUERY: _decode_query,
-    SerfType.QUERY_RESPONSE: _decode_response,
-    SerfType.RELAY: _decode_relay,
-}
-
-
-def encode_state(state: SerfState) -> bytes:
-    """Push/pull user state. Events of one Lamport time share a slot."""
-    slots: dict[int, list[object]] = {}
-    for event in state.events:
-        slots.setdefault(event.ltime, []).append({"Name": event.name, "Payload": event.payload or None})
-    events: list[object] = [{"Events": group, "LTime": ltime} for ltime, group in slots.items()]
-    body: dict[str, object] = {
-        "EventLTime": state.event_ltime,
-        "Events": events or None,
-        "LTime": state.ltime,
-        "LeftMembers": list(state.left_members),
-        "QueryLTime": state.query_ltime,
-        "StatusLTimes": dict(state.status_ltimes),
-    }
-    return _typed(SerfType.PUSH_PULL, body)
-
-
-def decode_state(data: bytes) -> SerfState:
-    """Push/pull user state; an idle Serf agent sends 512 empty event slots, which are skipped."""
-    if data[:1] != bytes((SerfType.PUSH_PULL,)):
-        raise WireError("type", "the user state is not Serf's")
-    fields, _ = unpack_struct(data, 1)
-    left = tuple(as_text(name, "LeftMembers", MAX_NAME_BYTES) for name in fields.items("LeftMembers"))
-    events = [event for slot in fields.items("Events") if slot is not None for event in _slot_events(slot)]
-    return SerfState(
-        ltime=_ltime(fields),
-        status_ltimes=_status_ltimes(fields.mapping("StatusLTimes")),
-        left_members=left,
-        event_ltime=_ltime(fields, "EventLTime"),
-        query_ltime=_ltime(fields, "QueryLTime"),
-        events=tuple(events),
-    )
-
-
-def _status_ltimes(mapping: dict[Any, Any]) -> dict[str, int]:
+def _read_status_ltimes(fields: Fields) -> dict[str, int]:
     ltimes: dict[str, int] = {}
-    for name, ltime in mapping.items():
+    for name, ltime in fields.mapping("StatusLTimes").items():
         if ltime is not None and (not isinstance(ltime, int) or not 0 <= ltime <= MAX_LTIME):
             raise WireError("format", "a status time is not a Lamport time")
         ltimes[as_text(name, "StatusLTimes", MAX_NAME_BYTES)] = ltime or 0
     return ltimes
 
 
-def _slot_events(slot: object) -> list[UserEvent]:
-    fields = Fields.of(slot)
-    ltime = _ltime(fields)
-    events = [Fields.of(event) for event in fields.items("Events") if event is not None]
-    return [UserEvent(ltime, event.text("Name"), event.raw("Payload")) for event in events]
+def _read_events(fields: Fields) -> tuple[UserEvent, ...]:
+    """An idle Serf agent sends 512 empty slots, which are skipped."""
+    slots = [Fields.of(slot) for slot in fields.items("Events") if slot is not None]
+    held = [(slot.integer("LTime", 0, MAX_LTIME), slot.items("Events")) for slot in slots]
+    found = [(ltime, Fields.of(event)) for ltime, events in held for event in events if event is not None]
+    return tuple(UserEvent(ltime, event.text("Name"), event.raw("Payload")) for ltime, event in found)
+
+
+def _write_events(events: Sequence[UserEvent]) -> dict[str, object]:
+    """Events of one Lamport time share a slot."""
+    slots: dict[int, list[object]] = {}
+    for event in events:
+        slots.setdefault(event.ltime, []).append({"Name": event.name, "Payload": event.payload or None})
+    return {"Events": [{"Events": held, "LTime": ltime} for ltime, held in slots.items()] or None}
+
+
+_STATE = Struct(
+    SerfState,
+    ltime=_LTIME,
+    status_ltimes=Part(_read_status_ltimes, lambda ltimes: {"StatusLTimes": dict(ltimes)}),
+    left_members=Part(_read_left, lambda names: {"LeftMembers": list(names)}),
+    event_ltime=integer("EventLTime", MAX_LTIME),
+    query_ltime=integer("QueryLTime", MAX_LTIME),
+    events=Part(_read_events, _write_events),
+)
+
+
+def encode_state(state: SerfState) -> bytes:
+    """Push/pull user state."""
+    return bytes((SerfType.PUSH_PULL,)) + _STATE.encode(state)
+
+
+def decode_state(data: bytes) -> SerfState:
+    """Push/pull user state. Raises WireError."""
+    if data[:1] != bytes((SerfType.PUSH_PULL,)):
+        raise WireError("type", "the user state is not Serf's")
+    return _STATE.decode(unpack_struct(data, 1)[0])
 
 
 def encode_tags(tags: Mapping[str, str]) -> bytes:

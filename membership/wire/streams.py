@@ -11,8 +11,11 @@ uncompressed ones are accepted as well.
 from collections.abc import Generator
 
 from shoal.membership.wire.dialect import Fields, ValueWalk, pack, unpack_walked
+from shoal.membership.wire.envelope import Envelope
 from shoal.membership.wire.errors import ShortError, WireError
 from shoal.membership.wire.messages import (
+    MESSAGES,
+    NODE_STATE,
     Ack,
     NodeState,
     Ping,
@@ -21,18 +24,18 @@ from shoal.membership.wire.messages import (
     StreamMessage,
     Type,
     User,
-    decode_ack,
-    decode_node_state,
-    decode_ping,
     encode_message,
-    encode_node_state,
 )
 from shoal.membership.wire.packets import decompress_fields, encode_compressed
+from shoal.membership.wire.sealing import BLOCK_BYTES, MAX_LABEL_BYTES, OVERHEAD_BYTES, STREAM_HEADER_BYTES
 
 MAX_STREAM_BYTES = 8 << 20
 """One stream message, before and after decompression: 4096 members with the longest
 meta we accept, their intents and a full ring of events. Memberlist itself allows 20 MiB
 of user state alone, which no sane pool comes near."""
+
+MAX_WRAPPING_BYTES = 2 + MAX_LABEL_BYTES + STREAM_HEADER_BYTES + OVERHEAD_BYTES + BLOCK_BYTES
+"""Label, header, seal and padding around a message of MAX_STREAM_BYTES."""
 
 MAX_NODES = 16_384
 """Records of one push/pull."""
@@ -54,67 +57,90 @@ def _encode_push_pull(message: PushPull) -> bytes:
     header = pack(
         {"Join": message.join, "Nodes": len(message.nodes), "UserStateLen": len(message.user_state)}
     )
-    nodes = b"".join(encode_node_state(node) for node in message.nodes)
+    nodes = b"".join(map(NODE_STATE.encode, message.nodes))
     return bytes((Type.PUSH_PULL,)) + header + nodes + message.user_state
 
 
 class StreamDecoder:
     """Bytes of one stream to its one message. feed() answers None until the message is
-    whole, and raises WireError.
+    whole, and raises WireError. What follows the message is ignored, as memberlist ignores it.
 
     A generator that asks for more bytes when it lacks some: each byte is looked at
     once, however small the pieces, and it never waits for more than the message is
     known to lack, for the peer may be waiting for our answer.
+
+    With an `envelope` the label and the seal come off first, in memberlist's order. `accepted`: the peer
+    opened the connection, so that its label comes first; answers carry none.
     """
 
-    def __init__(self, max_bytes: int = MAX_STREAM_BYTES) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_STREAM_BYTES,
+        *,
+        envelope: Envelope | None = None,
+        accepted: bool = False,
+    ) -> None:
         self._max_bytes = max_bytes
+        self._limit_bytes = max_bytes + (0 if envelope is None else MAX_WRAPPING_BYTES)
         self._buffer = bytearray()
         self._position = 0
-        self._parser = self._parse()
-        self._needed = next(self._parser)
-
-    @property
-    def buffered_bytes(self) -> int:
-        return len(self._buffer)
+        self._parser = self._message() if envelope is None else self._wrapped(envelope, accepted)
+        self.needed_bytes = next(self._parser)
+        """A lower bound for the length at which the message can be whole."""
 
     def feed(self, data: bytes) -> StreamMessage | None:
         self._buffer += data
-        if len(self._buffer) > self._max_bytes:
+        if len(self._buffer) > self._limit_bytes:
             raise WireError("limit", f"a stream message of more than {self._max_bytes} bytes")
-        while len(self._buffer) >= self._needed:
+        while len(self._buffer) >= self.needed_bytes:
             try:
-                self._needed = self._parser.send(None)
+                self.needed_bytes = self._parser.send(None)
             except StopIteration as finished:
+                self._buffer.clear()
                 message: StreamMessage = finished.value
                 return message
-        if self._needed > self._max_bytes:
-            raise WireError("limit", f"a stream message announces {self._needed} bytes")
+        if self.needed_bytes > self._limit_bytes:
+            raise WireError("limit", f"a stream message announces {self.needed_bytes} bytes")
         return None
 
-    @property
-    def needed_bytes(self) -> int:
-        """A lower bound for the length at which the message can be whole."""
-        return self._needed
-
-    def _parse(self) -> Generator[int, None, StreamMessage]:
+    def _wrapped(self, envelope: Envelope, accepted: bool) -> Generator[int, None, StreamMessage]:
         yield 1
-        kind = self._buffer[0]
-        self._position = 1
+        if accepted:
+            envelope.check_label((yield from self._label()))
+            yield self._position + 1
+        if self._buffer[self._position] != Type.ENCRYPT:
+            envelope.check_plain()
+            return (yield from self._message())
+        envelope.check_sealed()
+        header = yield from self._raw(STREAM_HEADER_BYTES)
+        blob = yield from self._raw(int.from_bytes(header[1:], "big"))
+        self._buffer.clear()
+        return _decode_content("sealed", envelope.open_stream(header, blob), self._max_bytes)
+
+    def _label(self) -> Generator[int, None, bytes]:
+        if self._buffer[0] != Type.LABEL:
+            return b""
+        _, size = yield from self._raw(2)
+        if not size:
+            raise WireError("format", "an empty label")
+        return (yield from self._raw(size))
+
+    def _message(self) -> Generator[int, None, StreamMessage]:
+        (kind,) = yield from self._raw(1)
         if kind == Type.COMPRESS:
             fields = yield from self._struct()
-            return _decode_content(decompress_fields(fields, self._max_bytes), self._max_bytes)
+            content = decompress_fields(fields, self._max_bytes)
+            if content[:1] == bytes((Type.COMPRESS,)):
+                raise WireError("limit", "compressed twice")
+            return _decode_content("compressed", content, self._max_bytes)
         if kind == Type.PUSH_PULL:
             return (yield from self._push_pull())
         if kind not in (Type.PING, Type.ACK, Type.USER, Type.ERROR):
             raise WireError("type", f"stream message type {kind}")
         fields = yield from self._struct()
-        if kind == Type.PING:
-            return decode_ping(fields)
-        if kind == Type.ACK:
-            return decode_ack(fields)
-        if kind == Type.ERROR:
-            return RemoteError(fields.text("Error", 65_536))
+        if kind != Type.USER:
+            message: StreamMessage = MESSAGES.decode(kind, fields)
+            return message
         return User((yield from self._raw(fields.integer("UserMsgLen", 0, MAX_STREAM_BYTES))))
 
     def _push_pull(self) -> Generator[int, None, PushPull]:
@@ -123,7 +149,7 @@ class StreamDecoder:
         nodes: list[NodeState] = []
         for _ in range(count):
             fields = yield from self._struct()
-            nodes.append(decode_node_state(fields))
+            nodes.append(NODE_STATE.decode(fields))
         user_state = yield from self._raw(header.integer("UserStateLen", 0, MAX_STREAM_BYTES))
         return PushPull(join, tuple(nodes), user_state)
 
@@ -159,11 +185,9 @@ def decode_stream(data: bytes, max_bytes: int = MAX_STREAM_BYTES) -> StreamMessa
     return message
 
 
-def _decode_content(content: bytes, max_bytes: int) -> StreamMessage:
-    """What a compression held: whole, and not compressed again."""
-    if content[:1] == bytes((Type.COMPRESS,)):
-        raise WireError("limit", "compressed twice")
+def _decode_content(kind: str, content: bytes, max_bytes: int) -> StreamMessage:
+    """What a seal or a compression held: whole, or no message."""
     try:
         return decode_stream(content, max_bytes)
     except ShortError as short:
-        raise WireError("short", "a compressed message that ends early") from short
+        raise WireError("short", f"a {kind} message that ends early") from short

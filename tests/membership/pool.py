@@ -34,8 +34,7 @@ from shoal.membership.wire.envelope import Envelope
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.messages import Endpoint, PushPull
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, MAX_PARTS, decode_packet, encode_packet
-from shoal.membership.wire.sealed_streams import WrappedStreamDecoder
-from shoal.membership.wire.streams import encode_stream
+from shoal.membership.wire.streams import StreamDecoder, encode_stream
 
 
 def endpoint_of(number: int) -> Endpoint:
@@ -352,10 +351,8 @@ class Pool:
             if len(sender.held) < BACKLOG_MAX:
                 sender.held.append(lambda: self._send(sender, packet))
             return
-        data = sender.envelope.wrap_packet(
-            encode_packet(packet.parts, checksum=packet.checksum), packet.receiver
-        )
-        assert len(data) <= 1500  # the budget of 1400, and what checksums and old seals add
+        data = sender.envelope.wrap_packet(encode_packet(packet.parts, checksum=packet.checksum))
+        assert len(data) <= 1500  # the budget of 1400, and what a checksum adds
         self.packets += 1
         self.packet_bytes += len(data)
         receiver = self._receiver(packet.receiver)
@@ -366,7 +363,7 @@ class Pool:
 
         def arrive() -> None:
             try:
-                decoded = decode_packet(receiver.envelope.unwrap_packet(data, sender.endpoint))
+                decoded = decode_packet(receiver.envelope.unwrap_packet(data))
             except WireError as fault:
                 self._refuse(fault)
                 return
@@ -418,7 +415,7 @@ class Pool:
         if isinstance(data, PushPull):
             return data
         try:
-            state = WrappedStreamDecoder(process.envelope, accepted=accepted).feed(data)
+            state = StreamDecoder(envelope=process.envelope, accepted=accepted).feed(data)
         except WireError as fault:
             self._refuse(fault)
             return None

@@ -134,12 +134,12 @@ async def test_a_flood_stops_nobody_and_fills_nothing(kind: str, keyring: Keyrin
             assert len(core.swim.outbox.packets) <= MAX_PACKETS
 
 
-def tapped(member: Membership, recorded: list[bytes]) -> Callable[[bytes, Endpoint], bytes]:
+def tapped(member: Membership, recorded: list[bytes]) -> Callable[[bytes], bytes]:
     """What goes onto the wire, noted."""
     wrap = member._envelope.wrap_packet
 
-    def wrap_and_note(data: bytes, receiver: Endpoint) -> bytes:
-        recorded.append(wrap(data, receiver))
+    def wrap_and_note(data: bytes) -> bytes:
+        recorded.append(wrap(data))
         return recorded[-1]
 
     return wrap_and_note

@@ -113,7 +113,7 @@ async def test_strangers_get_in_nowhere_and_are_named_once(
             with pytest.raises(JoinError):
                 await join(ours, theirs)
         packet = encode_packet((encode_message(Alive(1, "z", endpoint(theirs), b"\xff\x80", VSN)),))
-        wrapped = theirs._envelope.wrap_packet(packet, endpoint(ours))
+        wrapped = theirs._envelope.wrap_packet(packet)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.bind(("127.0.0.1", 0))
             port = udp.getsockname()[1]

@@ -43,7 +43,6 @@ from shoal.membership.wire.messages import (
     encode_message,
 )
 from shoal.membership.wire.packets import decode_packet, encode_packet
-from shoal.membership.wire.sealed_streams import WrappedStreamDecoder
 from shoal.membership.wire.serf import (
     SerfState,
     UserEvent,
@@ -96,27 +95,27 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
         encode_stream(Ping(1, "node"), compressed=False),
     ),
     "sealed": (
-        lambda data: decode_packet(SEALED.unwrap_packet(data, HERE)),
-        SEALED.wrap_packet(PACKET, HERE),
+        lambda data: decode_packet(SEALED.unwrap_packet(data)),
+        SEALED.wrap_packet(PACKET),
     ),
     "relaxed": (
-        lambda data: decode_packet(RELAXED.unwrap_packet(data, HERE)),
-        LABELLED.wrap_packet(PACKET, HERE),
+        lambda data: decode_packet(RELAXED.unwrap_packet(data)),
+        LABELLED.wrap_packet(PACKET),
     ),
     "labelled": (
-        lambda data: decode_packet(LABELLED.unwrap_packet(data, HERE)),
-        LABELLED.wrap_packet(PACKET, HERE),
+        lambda data: decode_packet(LABELLED.unwrap_packet(data)),
+        LABELLED.wrap_packet(PACKET),
     ),
     "sealed-stream": (
-        lambda data: WrappedStreamDecoder(SEALED, accepted=True).feed(data),
+        lambda data: StreamDecoder(envelope=SEALED, accepted=True).feed(data),
         SEALED.wrap_stream(EXCHANGE, opens=True),
     ),
     "sealed-answer": (
-        lambda data: WrappedStreamDecoder(SEALED, accepted=False).feed(data),
-        SEALED.wrap_stream(EXCHANGE, opens=False, version=0),
+        lambda data: StreamDecoder(envelope=SEALED, accepted=False).feed(data),
+        SEALED.wrap_stream(EXCHANGE, opens=False),
     ),
     "labelled-stream": (
-        lambda data: WrappedStreamDecoder(LABELLED, accepted=True).feed(data),
+        lambda data: StreamDecoder(envelope=LABELLED, accepted=True).feed(data),
         LABELLED.wrap_stream(EXCHANGE, opens=True),
     ),
     "serf": (decode_serf, encode_serf(UserEvent(2, "event", b"payload"))),
