@@ -92,6 +92,21 @@ async def test_a_segments_first_entry_is_noted_before_anybody_hears_of_it() -> N
     assert await world.turn() == ["durable 4"]
 
 
+async def test_the_first_entry_of_a_log_is_noted_whatever_it_is() -> None:
+    """Forced recovery of an empty replica begins the log with a configuration, which has no flag."""
+    world = World()
+    world.append((1, Flag.NONE), (2, Flag.NONE))
+    world.writes[0]()
+    assert await world.turn() == []
+    assert await world.save() == ["floor 1", "durable 2"]
+    world.append((1, Flag.NONE), cut=1)
+    assert await world.turn() == []
+    assert await world.save() == ["floor 0", "cut 1"]
+    world.writes[1]()
+    assert await world.turn() == []
+    assert await world.save() == ["floor 1", "durable 1"]
+
+
 async def test_a_noted_entry_is_not_noted_again() -> None:
     """After a restart the first of the newest segment is known already."""
     world = World(floor=5)
