@@ -27,6 +27,8 @@ import shoal.agent.topics.settings
 import shoal.client.http.append
 import shoal.client.http.requests
 import shoal.client.produce.accumulator
+import shoal.client.produce.lone_record
+import shoal.client.produce.lone_socket
 import shoal.client.produce.producer
 import shoal.membership.net.gossip as gossip_module
 import shoal.spark.fetch
@@ -53,6 +55,8 @@ TIME_READERS = (
     shoal.client.http.requests,
     shoal.client.produce.producer,
     shoal.client.produce.accumulator,
+    shoal.client.produce.lone_record,
+    shoal.client.produce.lone_socket,
     shoal.spark.send,
 )
 SMALL_SEGMENT_BYTES = 16 * 1_024
@@ -175,6 +179,7 @@ def replacements(
         (node_module, "http_socket", http_socket),
         (gossip_module, "open_listener", open_listener),
         (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
+        (aiohttp.connector, "monotonic", time.monotonic),  # how long a kept connection has been idle
     ]
     if few_producers:
         room = {**(ProducerTable.__init__.__kwdefaults__ or {}), "max_bytes": PRODUCERS * PRODUCER_BYTES}
