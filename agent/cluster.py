@@ -98,7 +98,7 @@ class Cluster:
         self._register_messages()
         node.roster.listen(joined.routes.look)
         node.roster.listen_to_announcements(joined.routes.on_announcement)
-        node.roster.listen(joined.catalog.look)
+        node.roster.listen(joined.catalog.exchange.look)
         node.roster.listen(lambda: joined.host.set_colocated(node.roster.colocated()))
         await node.links.start()
         parts.push_async_callback(node.links.stop)
@@ -108,14 +108,14 @@ class Cluster:
 
     def _register_messages(self) -> None:
         links, catalog, routes = self.node.links, self.joined.catalog, self.joined.routes
-        links.handle_request(PeerMessage.CATALOG_PULL, catalog.on_pull)
-        links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.on_await)
+        links.handle_request(PeerMessage.CATALOG_PULL, catalog.exchange.on_pull)
+        links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.exchange.on_await)
         links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
         links.handle_request(PeerMessage.CATALOG_KEPT, catalog.keeping.on_kept)
         links.handle_request(PeerMessage.GROUP_HOLD, self.holding.on_hold)
         links.handle_request(PeerMessage.GROUP_CONFIGURATION, self.holding.on_ask)
         links.handle_request(PeerMessage.GROUP_LOST, self.losses.on_lost)
-        links.handle(PeerMessage.CATALOG_HINT, catalog.on_hint)
+        links.handle(PeerMessage.CATALOG_HINT, catalog.exchange.on_hint)
         links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
 
@@ -153,9 +153,9 @@ class Cluster:
     async def _tell_catalog_version(self) -> None:
         catalog, roster = self.joined.catalog, self.node.roster
         while True:
-            epoch, offset = catalog.published
-            roster.set_catalog(catalog.published, has_topics=bool(catalog.catalog.topics))
-            await catalog.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
+            epoch, offset = published = catalog.local.published
+            roster.set_catalog(published, has_topics=bool(catalog.catalog.topics))
+            await catalog.local.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
 
     def leads_catalog(self) -> bool:
         """Whether this agent does."""
@@ -265,7 +265,6 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         await save_cluster(node.directory.disk, node.config.data, changed)
 
     return CatalogService(
-        agent_id=node.agent_id,
         record=record,
         groups=host,
         peers=node.roster,

@@ -33,7 +33,6 @@ def duties(
         return catalog_leader() == roster.agent_id
 
     births = BirthTelling(
-        agent_id=roster.agent_id,
         newborns=joined.host.newborns,
         catalog=joined.catalog,
         peers=roster,

@@ -19,6 +19,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.members.roster import Roster
 from shoal.agent.process.clock import Clock
+from shoal.agent.process.intervals import is_set_within
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord
 
@@ -149,8 +150,4 @@ class Starter:
         wait_ms = (
             LONGEST_LOOK_MS if until_ms is None else min(LONGEST_LOOK_MS, until_ms - self._clock.now_ms())
         )
-        try:
-            async with asyncio.timeout(max(0, wait_ms) / 1_000):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        await is_set_within(self._changed, max(0, wait_ms) / 1_000)

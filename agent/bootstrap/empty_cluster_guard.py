@@ -6,7 +6,6 @@ word: only a committed seal, which excludes every topic before and after it, dis
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from shoal.agent.bootstrap.rules import can_never_have_lived, must_dissolve
 from shoal.agent.durable.catalog_version import NO_VERSION
 from shoal.agent.members.roster import Foreign, Roster
 from shoal.agent.process.clock import Clock
+from shoal.agent.process.intervals import is_set_within
 from shoal.agent.topics.catalog import Seal
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
@@ -57,14 +57,7 @@ class Guard:
                     return reason
             if self._catalog.sealed.is_set():
                 return "this empty cluster was sealed"
-            await self._pause()
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self._catalog.sealed.wait()
-        except TimeoutError:
-            return
+            await is_set_within(self._catalog.sealed, LOOK_S)
 
     async def _face(self, foreign: Foreign) -> str | None:
         own = self._roster.cluster_id
@@ -96,7 +89,8 @@ class Guard:
             logger.info("cannot dissolve this empty cluster yet: %s", error)
             return
         if self._catalog.catalog.sealed_for is not None:
-            await self._catalog.tell_peers()  # the other members must see the seal before its voters are gone
+            # The other members must see the seal before its voters are gone.
+            await self._catalog.exchange.tell_peers()
 
     def _tell(self, foreign: Foreign, *, yields: bool) -> None:
         if foreign.cluster_id in self._told:

@@ -24,7 +24,7 @@ def catalog_check(
         return service.halted
     if not has_leader:
         return _own_catalog_fault(host) or "the catalog has no leader"
-    if service.astray:
+    if service.local.astray:
         return "the state of the catalog here is of another lineage than its log, and waits for a copy"
     newest = max(versions, default=NO_VERSION)
     if service.catalog.version < newest:

@@ -76,7 +76,7 @@ class TopicService(ClusterView):
         assert applied.entry is not None
         if applied.outcome != "done":
             return False, self._equal_or_differs(applied.entry, settings)
-        await asyncio.gather(service.tell_peers(), self._wait_for_leaders(entry))
+        await asyncio.gather(service.exchange.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
 
     async def kept_topics(self) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ class TopicService(ClusterView):
             raise ShoalError(
                 "unknown-topic", f"{kept[:64]} was adopted or deleted meanwhile by somebody else"
             )
-        await service.tell_peers()
+        await service.exchange.tell_peers()
         return self._document(entry)
 
     async def _let_newcomers_in(self, settings: TopicSettings) -> None:
@@ -175,7 +175,7 @@ class TopicService(ClusterView):
         applied = await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
         if applied.entry is None:
             raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
-        await service.tell_peers()
+        await service.exchange.tell_peers()
         return self._document(applied.entry)
 
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
@@ -185,7 +185,7 @@ class TopicService(ClusterView):
         applied = await service.propose(DeleteTopic(entry.topic_id, self._holders(entry)), timeout_ms)
         if applied.outcome != "done":
             raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
-        await service.tell_peers()
+        await service.exchange.tell_peers()
 
     async def _existing(self, name: str, timeout_ms: int) -> tuple[CatalogService, TopicEntry]:
         self._parts()

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from shoal.agent.host.newborns import Newborns, is_led_here
+from shoal.agent.members.roster import Roster
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
+from shoal.agent.process.intervals import is_set_within
 from shoal.agent.topics.catalog import Births, Born, Catalog, CatalogError, decode_command, encode_command
-from shoal.agent.topics.catalog_service import CatalogService, wait_or
+from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import generation_of
 
@@ -30,15 +31,9 @@ GATHER_STEP_MS = 10
 STILL_MS = 250
 """What has not come to be led for so long lacks others, or a disk: nobody waits for it."""
 TELL_TIMEOUT_MS = 5_000
-RETRY_MS = 200
+RETRY_S = 0.2
 
 logger = logging.getLogger("shoal.agent")
-
-
-class Peers(Protocol):
-    """What is needed of the links."""
-
-    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
 
 
 class BirthTelling:
@@ -47,13 +42,11 @@ class BirthTelling:
     def __init__(
         self,
         *,
-        agent_id: str,
         newborns: Newborns,
         catalog: CatalogService,
-        peers: Peers,
+        peers: Roster,
         catalog_leader: Callable[[], str | None],
     ) -> None:
-        self._agent_id = agent_id
         self._newborns = newborns
         self._catalog = catalog
         self._peers = peers
@@ -76,7 +69,7 @@ class BirthTelling:
             gather_ms = GATHER_MS if is_all else min(2 * gather_ms, GATHER_MS_MAX)
             led = self._led()
             if led and not await self._tell(led):
-                await wait_or(self._news, RETRY_MS)
+                await is_set_within(self._news, RETRY_S)
                 self._news.set()
 
     def _led(self) -> list[Replica]:
@@ -112,7 +105,7 @@ class BirthTelling:
         leader = self._catalog_leader()
         if leader is None:
             raise ShoalError("no-leader", "the catalog has no leader at present")
-        if leader == self._agent_id:
+        if leader == self._peers.agent_id:
             return await self.take(births)
         payload = encode_command(Born(births))
         answer = await self._peers.request(leader, PeerMessage.CATALOG_BORN, payload, TELL_TIMEOUT_MS)

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
-
-import pyarrow as pa
+from collections.abc import Iterator
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.host.host import Host
 from shoal.agent.partition.state.retention import Retention
-from shoal.agent.submission import Appended, Submission
-from shoal.agent.topics.catalog import Catalog, PartitionBirth, TopicEntry
+from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
+from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.agent.topics.settings import TopicSettings
-from shoal.format.batch import DEFAULT_SCHEMA, LogIndex
+from shoal.format.batch import DEFAULT_SCHEMA
 from shoal.replication.interfaces import Configuration, ReplicaId, generation_of
 from shoal.segment_store.config import LogConfig
 
@@ -30,94 +27,40 @@ MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
 logger = logging.getLogger("shoal.agent")
 
 
-class Offsets(Protocol):
-    """The part of the host's answer that counts here."""
-
-    @property
-    def high_watermark(self) -> int: ...
-
-
-class Status(Protocol):
-    """The part of a replica's status that counts here."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def term(self) -> int: ...
-
-
-class Newborn(Protocol):
-    """The part of a replica that counts here."""
-
-    @property
-    def group(self) -> GroupId: ...
-    @property
-    def replica_id(self) -> ReplicaId: ...
-
-
-class NewbornReplicas(Protocol):
-    """Those that wait for the catalog to take their birth."""
-
-    def replicas(self) -> Sequence[Newborn]: ...
-    def be_born(self, group: GroupId) -> None: ...
-    async def give_up(self, group: GroupId) -> bool: ...
-
-
-class Groups(Protocol):
-    """What the catalog needs of the host."""
-
-    @property
-    def newborns(self) -> NewbornReplicas: ...
-    @property
-    def cleared_writes(self) -> Mapping[GroupId, LogIndex]: ...
-    def has(self, group: GroupId) -> bool: ...
-    def status(self, group: GroupId) -> Status: ...
-    def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None: ...
-    def set_retention(self, group: GroupId, retention: Retention) -> None: ...
-    async def open_group(
-        self,
-        group: GroupId,
-        *,
-        birth: Configuration,
-        schema: pa.Schema,
-        log_config: LogConfig,
-        retention: Retention | None = None,
-        machine: StateMachine | None = None,
-        replica_id: ReplicaId | None = None,
-        awaits_birth: bool = False,
-    ) -> None: ...
-    async def delete_group(self, group: GroupId) -> None: ...
-    def replica_record(self, group: GroupId) -> ReplicaRecord | None: ...
-    def replica_records(self) -> Iterator[ReplicaRecord]: ...
-    async def append(self, group: GroupId, submission: Submission) -> Appended: ...
-    async def offsets(self, group: GroupId) -> Offsets:
-        """By a read index: linearizable. ShoalError not-leader elsewhere."""
-
-
 class TopicReplicas:
     """One per catalog service."""
 
-    def __init__(self, agent_id: str, groups: Groups, catalog: Callable[[], Catalog]) -> None:
+    def __init__(self, agent_id: str, groups: Host, local: LocalCatalog) -> None:
+        """Before any newer state is taken: a topic that is here now, and missing from a later state, was
+        deleted. This holds where an agent has been away for so long that no tombstone waits for it."""
         self._agent_id = agent_id
         self._groups = groups
-        self._catalog = catalog
-        self._held_topics: set[bytes] = set()
+        self._local = local
+        self._held_topics = {
+            record.group.topic_id
+            for record in groups.replica_records()
+            if local.catalog.by_id(record.group.topic_id) is not None
+        }
         """Topics that the catalog here has had in its present epoch, of which this agent holds a replica."""
-        self._held_epoch = catalog().epoch
+        self._held_epoch = local.catalog.epoch
         self._contradictions: set[tuple[GroupId, ReplicaId]] = set()
         """Replicas here of another birth than the catalog's, that are kept; each was told once."""
 
-    def remember_held(self) -> None:
-        """Before any newer state is taken: what was here and is there no more was deleted, and not merely
-        never heard of. This holds when an agent has been away for so long that no tombstone waits for it."""
-        for record in self._groups.replica_records():
-            if self._catalog().by_id(record.group.topic_id) is not None:
-                self._held_topics.add(record.group.topic_id)
+    async def carry_out(self) -> tuple[bool, list[bytes]]:
+        """Open and delete what the state, which is saved, asks for. False: something must be tried again. And
+        the topics of which nothing is left here."""
+        dead = self.dead_topics()
+        done = await self.give_up_births()
+        done &= await self.open_missing()
+        self.pass_settings_on()
+        self.pass_births_on()
+        gone = [topic_id for topic_id, partitions in dead.items() if await self.delete(topic_id, partitions)]
+        return done and len(gone) == len(dead), gone
 
     def missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
         """What the registry knows of, and what this agent was born with; never what was removed, nor what is
         of another birth than the catalog's."""
-        for entry in self._catalog().topics.values():
+        for entry in self._local.catalog.topics.values():
             for partition, birth in enumerate(entry.partitions):
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
@@ -137,7 +80,7 @@ class TopicReplicas:
         cannot be: those are kept, and told. False: it must be tried again."""
         done = True
         for record in self._groups.replica_records():
-            entry = self._catalog().by_id(record.group.topic_id)
+            entry = self._local.catalog.by_id(record.group.topic_id)
             if entry is None or record.state is ReplicaState.REMOVED:
                 continue
             if record.group.partition >= len(entry.partitions):
@@ -177,7 +120,7 @@ class TopicReplicas:
     def pass_births_on(self) -> None:
         """To replicas here that wait for the catalog to take their birth."""
         for replica in self._groups.newborns.replicas():
-            entry = self._catalog().by_id(replica.group.topic_id)
+            entry = self._local.catalog.by_id(replica.group.topic_id)
             generation = generation_of(replica.replica_id)
             if entry is None or generation is None:
                 continue
@@ -198,7 +141,7 @@ class TopicReplicas:
 
     def pass_settings_on(self) -> None:
         """What a change of settings means to replicas that are open already."""
-        for entry in self._catalog().topics.values():
+        for entry in self._local.catalog.topics.values():
             for partition in range(len(entry.partitions)):
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
@@ -237,16 +180,16 @@ class TopicReplicas:
         self._forget_other_epochs()
         dead = {
             topic_id: set(range(tombstone.partitions))
-            for topic_id, tombstone in self._catalog().tombstones.items()
+            for topic_id, tombstone in self._local.catalog.tombstones.items()
             if self._agent_id in tombstone.waiting_for
         }
         for record in self._groups.replica_records():
             topic_id, partition = record.group
             if record.group == CATALOG_GROUP:
                 continue
-            if self._catalog().by_id(topic_id) is not None:
+            if self._local.catalog.by_id(topic_id) is not None:
                 self._held_topics.add(topic_id)
-            elif topic_id in self._catalog().tombstones or topic_id in self._held_topics:
+            elif topic_id in self._local.catalog.tombstones or topic_id in self._held_topics:
                 dead.setdefault(topic_id, set()).add(partition)
         return dead
 
@@ -256,8 +199,8 @@ class TopicReplicas:
         self._held_topics.add(topic_id)
 
     def _forget_other_epochs(self) -> None:
-        if self._held_epoch != self._catalog().epoch:
-            self._held_epoch = self._catalog().epoch
+        if self._held_epoch != self._local.catalog.epoch:
+            self._held_epoch = self._local.catalog.epoch
             self._held_topics.clear()
 
     async def delete(self, topic_id: bytes, partitions: set[int]) -> bool:
@@ -272,7 +215,7 @@ class TopicReplicas:
         return True
 
 
-def tell_cleared_write(groups: Groups, group: GroupId, where: str) -> None:
+def tell_cleared_write(groups: Host, group: GroupId, where: str) -> None:
     """A warning, if one was cleared when the group was opened. where: topic and partition by their names."""
     behind = groups.cleared_writes.get(group)
     if behind is not None:

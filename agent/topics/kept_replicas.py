@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Container
 
-from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
+from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.host.host import Host
+from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
-from shoal.agent.topics.catalog import Catalog, CatalogError
+from shoal.agent.topics.catalog import CatalogError
 from shoal.agent.topics.kept import (
     Kept,
     KeptTopic,
@@ -27,6 +28,7 @@ from shoal.agent.topics.kept import (
     encode_remembered,
     gathered,
 )
+from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.errors import ShoalError
 
 ASK_TIMEOUT_MS = 2_000
@@ -34,51 +36,34 @@ ASK_TIMEOUT_MS = 2_000
 logger = logging.getLogger("shoal.agent")
 
 
-class Peers(Protocol):
-    """What is needed of the links and the member list."""
-
-    async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
-    def live_peers(self) -> list[str]: ...
-
-
 class Keeping:
     """One per catalog service."""
 
     def __init__(
-        self,
-        *,
-        agent_id: str,
-        peers: Peers,
-        records: Callable[[], Iterator[ReplicaRecord]],
-        catalog: Callable[[], Catalog],
-        dead: Callable[[], Container[bytes]],
-        remembered: Callable[[], Mapping[bytes, Remembered]],
+        self, peers: Roster, groups: Host, local: LocalCatalog, dead: Callable[[], Container[bytes]]
     ) -> None:
-        """`records`: of all replicas here. `dead`: topics whose deletion is committed. `remembered`: what
-        earlier catalogs said of topics that the present one does not know."""
-        self._agent_id = agent_id
+        """`dead`: topics whose deletion is committed."""
         self._peers = peers
-        self._records = records
-        self._catalog = catalog
+        self._groups = groups
+        self._local = local
         self._dead = dead
-        self._remembered = remembered
         self._reported: set[bytes] = set()
 
     def here(self) -> list[Kept]:
         """Topics of which replicas are here, that neither the catalog nor a deletion knows (safety 4)."""
         held: dict[bytes, list[int]] = {}
-        dead, catalog = self._dead(), self._catalog()
-        for record in self._records():
+        dead, catalog = self._dead(), self._local.catalog
+        for record in self._groups.replica_records():
             topic_id, partition = record.group
             unknown = catalog.by_id(topic_id) is None and topic_id not in dead
             if unknown and record.group != CATALOG_GROUP and record.state is not ReplicaState.REMOVED:
                 held.setdefault(topic_id, []).append(partition)
-        return [self._kept(topic_id, partitions) for topic_id, partitions in sorted(held.items())]
-
-    def _kept(self, topic_id: bytes, partitions: list[int]) -> Kept:
-        known = self._remembered().get(topic_id)
-        name, count = (None, None) if known is None else (known.entry.name, len(known.entry.partitions))
-        return Kept(topic_id, name, count, tuple(sorted(partitions)))
+        kept = []
+        for topic_id, partitions in sorted(held.items()):
+            known = self._local.record.kept.get(topic_id)
+            name, count = (None, None) if known is None else (known.entry.name, len(known.entry.partitions))
+            kept.append(Kept(topic_id, name, count, tuple(sorted(partitions))))
+        return kept
 
     def report(self) -> None:
         """A warning for each, once. To be called while the catalog here is as new as anybody's."""
@@ -97,20 +82,20 @@ class Keeping:
         """What is kept here; or, for a topic id, what is remembered of it."""
         if not payload:
             return encode_kept(self.here())
-        remembered = self._remembered().get(decode_topic_id(payload))
+        remembered = self._local.record.kept.get(decode_topic_id(payload))
         return b"" if remembered is None else encode_remembered(remembered)
 
     async def everywhere(self) -> list[KeptTopic]:
         """What the live members keep, as far as they answer."""
         peers = self._peers.live_peers()
         answers = await asyncio.gather(*(self._ask(peer, b"") for peer in peers))
-        found = {self._agent_id: self.here()}
+        found = {self._peers.agent_id: self.here()}
         for peer, answer in zip(peers, answers, strict=True):
             try:
                 found[peer] = [] if answer is None else decode_kept(answer)
             except CatalogError as error:
                 logger.warning("what %s keeps cannot be read: %s", peer[:8], error)
-        catalog = self._catalog()
+        catalog = self._local.catalog
         return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
 
     async def find(self, name_or_id: str) -> Remembered:
@@ -129,7 +114,7 @@ class Keeping:
         return await self._newest(wanted[0])
 
     async def _newest(self, topic: KeptTopic) -> Remembered:
-        own = self._remembered().get(topic.topic_id)
+        own = self._local.record.kept.get(topic.topic_id)
         found = [] if own is None else [own]
         for peer in self._peers.live_peers():
             answer = await self._ask(peer, topic.topic_id)

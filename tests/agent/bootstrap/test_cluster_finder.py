@@ -253,6 +253,7 @@ class FakeCatalog:
         self.catalog = Catalog()
         self.birth = birth
         self.sealed = asyncio.Event()
+        self.exchange = self
 
     async def propose(self, command: Seal, timeout_ms: int) -> None:
         if self.catalog.apply(self.catalog.offset, command) == "done":

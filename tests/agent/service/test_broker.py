@@ -93,7 +93,7 @@ class FakeCatalog:
     catalog: Catalog = field(default_factory=Catalog)
     race: Any = None
     halted: str | None = None
-    astray: bool = False
+    local: Any = field(default_factory=lambda: SimpleNamespace(astray=False))
     keeping: Any = field(default_factory=lambda: SimpleNamespace(here=list))
     birth: tuple[str, ...] = (SELF,)
     told: int = 0
@@ -107,6 +107,10 @@ class FakeCatalog:
             self.catalog.apply(self.catalog.offset, race)
         outcome = self.catalog.apply(self.catalog.offset, command)
         return Applied(outcome, self.catalog.subject(command))
+
+    @property
+    def exchange(self) -> FakeCatalog:
+        return self
 
     async def tell_peers(self) -> None:
         self.told += 1

@@ -19,7 +19,7 @@ from shoal.agent.interface import MAX_PARTITIONS
 from shoal.agent.peers.frames import MAX_BULK_PAYLOAD_BYTES
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.topics import catalog as module
-from shoal.agent.topics import catalog_service as catalog_follow
+from shoal.agent.topics import catalog_exchange
 from shoal.agent.topics.catalog import (
     MAX_COST,
     MAX_STATE_BYTES,
@@ -152,13 +152,14 @@ async def test_a_state_larger_than_a_frame_is_pulled() -> None:
 
     async def request(_agent: str, kind: int, payload: bytes, _timeout_ms: int) -> bytes:
         assert kind == PeerMessage.CATALOG_PULL
-        answer = await source.service.on_pull(SELF, payload)
+        answer = await source.service.exchange.on_pull(SELF, payload)
         sizes.append(len(answer))
         return answer
 
     follower.peers.request = request  # type: ignore[method-assign]
-    assert await follower.service._pull(OTHER)
-    assert follower.service.catalog.topics == catalog.topics
+    newer = await follower.service.exchange.pull(OTHER)
+    assert newer is not None
+    assert newer.topics == catalog.topics
     assert max(sizes) <= PIECE_BYTES + 64 < MAX_BULK_PAYLOAD_BYTES
     assert len(sizes) == -(-len(catalog.to_bytes()) // PIECE_BYTES)
 
@@ -287,7 +288,7 @@ async def test_a_crash_leaves_the_old_or_the_new_record(crash_at: int) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in a smaller world: some tens of topics, and a copy of several pieces."""
     monkeypatch.setattr(module, "MAX_COST", 24_000)
-    monkeypatch.setattr(catalog_follow, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(catalog_exchange, "PIECE_BYTES", 1_000)
 
 
 @pytest.mark.slow

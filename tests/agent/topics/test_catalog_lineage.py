@@ -145,9 +145,9 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
     with caplog.at_level(logging.WARNING):
         async with fixture.running():
             await fixture.until(lambda: fixture.saved and fixture.saved[-1].version == newer.version)
-            fixture.service.look()
+            fixture.service.exchange.look()
             await fixture.until(lambda: bool(caplog.records))
-            fixture.service.look()
+            fixture.service.exchange.look()
             await asyncio.sleep(0.05)
     assert fixture.groups.deleted == []
     assert [record for record in caplog.messages if "t1" in record and "shoal topic adopt" in record] != []
@@ -168,7 +168,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
     async with restarted.running():
         await asyncio.sleep(0.05)
         assert restarted.groups.deleted == []
-        restarted.service.on_hint(OTHER, adopted.version.to_bytes())
+        restarted.service.exchange.on_hint(OTHER, adopted.version.to_bytes())
         restarted.peers.versions = {OTHER: adopted.version}
         await restarted.until(lambda: HELD in restarted.groups.opened)
         await asyncio.sleep(0.05)
@@ -193,9 +193,9 @@ async def test_the_same_number_of_another_lineage_is_another_state() -> None:
     fixture = follower(folded(CreateTopic(entry())), newer)
     async with fixture.running():
         await fixture.until(lambda: fixture.service.catalog.version == (EPOCH, 1))
-        assert await fixture.service.on_pull(OTHER, asks(5)) == gives(newer)(b"")
-        assert await fixture.service.on_pull(OTHER, asks(1, EPOCH)) == b""
-        assert await fixture.service.on_pull(OTHER, asks(0, EPOCH + 1)) == b""
+        assert await fixture.service.exchange.on_pull(OTHER, asks(5)) == gives(newer)(b"")
+        assert await fixture.service.exchange.on_pull(OTHER, asks(1, EPOCH)) == b""
+        assert await fixture.service.exchange.on_pull(OTHER, asks(0, EPOCH + 1)) == b""
         fixture.service.apply(frame(1, CreateTopic(entry(4)), term=3))  # of the group that was left behind
         assert fixture.service.catalog.version == (EPOCH, 1)
     assert fixture.groups.deleted == []
@@ -226,17 +226,17 @@ async def test_the_survivor_tells_nobody_before_its_epoch_has_begun() -> None:
         fixture.service.apply(frame(fixture.groups.end, command, term=TERM + 1))
 
     async with fixture.running():
-        fixture.service.look()
+        fixture.service.exchange.look()
         fixture.groups.on_append = append
         fixture.groups.end = 2
         fixture.service.apply(frame(1, CreateTopic(entry()), term=3))
-        assert fixture.service.published == (0, 1)
-        assert await fixture.service.on_pull(OTHER, asks(0)) == b""
+        assert fixture.service.local.published == (0, 1)
+        assert await fixture.service.exchange.on_pull(OTHER, asks(0)) == b""
         assert fixture.peers.hints == []
         assert HELD not in fixture.groups.opened
         await fixture.until(lambda: HELD in fixture.groups.opened)
     assert len(proposed) == 1
-    assert fixture.service.published == (epoch_of(1, 5), 3)
+    assert fixture.service.local.published == (epoch_of(1, 5), 3)
     assert fixture.peers.hints == [(OTHER, 3)]
 
 
@@ -270,12 +270,12 @@ async def test_a_voter_with_another_state_takes_a_copy() -> None:
         fixture.groups.term = TERM
         fixture.service.apply(frame(1, BeginEpoch(EPOCH, b"x" * 16), term=TERM))
         fixture.service.apply(frame(2, CreateTopic(entry(3, (OTHER,))), term=TERM))
-        assert fixture.service.astray
+        assert fixture.service.local.astray
         assert set(fixture.service.catalog.topics) == {"t1"}
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
-        fixture.service.look()
+        fixture.service.exchange.look()
         await fixture.until(lambda: fixture.service.catalog.version == newer.version)
-        assert not fixture.service.astray
+        assert not fixture.service.local.astray
 
 
 async def test_a_replica_of_the_recovered_catalog_is_opened_on_its_own_state_only() -> None:
@@ -289,7 +289,7 @@ async def test_a_replica_of_the_recovered_catalog_is_opened_on_its_own_state_onl
         newer = folded(epoch=EPOCH)
         fixture.peers.versions = {OTHER: newer.version}
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
-        fixture.service.look()
+        fixture.service.exchange.look()
         await fixture.until(lambda: fixture.service.catalog.epoch == EPOCH)
         async with fixture.service.changing:
             await fixture.service.open_replica(CATALOG_GROUP, ReplicaId(TERM, 5))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,8 @@ from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
+from shoal.agent.host.host import Host
+from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_version
 from shoal.agent.submission import Appended, Submission
@@ -183,6 +185,7 @@ class FakeGroups:
 class FakePeers:
     """One other agent; `answers` maps a kind to what it says."""
 
+    agent_id: str = SELF
     versions: dict[str, CatalogVersion] = field(default_factory=dict)
     answers: dict[int, Callable[[bytes], bytes]] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -219,10 +222,9 @@ class Fixture:
         self.records: list[ClusterRecord] = []
         self.refuse_saves = 0
         self.service = CatalogService(
-            agent_id=SELF,
             record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes(), kept or {}),
-            groups=self.groups,
-            peers=self.peers,
+            groups=cast("Host", self.groups),
+            peers=cast("Roster", self.peers),
             watch=Watch("run"),
             rng=random.Random(1),
             save=self.save,
@@ -339,7 +341,7 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
     }
     async with fixture.running():
         fixture.peers.versions = {OTHER: CatalogVersion(0, 2)}
-        fixture.service.look()
+        fixture.service.exchange.look()
         await fixture.until(lambda: (OTHER, PeerMessage.CATALOG_CONFIRM) in fixture.peers.asked)
     assert fixture.groups.deleted == [GroupId(entry().topic_id, number) for number in range(2)]
 
@@ -368,7 +370,7 @@ async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_w
         assert not newer.tombstones
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.peers.versions = {OTHER: CatalogVersion(0, 3)}
-        fixture.service.look()
+        fixture.service.exchange.look()
         await fixture.until(lambda: len(fixture.groups.deleted) == 2)
     assert fixture.groups.deleted == [first, second]
     assert set(fixture.groups.opened) == {CATALOG_GROUP}
@@ -412,15 +414,15 @@ async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
     newer = Catalog()
     newer.apply(0, CreateTopic(entry(3, (OTHER,))))
     async with fixture.running():
-        fixture.service.on_hint(OTHER, v(1))
+        fixture.service.exchange.on_hint(OTHER, v(1))
         fixture.peers.versions = {OTHER: CatalogVersion(0, 0)}
         await fixture.until(lambda: len(fixture.peers.asked) >= 1)
         assert fixture.service.catalog.offset == 0
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
-        fixture.service.on_hint(OTHER, v(1))
+        fixture.service.exchange.on_hint(OTHER, v(1))
         await fixture.until(lambda: fixture.service.catalog.offset == 1)
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(Catalog())}
-        fixture.service.on_hint(OTHER, v(5))
+        fixture.service.exchange.on_hint(OTHER, v(5))
         asked = len(fixture.peers.asked)
         await fixture.until(lambda: len(fixture.peers.asked) > asked)
         assert fixture.service.catalog.offset == 1
@@ -429,15 +431,15 @@ async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
 async def test_questions_of_peers() -> None:
     """A pull answers only what is newer; an await answers when the version is reached."""
     fixture = Fixture((SELF,))
-    waiting = asyncio.create_task(fixture.service.on_await(OTHER, v(1)))
+    waiting = asyncio.create_task(fixture.service.exchange.on_await(OTHER, v(1)))
     await asyncio.sleep(0)
     assert not waiting.done()
     fixture.service.apply(frame(0, CreateTopic(entry())))
     assert decode_version(await waiting) == (0, 1)
-    assert await fixture.service.on_pull(OTHER, asks(0)) == gives(fixture.service.catalog)(b"")
-    assert await fixture.service.on_pull(OTHER, asks(1)) == b""
+    assert await fixture.service.exchange.on_pull(OTHER, asks(0)) == gives(fixture.service.catalog)(b"")
+    assert await fixture.service.exchange.on_pull(OTHER, asks(1)) == b""
     with pytest.raises(PeerMessageError):
-        await fixture.service.on_pull(OTHER, b"?")
+        await fixture.service.exchange.on_pull(OTHER, b"?")
 
 
 async def test_many_creations_ask_a_peer_two_questions() -> None:
@@ -458,12 +460,12 @@ async def test_many_creations_ask_a_peer_two_questions() -> None:
     telling = []
     for number in range(100):
         fixture.service.apply(frame(number, CreateTopic(entry(number + 1))))
-        telling.append(asyncio.create_task(fixture.service.tell_peers()))
+        telling.append(asyncio.create_task(fixture.service.exchange.tell_peers()))
         await asyncio.sleep(0)
     answered.set()
     await asyncio.gather(*telling)
     assert (most, asked) == (1, 2)
-    await fixture.service.tell_peers()
+    await fixture.service.exchange.tell_peers()
     assert asked == 2
 
 
@@ -531,9 +533,9 @@ async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> 
     fixture.peers.versions = {OTHER: CatalogVersion(0, 1)}
     fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
     async with fixture.running():
-        fixture.service.look()
+        fixture.service.exchange.look()
         await asyncio.sleep(0.05)
         assert PeerMessage.CATALOG_PULL not in [kind for _, kind in fixture.peers.asked]
         fixture.groups.start = 1
-        fixture.service.look()
+        fixture.service.exchange.look()
         await fixture.until(lambda: fixture.service.catalog.offset == 1)

@@ -107,6 +107,8 @@ class FakeNewborns:
 class Telling:
     """One agent's births, and the catalog of SELF."""
 
+    agent_id = SELF
+
     def __init__(self, entry: TopicEntry | None = None, leader: str | None = SELF) -> None:
         self.newborns = FakeNewborns()
         self.service = FakeService(entry or unborn())
@@ -114,10 +116,9 @@ class Telling:
         self.asked: list[bytes] = []
         self.answers: list[bytes | Exception] = []
         self.births = BirthTelling(
-            agent_id=SELF,
             newborns=cast("Newborns", self.newborns),
             catalog=cast("CatalogService", self.service),
-            peers=self,
+            peers=cast("Roster", self),
             catalog_leader=lambda: self.leader,
         )
 
