@@ -17,7 +17,6 @@ from shoal.agent.bootstrap.empty_cluster_guard import Guard
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
-from shoal.agent.duties import duties
 from shoal.agent.host.host import Host
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.node import Node, Pool
@@ -26,13 +25,17 @@ from shoal.agent.placement.assignments import Holding
 from shoal.agent.placement.lost_replicas import Losses
 from shoal.agent.placement.rebalancer import Mover
 from shoal.agent.process.errors import StartError
+from shoal.agent.process.intervals import repeat
 from shoal.agent.routing.claims import claim_of
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim
 from shoal.agent.service.cluster_view import Joined
+from shoal.agent.topics.births import BirthTelling
 from shoal.agent.topics.catalog_founders import birth_from_log
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
+from shoal.agent.topics.rebirths import REBIRTH_INTERVAL_S, Rebirths
+from shoal.agent.topics.tombstones import TOMBSTONE_INTERVAL_S, Burying
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.errors import StoreError
@@ -130,12 +133,13 @@ class Cluster:
             replace_after_ms=node.config.replace_after_ms,
             losses=self.losses,
         )
-        topic_duties = duties(
-            joined=joined,
-            roster=node.roster,
-            links=node.links,
-            clock=node.clock,
-            catalog_leader=lambda: catalog_leader_id(node),
+        births = BirthTelling(joined.host.newborns, joined.catalog, node.roster)
+        node.links.handle_request(PeerMessage.CATALOG_BORN, births.on_born)
+        rebirths = Rebirths(node.roster, joined.catalog, node.clock.now_ms)
+        burying = Burying(
+            node.roster,
+            joined.catalog,
+            node.clock.now_ms,
             replace_after_ms=node.config.replace_after_ms,
         )
         return {
@@ -147,7 +151,9 @@ class Cluster:
             "mover": mover.run(),
             "holding": self.holding.run(),
             "scrubber": joined.scrubber.run(),
-            **topic_duties,
+            "births": births.run(),
+            "rebirths": repeat(REBIRTH_INTERVAL_S, rebirths.look),
+            "burying": repeat(TOMBSTONE_INTERVAL_S, burying.look),
         }
 
     async def _tell_catalog_version(self) -> None:
@@ -156,22 +162,6 @@ class Cluster:
             epoch, offset = published = catalog.local.published
             roster.set_catalog(published, has_topics=bool(catalog.catalog.topics))
             await catalog.local.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
-
-    def leads_catalog(self) -> bool:
-        """Whether this agent does."""
-        return leads_catalog(self.node)
-
-
-def catalog_leader_id(node: Node) -> str | None:
-    """None while nobody is known to lead it."""
-    leader = node.broker.catalog_leader()
-    return None if leader is None else leader.agent_id
-
-
-def leads_catalog(node: Node) -> bool:
-    """Whether this agent leads the catalog, as far as it knows."""
-    leader = node.broker.catalog_leader()
-    return leader is not None and leader.local
 
 
 async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord) -> Cluster:
@@ -197,7 +187,6 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         catalog=catalog,
         clock=node.clock,
         timeout_ms=node.config.dissolve_timeout_ms,
-        leads_catalog=lambda: leads_catalog(node),
     )
     return Cluster(node, Joined(host, catalog, routes, scrubber), holding, Losses(node.clock.now_ms), guard)
 
@@ -264,6 +253,10 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
     async def save(changed: ClusterRecord) -> None:
         await save_cluster(node.directory.disk, node.config.data, changed)
 
+    def leader() -> str | None:
+        found = node.broker.catalog_leader()
+        return None if found is None else found.agent_id
+
     return CatalogService(
         record=record,
         groups=host,
@@ -271,6 +264,6 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         watch=node.watch,
         rng=node.rng,
         save=save,
-        catalog_leader=lambda: catalog_leader_id(node),
+        leader=leader,
         now_us=node.clock.now_us,
     )

@@ -7,7 +7,6 @@ word: only a committed seal, which excludes every topic before and after it, dis
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from shoal.agent.bootstrap.rules import can_never_have_lived, must_dissolve
 from shoal.agent.durable.catalog_version import NO_VERSION
@@ -28,20 +27,11 @@ logger = logging.getLogger("shoal.agent")
 class Guard:
     """run() returns when this agent must give its cluster up, and why."""
 
-    def __init__(
-        self,
-        *,
-        roster: Roster,
-        catalog: CatalogService,
-        clock: Clock,
-        timeout_ms: int,
-        leads_catalog: Callable[[], bool],
-    ) -> None:
+    def __init__(self, *, roster: Roster, catalog: CatalogService, clock: Clock, timeout_ms: int) -> None:
         self._roster = roster
         self._catalog = catalog
         self._clock = clock
         self._timeout_ms = timeout_ms
-        self._leads_catalog = leads_catalog
         self._first_seen_ms: dict[bytes, int] = {}
         self._told: set[bytes] = set()
 
@@ -76,7 +66,7 @@ class Guard:
             own_topics=len(catalog.topics),
             foreign_has_topics=foreign.has_topics,
         )
-        if yields and self._leads_catalog():
+        if yields and self._catalog.leads():
             await self._seal(foreign)
         if not yields or since_ms > self._timeout_ms:
             self._tell(foreign, yields=yields)

@@ -8,7 +8,6 @@ A topic that the catalog here does not know yet is no reason to do anything: who
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
@@ -18,6 +17,7 @@ from shoal.agent.host.host import Host
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_group, decode_hold, encode_lost
+from shoal.agent.process.intervals import repeat
 from shoal.agent.routing.table import RouteTable
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
@@ -63,15 +63,16 @@ class Holding:
                 await self._host.finish_retirements()
         except DISK_FAULTS as error:
             logger.warning("what is left of removed replicas stays until the next start: %s", error)
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            await self._tell_losses()
-            version = self._routes.version
-            if version != self._looked_at:  # nothing is claimed anew: nothing to look for
-                excluded = self._excluded()
-                self._looked_at = -1 if excluded else version
-                for group, holder in excluded[:MAX_ASKED_PER_LOOK]:
-                    await self._ask(group, holder)
+        await repeat(LOOK_INTERVAL_S, self._look)
+
+    async def _look(self) -> None:
+        await self._tell_losses()
+        version = self._routes.version
+        if version != self._looked_at:  # nothing is claimed anew: nothing to look for
+            excluded = self._excluded()
+            self._looked_at = -1 if excluded else version
+            for group, holder in excluded[:MAX_ASKED_PER_LOOK]:
+                await self._ask(group, holder)
 
     # ---- requests of peers -----------------------------------------------------------------------
 

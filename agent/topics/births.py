@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shoal.agent.host.newborns import Newborns, is_led_here
 from shoal.agent.members.roster import Roster
@@ -39,18 +39,10 @@ logger = logging.getLogger("shoal.agent")
 class BirthTelling:
     """One per agent; run() for its life."""
 
-    def __init__(
-        self,
-        *,
-        newborns: Newborns,
-        catalog: CatalogService,
-        peers: Roster,
-        catalog_leader: Callable[[], str | None],
-    ) -> None:
+    def __init__(self, newborns: Newborns, catalog: CatalogService, peers: Roster) -> None:
         self._newborns = newborns
         self._catalog = catalog
         self._peers = peers
-        self._catalog_leader = catalog_leader
         self._news = asyncio.Event()
         self._wanted: dict[tuple[bytes, int], int] = {}
         """Partitions, as a mask, by topic and generation: told to this agent, and not proposed yet."""
@@ -102,7 +94,7 @@ class BirthTelling:
         return not self._led()
 
     async def _ask(self, births: tuple[Births, ...]) -> tuple[Births, ...]:
-        leader = self._catalog_leader()
+        leader = self._catalog.leader()
         if leader is None:
             raise ShoalError("no-leader", "the catalog has no leader at present")
         if leader == self._peers.agent_id:

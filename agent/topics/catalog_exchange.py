@@ -39,14 +39,14 @@ class CatalogExchange:
     """One per catalog service."""
 
     def __init__(
-        self, local: LocalCatalog, peers: Roster, rng: random.Random, leads_catalog: Callable[[], bool]
+        self, local: LocalCatalog, peers: Roster, rng: random.Random, leads: Callable[[], bool]
     ) -> None:
         self.news = asyncio.Event()
         """Versions should be compared now."""
         self._local = local
         self._peers = peers
         self._rng = rng
-        self._leads_catalog = leads_catalog
+        self._leads = leads
         self._heard: dict[str, CatalogVersion] = {}
         self._asking: dict[str, _Asking] = {}
 
@@ -120,7 +120,7 @@ class CatalogExchange:
 
     def _newest_peer(self) -> str | None:
         local = self._local
-        if self._leads_catalog() and not local.astray and not local.lacks_trimmed_commands():
+        if self._leads() and not local.astray and not local.lacks_trimmed_commands():
             return None  # nobody knows more, and whoever proposes here wants to know what came of it
         mine, versions = local.catalog.version, self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):

@@ -82,11 +82,13 @@ class CatalogService:
         watch: Watch,
         rng: random.Random,
         save: Callable[[ClusterRecord], Awaitable[None]],
-        catalog_leader: Callable[[], str | None],
+        leader: Callable[[], str | None],
         now_us: Callable[[], int],
     ) -> None:
+        """`leader`: the agent that leads the catalog, None while nobody is known to."""
+        self.leader = leader
         self.local = LocalCatalog(record, groups, save)
-        self.exchange = CatalogExchange(self.local, peers, rng, self._leads_catalog)
+        self.exchange = CatalogExchange(self.local, peers, rng, self.leads)
         self.halted: str | None = None
         self.sealed = asyncio.Event()
         self.changing = asyncio.Lock()
@@ -95,7 +97,6 @@ class CatalogService:
         self._peers = peers
         self._watch = watch
         self._rng = rng
-        self._catalog_leader = catalog_leader
         self._now_us = now_us
         self._work = asyncio.Event()
         self._saving: asyncio.TimerHandle | None = None
@@ -117,8 +118,9 @@ class CatalogService:
         """Agent ids of the catalog's birth voters."""
         return self.local.record.catalog_birth
 
-    def _leads_catalog(self) -> bool:
-        return self._catalog_leader() == self._peers.agent_id
+    def leads(self) -> bool:
+        """Whether this agent leads the catalog, as far as it knows."""
+        return self.leader() == self._peers.agent_id
 
     async def start(self) -> None:
         """Open the catalog's own group, if this agent holds it."""
@@ -254,7 +256,7 @@ class CatalogService:
     def _report_kept(self) -> None:
         """Not while the catalog here may only be late."""
         local = self.local
-        late = self._catalog_leader() is None or local.astray or local.is_between_epochs()
+        late = self.leader() is None or local.astray or local.is_between_epochs()
         newest = max(self._peers.catalog_versions().values(), default=local.published)
         if not late and newest <= local.published:
             self.keeping.report()
@@ -313,7 +315,7 @@ class CatalogService:
                 raise ShoalError("not-ready", "the recovered catalog begins its epoch: ask again")
 
     async def _begin_epoch_if_leading(self) -> None:
-        if not self._leads_catalog() or not self.local.is_between_epochs():
+        if not self.leads() or not self.local.is_between_epochs():
             return
         try:
             await self._begin_epoch(CONFIRM_TIMEOUT_MS)
@@ -363,7 +365,7 @@ class CatalogService:
 
     async def _confirm(self, topic_id: bytes) -> bool:
         """Say to the catalog that nothing is left here."""
-        leader = self._catalog_leader()
+        leader = self.leader()
         try:
             if leader is None:
                 raise ShoalError("no-leader", "the catalog has no leader at present")

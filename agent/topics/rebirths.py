@@ -8,7 +8,6 @@ same: then their disks may be full, or one of them is without the memory of its 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from shoal.errors import ShoalError
 from shoal.replication.interfaces import MAX_GENERATION
 from shoal.replication.placement.assignment import Candidate, birth_voters
 
-LOOK_INTERVAL_S = 0.5
+REBIRTH_INTERVAL_S = 0.5
 AWAY_MS = 3_000
 """Without a majority of its voters: whoever restarts is back by then, as a rule."""
 UNLED_MS = 60_000
@@ -40,33 +39,19 @@ class _Waiting(NamedTuple):
 
 
 class Rebirths:
-    """run() for the agent's life."""
+    """Call look() every REBIRTH_INTERVAL_S."""
 
-    def __init__(
-        self,
-        *,
-        roster: Roster,
-        catalog: CatalogService,
-        leads_catalog: Callable[[], bool],
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, roster: Roster, catalog: CatalogService, now_ms: Callable[[], int]) -> None:
         self._roster = roster
         self._catalog = catalog
-        self._leads_catalog = leads_catalog
         self._now_ms = now_ms
         self._waiting: dict[tuple[bytes, int, int], _Waiting] = {}
         """By topic, partition and generation."""
         self._unborn: dict[bytes, int] = {}
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            await self.look()
-
     async def look(self) -> None:
         """Give up what has waited for long enough."""
-        if not self._leads_catalog():
+        if not self._catalog.leads():
             self._waiting.clear()
             self._unborn.clear()
             return

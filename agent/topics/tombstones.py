@@ -8,7 +8,6 @@ nobody has to remember it for that.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -17,36 +16,23 @@ from shoal.agent.topics.catalog import ConfirmDeletion
 from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
 from shoal.errors import ShoalError
 
-LOOK_INTERVAL_S = 1.0
+TOMBSTONE_INTERVAL_S = 1.0
 MAX_BURIED_PER_LOOK = 16  # each is a command in the catalog's log; the rest a second later
 
 logger = logging.getLogger("shoal.agent")
 
 
 class Burying:
-    """run() for the agent's life."""
+    """Call look() every TOMBSTONE_INTERVAL_S."""
 
     def __init__(
-        self,
-        *,
-        roster: Roster,
-        catalog: CatalogService,
-        leads_catalog: Callable[[], bool],
-        now_ms: Callable[[], int],
-        replace_after_ms: int,
+        self, roster: Roster, catalog: CatalogService, now_ms: Callable[[], int], *, replace_after_ms: int
     ) -> None:
         self._roster = roster
         self._catalog = catalog
-        self._leads_catalog = leads_catalog
         self._now_ms = now_ms
         self._replace_after_ms = replace_after_ms
         self._lost_ms: dict[str, int] = {}
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            await self.look()
 
     async def look(self) -> None:
         """Confirm for those that were lost, without a break, for long enough."""
@@ -57,7 +43,7 @@ class Burying:
             holder: self._lost_ms.get(holder, now_ms) for holder in awaited if self._roster.is_lost(holder)
         }
         gone = {holder for holder, since in self._lost_ms.items() if now_ms - since >= self._replace_after_ms}
-        if not gone or not self._leads_catalog():
+        if not gone or not self._catalog.leads():
             return
         due = [
             (topic_id, holder)

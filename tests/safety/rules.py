@@ -155,7 +155,7 @@ FAULTS: tuple[Fault, ...] = (
         4,
         "a replica of a topic that was never heard of is deleted",
         "agent/topics/catalog_reconciler.py",
-        "            elif topic_id in self._catalog().tombstones or topic_id in self._held_topics:\n",
+        "            elif topic_id in self._local.catalog.tombstones or topic_id in self._held_topics:\n",
         "            else:\n",
         (A + "topics/test_catalog_service.py::test_a_replica_of_a_topic_never_heard_of_is_kept",),
     ),
@@ -163,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         4,
         "what the catalog of an earlier epoch had is taken for deleted",
         "agent/topics/catalog_reconciler.py",
-        "        if self._held_epoch != self._catalog().epoch:\n",
+        "        if self._held_epoch != self._local.catalog.epoch:\n",
         "        if False:\n",
         (
             A

@@ -271,9 +271,8 @@ def guard(
     roster: Any = FakeRoster()
     roster.cluster_id = own
     catalog: Any = FakeCatalog(birth)
-    made = Guard(
-        roster=roster, catalog=catalog, clock=SystemClock(), timeout_ms=20, leads_catalog=lambda: leads
-    )
+    catalog.leads = lambda: leads
+    made = Guard(roster=roster, catalog=catalog, clock=SystemClock(), timeout_ms=20)
     return made, roster, catalog
 
 

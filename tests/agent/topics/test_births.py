@@ -53,7 +53,7 @@ async def test_nothing_is_born_on_those_who_have_just_died(tmp_path: Path) -> No
     """Gossip needs seconds to find out; the links know at once. Every partition is led."""
     async with agents_in(tmp_path) as agents:
         members = await agents.cluster(4)
-        leader = next(running for running in members if running.agent.cluster.leads_catalog())
+        leader = next(running for running in members if running.agent.cluster.joined.catalog.leads())
         dead = next(running for running in members if running is not leader)
         ids = {running.agent.agent_id for running in members if running is not dead}
         await eventually(lambda: _all_met(leader.agent.roster, ids | {dead.agent.agent_id}))

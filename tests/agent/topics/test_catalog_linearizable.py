@@ -83,7 +83,7 @@ async def test_creating_changing_and_deleting_is_linearizable_while_the_leader_d
         return all(len(answered(name, since)) >= count for name in NAMES)
 
     await eventually(lambda: enough(ANSWERS_BEFORE, 0.0))
-    leader = next(item for item in cluster if item.agent.cluster.leads_catalog())
+    leader = next(item for item in cluster if item.agent.cluster.joined.catalog.leads())
     await leader.crash()
     died = time.monotonic()
     await eventually(lambda: enough(ANSWERS_AFTER, died), 20.0)

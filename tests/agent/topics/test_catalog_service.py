@@ -228,7 +228,7 @@ class Fixture:
             watch=Watch("run"),
             rng=random.Random(1),
             save=self.save,
-            catalog_leader=lambda: leader,
+            leader=lambda: leader,
             now_us=lambda: 0,
         )
 

@@ -58,6 +58,8 @@ class FakeService:
         self.catalog = Catalog()
         self.proposed: list[Command] = []
         self.refuses = False
+        self.is_leader = True
+        self.leader: Any = None
         self.gate: asyncio.Event | None = None
         for entry in entries:
             self.apply(CreateTopic(entry))
@@ -66,6 +68,9 @@ class FakeService:
         outcome = self.catalog.apply(self.catalog.offset, command)
         self.catalog.check_invariants()
         return outcome
+
+    def leads(self) -> bool:
+        return self.is_leader
 
     async def propose(self, command: Command, _timeout_ms: int) -> Any:
         if self.refuses:
@@ -113,13 +118,11 @@ class Telling:
         self.newborns = FakeNewborns()
         self.service = FakeService(entry or unborn())
         self.leader = leader
+        self.service.leader = lambda: self.leader
         self.asked: list[bytes] = []
         self.answers: list[bytes | Exception] = []
         self.births = BirthTelling(
-            newborns=cast("Newborns", self.newborns),
-            catalog=cast("CatalogService", self.service),
-            peers=cast("Roster", self),
-            catalog_leader=lambda: self.leader,
+            cast("Newborns", self.newborns), cast("CatalogService", self.service), cast("Roster", self)
         )
 
     async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
@@ -240,13 +243,9 @@ class Waiting:
     def __init__(self, entry: TopicEntry) -> None:
         self.service = FakeService(entry)
         self.linked = set(AGENTS)
-        self.leads = True
         self.now_ms = 0
         self.rebirths = Rebirths(
-            roster=cast("Roster", self),
-            catalog=cast("CatalogService", self.service),
-            leads_catalog=lambda: self.leads,
-            now_ms=lambda: self.now_ms,
+            cast("Roster", self), cast("CatalogService", self.service), lambda: self.now_ms
         )
 
     def is_linked(self, agent_id: str) -> bool:
@@ -280,9 +279,9 @@ async def test_what_has_no_majority_for_long_is_born_again_among_the_living() ->
     await waiting.pass_time(0)
     waiting.linked -= {AGENTS[1]}
     await waiting.pass_time(1)
-    waiting.leads = False
+    waiting.service.is_leader = False
     await waiting.pass_time(AWAY_MS)
-    waiting.leads = True
+    waiting.service.is_leader = True
     await waiting.pass_time(0)
     assert waiting.generations == [0, 0, 0, 0]
     await waiting.pass_time(AWAY_MS)

@@ -31,12 +31,11 @@ class Fixture:
             entry = TopicEntry(f"t{number}", number.to_bytes(16, "big"), TopicSettings(), (birth,), 0)
             self.apply(CreateTopic(entry))
             self.apply(DeleteTopic(entry.topic_id))
-        service: Any = SimpleNamespace(catalog=self.catalog, propose=self.propose)
+        service: Any = SimpleNamespace(catalog=self.catalog, propose=self.propose, leads=lambda: self.leads)
         self.burying = Burying(
-            roster=cast("Roster", SimpleNamespace(is_lost=lambda agent_id: agent_id in self.lost)),
-            catalog=cast("CatalogService", service),
-            leads_catalog=lambda: self.leads,
-            now_ms=lambda: self.now_ms,
+            cast("Roster", SimpleNamespace(is_lost=lambda agent_id: agent_id in self.lost)),
+            cast("CatalogService", service),
+            lambda: self.now_ms,
             replace_after_ms=REPLACE_AFTER_MS,
         )
 
