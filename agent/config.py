@@ -2,8 +2,8 @@
 
 Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig and
 refuses every combination that could not work, saying what to do about it. It reads no file, no environment
-and no clock, and it knows no other package: agent.py translates these values into the configuration of the
-parts.
+and no clock. A setting is declared once, as a field: its name in flags, variables and files, and how it is
+read there, follow from the field.
 
 Precedence: flags > environment (SHOAL_*) > file > defaults.
 """
@@ -14,8 +14,11 @@ import base64
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+from shoal.errors import ShoalError
+from shoal.format.timestamps import parse_duration_ms
 
 DEFAULT_HTTP_PORT = 7070
 DEFAULT_GOSSIP_PORT = 7946
@@ -282,9 +285,8 @@ class AgentConfig:
     def as_environment(self) -> dict[str, str]:
         """SHOAL_ variables from which from_sources() makes an equal value."""
         variables = {}
-        for setting in READERS:
-            name = setting if setting in AgentConfig.__dataclass_fields__ else f"{setting}_ms"
-            value = getattr(self, name)
+        for setting, attribute in ATTRIBUTES.items():
+            value = getattr(self, attribute)
             if value in (None, ()) or (setting == "cluster" and not self.cluster_is_explicit):
                 continue
             text = " ".join(value) if isinstance(value, tuple) else str(value)
@@ -293,26 +295,28 @@ class AgentConfig:
 
     def as_document(self) -> dict[str, Any]:
         """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
-        document["join"] = list(self.join)
+        document = asdict(self) | {"join": list(self.join)}
         del document["gossip_key"], document["serf_auth_key"]
         return document
 
 
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
 def is_unspecified(address: str) -> bool:
     """True for 0.0.0.0 and ::."""
-    try:
-        return ipaddress.ip_address(address).is_unspecified
-    except ValueError:
-        return False
+    ip = _ip_address(address)
+    return ip is not None and ip.is_unspecified
 
 
 def is_loopback(address: str) -> bool:
     """True for 127.0.0.0/8 and ::1."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    ip = _ip_address(address)
+    return ip is not None and ip.is_loopback
 
 
 def parse_host_port(text: str, flag: str, default_port: int = DEFAULT_GOSSIP_PORT) -> tuple[str, int]:
@@ -333,16 +337,12 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
         raise ConfigError(
             f"{flag} {value} is no address a peer could reach: give one of this host's addresses"
         )
-    try:
-        ipaddress.ip_address(value)
-    except ValueError:
+    if _ip_address(value) is None:
         hint = "127.0.0.1" if value == "localhost" else "a number such as 10.0.0.5"
-        raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}") from None
+        raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}")
 
 
 # ---- the sources ---------------------------------------------------------------------------------
-
-DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def _text(value: Any) -> str:
@@ -363,18 +363,11 @@ def _integer(value: Any) -> int:
 def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
     raise ValueError("true or false is needed")
 
 
@@ -390,50 +383,31 @@ def _duration_ms(value: Any) -> int:
     """Milliseconds: a whole number, or text with a unit (`500ms`, `3s`, `2m`, `1h`, `1d`)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d)?", value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("a duration such as 500ms, 3s, 2m or 1h is needed")
-    return int(match[1]) * DURATION_UNITS_MS[match[2] or "ms"]
+    try:
+        return parse_duration_ms(_text(value))
+    except (ShoalError, ValueError):
+        raise ValueError("a duration such as 500ms, 3s, 2m or 1h is needed") from None
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
-    "data": _text,
-    "bind": _text,
-    "advertise": _text,
-    "http_port": _integer,
-    "gossip_port": _integer,
-    "cluster": _text,
-    "name": _text,
-    "join": _addresses,
-    "expect": _integer,
-    "failure_domain": _text,
-    "weight": _integer,
-    "gossip": _text,
-    "gossip_key": _text,
-    "gossip_label": _text,
-    "gossip_verify_incoming": _boolean,
-    "gossip_verify_outgoing": _boolean,
-    "serf_rpc": _text,
-    "serf_auth_key": _text,
-    "cores": _integer,
-    "mdns": _boolean,
-    "disk": _text,
-    "event_loop": _text,
-    "auto_create_topics": _boolean,
-    "discovery_window": _duration_ms,
-    "heartbeat_interval": _duration_ms,
-    "election_timeout": _duration_ms,
-    "shutdown_timeout": _duration_ms,
-    "dissolve_timeout": _duration_ms,
-    "replace_after": _duration_ms,
-    "scrub_bytes_per_s": _integer,
+_BY_TYPE = {"str": _text, "int": _integer, "bool": _boolean, "tuple[str, ...]": _addresses}
+
+
+def _reader(attribute: str, type_name: str) -> Callable[[Any], Any]:
+    return _duration_ms if attribute.endswith("_ms") else _BY_TYPE[type_name.removesuffix(" | None")]
+
+
+ATTRIBUTES = {
+    item.name.removesuffix("_ms"): item.name
+    for item in fields(AgentConfig)
+    if item.name != "cluster_is_explicit"
 }
+"""The field of each setting. A duration is called without its unit, which is given with the value."""
+READERS = {
+    setting: _reader(attribute, AgentConfig.__annotations__[attribute])
+    for setting, attribute in ATTRIBUTES.items()
+}
+"""How the value of each setting is read. Raises ValueError."""
 FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
-NOT_SETTINGS = (
-    "config",
-    "agent",
-    "token",
-)  # SHOAL_CONFIG names the file; SHOAL_AGENT is the client's address
 
 
 def _read(name: str, value: Any, source: str) -> tuple[str, Any]:
@@ -441,7 +415,7 @@ def _read(name: str, value: Any, source: str) -> tuple[str, Any]:
         read = READERS[name](value)
     except ValueError as error:
         raise ConfigError(f"{source} = {value!r}: {error}") from None
-    return (name if name in AgentConfig.__dataclass_fields__ else f"{name}_ms"), read
+    return ATTRIBUTES[name], read
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -454,13 +428,9 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """SHOAL_NAME=value for every setting. Unknown SHOAL_ names are left to other commands."""
-    values = {}
-    for name in READERS:
-        variable = f"SHOAL_{name.upper()}"
-        if name not in NOT_SETTINGS and environment.get(variable):
-            key, value = _read(name, environment[variable], variable)
-            values[key] = value
-    return values
+    variables = {name: f"SHOAL_{name.upper()}" for name in READERS}
+    given = {name: variable for name, variable in variables.items() if environment.get(variable)}
+    return dict(_read(name, environment[variable], variable) for name, variable in given.items())
 
 
 def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:

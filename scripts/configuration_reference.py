@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from shoal.agent.cli.agent import agent
 from shoal.agent.cli.topic import create
 from shoal.agent.config import (
+    ATTRIBUTES,
     DEFAULT_GOSSIP_PORT,
     DEFAULT_HTTP_PORT,
     DEFAULT_SERF_RPC_PORT,
-    DURATION_UNITS_MS,
     READERS,
     AgentConfig,
 )
@@ -35,6 +35,7 @@ from shoal.agent.topics.settings import TopicSettings
 from shoal.client.http.requests import ClientConfig
 from shoal.client.http.routes import RetryPolicy
 from shoal.client.produce.batcher import BatchingConfig
+from shoal.format.timestamps import DURATION_UNITS_MS
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MIB = 1 << 20
@@ -248,8 +249,7 @@ def _words(named: Iterable[str], words: Mapping[str, Words]) -> None:
 
 def default_of(name: str) -> Any:
     """The default of an agent's setting, as the code has it; None where it is computed at the start."""
-    field = name if name in AgentConfig.__dataclass_fields__ else f"{name}_ms"
-    value = AgentConfig.__dataclass_fields__[field].default
+    value = AgentConfig.__dataclass_fields__[ATTRIBUTES[name]].default
     return None if value is dataclasses.MISSING or value == () else value
 
 

@@ -56,8 +56,8 @@ ROOMS = {
         agent/partition agent/peers agent/placement agent/process agent/routing agent/submission agent/topics
         membership/interface replication/placement segment_store/check shoal/client/http""",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
-        agent/routing agent/topics replication replication/placement replication/roles segment_store/disk
-        segment_store/errors""",
+        agent/process agent/routing agent/topics replication replication/placement replication/roles
+        segment_store/disk segment_store/errors""",
     "agent/bootstrap": "agent/config agent/durable agent/members agent/process agent/topics",
     "agent/topics": """agent/config agent/durable agent/events agent/host agent/interface
         agent/members agent/partition agent/partition/state agent/peers agent/process agent/submission

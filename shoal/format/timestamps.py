@@ -19,7 +19,7 @@ _RFC_3339 = re.compile(
     re.ASCII,
 )
 _DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)?", re.ASCII)
-_UNIT_MS: Final = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Timestamp: TypeAlias = "datetime | int"
 MICROSECONDS_MIN: Final = 10**14
@@ -98,4 +98,4 @@ def parse_duration_ms(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ShoalError("bad-request", f"duration {text[:64]!r} is not like 500ms, 30s, 5m or 7d")
-    return int(match[1]) * _UNIT_MS[match[2]]
+    return int(match[1]) * DURATION_UNITS_MS[match[2] or "ms"]
