@@ -56,7 +56,7 @@ async def open_directory(
         identities = await IdentityStore.open(disk, config.data)
         parts.push_async_callback(identities.close)
         known = identities.load()
-        power_held = await _note_machine_boot(identities)
+        power_held = await identities.note_machine_boot(machine_boot_id())
         record = await load_cluster(disk, config.data)
         snapshot = await load_snapshot(disk, config.data)
     except (IdentityError, ClusterFileError) as error:
@@ -69,11 +69,3 @@ async def open_directory(
     config = settle_cluster(config, record)
     identity = settle_identity(config, known)
     return Directory(config, disk, identities, identity, record, snapshot, keyring, power_held)
-
-
-async def _note_machine_boot(identities: IdentityStore) -> bool:
-    """Whether it is the one of the last run."""
-    boot_id = machine_boot_id()
-    power_held = boot_id != "" and boot_id == identities.machine_boot
-    await identities.note_machine_boot(boot_id)
-    return power_held

@@ -64,8 +64,8 @@ ROOMS = {
         replication replication/placement segment_store/config segment_store/disk segment_store/errors
         segment_store/log""",
     "agent/members": """agent/config agent/durable agent/events agent/peers agent/process
-        membership/interface membership/net membership/serf membership/serf_agent membership/wire
-        replication/placement shoal/client/http""",
+        membership/config membership/interface membership/net membership/serf membership/serf_agent
+        membership/wire replication/placement shoal/client/http""",
     "agent/host": """agent/durable agent/partition agent/partition/state agent/peers agent/process
         agent/submission replication replication/roles replication/state segment_store/check
         segment_store/config segment_store/disk segment_store/errors segment_store/format
@@ -77,8 +77,8 @@ ROOMS = {
         segment_store/log""",
     "agent/partition/state": "replication",
     "agent/peers": "agent/durable agent/process replication",
-    "agent/durable": """agent/config agent/process membership/config membership/serf membership/wire
-        replication segment_store/disk segment_store/errors""",
+    "agent/durable": """agent/config agent/process membership/serf membership/wire replication
+        segment_store/disk segment_store/errors""",
     # A front door: of the agent it knows agent/interface.py, and nothing else.
     "agent/http": """agent/http/admin agent/http/admission agent/http/core agent/http/docs agent/http/fetch
         agent/http/produce agent/interface""",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
+from shoal.agent.durable.whole_file import read_whole, replace_whole
 from shoal.membership.serf.snapshot import MAX_SNAPSHOT_BYTES, Snapshot, SnapshotError
 from shoal.segment_store.disk.disk import Disk
 
@@ -21,14 +22,8 @@ async def load_snapshot(disk: Disk, directory: str) -> Snapshot:
     """An empty one when there is none, or none that can be read."""
     path = os.path.join(directory, FILE_NAME)
     try:
-        if not await disk.exists(path):
-            return Snapshot()
-        file = await disk.open(path)
-        try:
-            data = await file.read(0, min(await file.size(), MAX_SNAPSHOT_BYTES + 1))
-        finally:
-            await file.close()
-        return Snapshot.from_bytes(data)
+        data = await read_whole(disk, path, MAX_SNAPSHOT_BYTES + 1)
+        return Snapshot() if data is None else Snapshot.from_bytes(data)
     except (OSError, SnapshotError) as error:
         logger.warning("ignored %s (%s): peers are found by mDNS or --join alone", path, error)
         return Snapshot()
@@ -36,13 +31,4 @@ async def load_snapshot(disk: Disk, directory: str) -> Snapshot:
 
 async def save_snapshot(disk: Disk, directory: str, snapshot: Snapshot) -> None:
     """A crash leaves the old one or the new one. Raises OSError."""
-    path = os.path.join(directory, FILE_NAME)
-    temporary = f"{path}.new"
-    if await disk.exists(temporary):
-        await disk.unlink(temporary)
-    file = await disk.open(temporary, create=True)
-    try:
-        await file.write(0, snapshot.to_bytes())
-    finally:
-        await file.close()
-    await disk.rename(temporary, path)
+    await replace_whole(disk, os.path.join(directory, FILE_NAME), snapshot.to_bytes(), sync=False)

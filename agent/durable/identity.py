@@ -8,6 +8,7 @@ at the birth of a replica matters and is the host's: registry `creating`, log di
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ class AgentIdentity:
     gossip_port: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.agent_id) != 32 or self.agent_id != _hex_or_empty(self.agent_id):
+        if re.fullmatch("[0-9a-f]{32}", self.agent_id) is None:
             raise IdentityError(f"agent id {self.agent_id!r} is not 32 lower-case hexadecimal digits")
         if self.cluster_id is not None and len(self.cluster_id) != 16:
             raise IdentityError("a cluster id has 16 bytes")
@@ -67,23 +68,24 @@ class AgentIdentity:
             raise IdentityError(f"the agent's identity cannot be read: {error}") from error
 
 
-def _hex_or_empty(text: str) -> str:
-    try:
-        return bytes.fromhex(text).hex()
-    except ValueError:
-        return ""
-
-
 def new_agent_id() -> str:
     """128 random bits; made once, with the data directory (safety 2)."""
     return os.urandom(16).hex()
 
 
-class IdentityStore:
-    """The one record about the agent itself."""
+class _Store:
+    """Records in one doubled file."""
 
     def __init__(self, records: DoubledFile) -> None:
         self._records = records
+
+    async def close(self) -> None:
+        """Wait for saves under way and close the files."""
+        await self._records.close()
+
+
+class IdentityStore(_Store):
+    """The one record about the agent itself."""
 
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "IdentityStore":
@@ -112,23 +114,18 @@ class IdentityStore:
         if not self.has_registry:
             await self._records.save(_REGISTRY_KEY, b"made")
 
-    @property
-    def machine_boot(self) -> str:
-        """The boot of the machine in which this agent last ran; empty when none is known."""
-        return (self._records.get(_BOOT_KEY) or b"").decode("ascii", "replace")
-
-    async def note_machine_boot(self, boot_id: str) -> None:
-        """Durable on return; nothing is written while it is the same."""
-        if boot_id and boot_id != self.machine_boot:
-            await self._records.save(_BOOT_KEY, boot_id.encode("ascii", "replace"))
+    async def note_machine_boot(self, boot_id: str) -> bool:
+        """Durable on return. True: the machine has been on since this agent last ran; not so where `boot_id`
+        is empty, as it is not known."""
+        boot = boot_id.encode("ascii", "replace")
+        if boot in (b"", self._records.get(_BOOT_KEY)):
+            return boot != b""
+        await self._records.save(_BOOT_KEY, boot)
+        return False
 
     async def save(self, identity: AgentIdentity) -> None:
         """Durable in both copies on return."""
         await self._records.save(_IDENTITY_KEY, identity.to_bytes())
-
-    async def close(self) -> None:
-        """Close the files."""
-        await self._records.close()
 
 
 class ReplicaState(IntEnum):
@@ -154,11 +151,11 @@ class ReplicaRecord(NamedTuple):
     state: ReplicaState
 
 
-class ReplicaRegistry:
+class ReplicaRegistry(_Store):
     """Every replica id this agent has taken, outside the partitions' directories (safety 2)."""
 
     def __init__(self, records: DoubledFile) -> None:
-        self._records = records
+        super().__init__(records)
         self._by_group: dict[GroupId, ReplicaRecord] = {}
         for key, payload in records.items():
             if key == _MADE_KEY:
@@ -207,10 +204,6 @@ class ReplicaRegistry:
         self._by_group.pop(group, None)
         await self._records.remove(group.to_bytes())
 
-    async def close(self) -> None:
-        """Close the files."""
-        await self._records.close()
-
 
 def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
     try:
@@ -220,16 +213,13 @@ def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
         raise IdentityError(f"a replica record that cannot be read: {error}") from error
 
 
-class HardStateFile:
+class HardStateFile(_Store):
     """Term and vote of every replica here, in one group-committed file (safety 3).
 
     Beside them stands how far each log must reach at least (`floor`): a log's newest segment alone says what
     it holds before its index is written, and a log found without it would be taken for one that never had
     it. It is kept with whatever else is saved, and goes with the record.
     """
-
-    def __init__(self, records: DoubledFile) -> None:
-        self._records = records
 
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
@@ -296,7 +286,3 @@ class HardStateFile:
     async def remove(self, group: GroupId) -> None:
         """With its replica."""
         await self._records.remove(group.to_bytes())
-
-    async def close(self) -> None:
-        """Wait for saves under way and close the files."""
-        await self._records.close()

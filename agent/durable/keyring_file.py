@@ -17,7 +17,6 @@ import stat
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.data_directory import KEYRING_FILE
 from shoal.agent.process.errors import StartError
-from shoal.membership.config import GossipConfig
 from shoal.membership.wire.keyring import MAX_KEYRING_BYTES, Keyring, KeyringError, parse_key
 
 FOR_THE_OWNER = 0o600
@@ -111,21 +110,3 @@ def _given_key(config: AgentConfig) -> bytes | None:
         raise StartError(
             f"--gossip-key {config.gossip_key}: {error.strerror}: {ADVICE} to put there"
         ) from None
-
-
-def gossip_config(
-    config: AgentConfig, *, agent_id: str, port: int, tags: dict[str, str], keyring: Keyring | None
-) -> GossipConfig:
-    """What the agent's own gossip is told."""
-    profile = GossipConfig.local if config.is_loopback else GossipConfig.lan
-    return profile(
-        name=agent_id,
-        bind_address=config.bind,
-        bind_port=port,
-        advertise_address=config.advertised_address,
-        tags=tags,
-        label=config.gossip_label or "",
-        keyring=keyring,
-        verify_incoming=config.gossip_verify_incoming,
-        verify_outgoing=config.gossip_verify_outgoing,
-    )

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from shoal.addresses import plain_address
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, AgentConfig
-from shoal.agent.durable.keyring_file import KeyringFile, gossip_config
+from shoal.agent.durable.keyring_file import KeyringFile
 from shoal.agent.members.contact import Meeting
 from shoal.agent.members.duplicate_identity import Life, find_twin
 from shoal.agent.members.tags import TAG_URL, TAGS
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, listen
+from shoal.membership.config import GossipConfig
 from shoal.membership.interface import KeyedGossip, MemberEvent, PoolEvent
 from shoal.membership.net.gossip import Membership
 from shoal.membership.net.mdns import LOOPBACK, Discovery
@@ -56,9 +57,18 @@ async def _by_itself(entry: Entry) -> KeyedGossip:
     choice = PortChoice("--gossip-port", config.gossip_port, entry.kept_port or None, DEFAULT_GOSSIP_PORT)
 
     async def gossip_on(port: int) -> Membership:
+        profile = GossipConfig.local if config.is_loopback else GossipConfig.lan
         membership = Membership(
-            gossip_config(
-                config, agent_id=entry.own.agent_id, port=port, tags=entry.tags, keyring=entry.keyring
+            profile(
+                name=entry.own.agent_id,
+                bind_address=config.bind,
+                bind_port=port,
+                advertise_address=config.advertised_address,
+                tags=entry.tags,
+                label=config.gossip_label or "",
+                keyring=entry.keyring,
+                verify_incoming=config.gossip_verify_incoming,
+                verify_outgoing=config.gossip_verify_outgoing,
             ),
             rng=entry.rng,
             on_event=entry.on_event,

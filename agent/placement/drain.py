@@ -15,6 +15,7 @@ from typing import Any
 from shoal.agent.bootstrap.rules import SMALL_CATALOG_VOTERS
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP
+from shoal.agent.durable.whole_file import replace_whole
 from shoal.agent.host.host import Host
 from shoal.agent.members.roster import Roster
 from shoal.agent.topics.catalog import Catalog
@@ -42,11 +43,7 @@ class Draining:
     async def begin(self) -> None:
         """Durable on return; told again, it changes nothing. Raises OSError."""
         if not await self._disk.exists(self._path):
-            file = await self._disk.open(self._path, create=True)
-            try:
-                await file.write_and_sync(0, MARK)
-            finally:
-                await file.close()
+            await replace_whole(self._disk, self._path, MARK)
             await self._disk.sync_directory(self._directory)
         self._tell(drained=True)
 

@@ -21,6 +21,7 @@ import crc32c
 
 from shoal.agent.config import DEFAULT_CLUSTER, AgentConfig
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.durable.whole_file import read_whole, replace_whole
 from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import MAX_READ_BYTES, Catalog, CatalogError
 from shoal.agent.topics.kept import Remembered, remembered_document, remembered_from
@@ -30,7 +31,7 @@ FILE_NAMES = ("cluster.a", "cluster.b")
 SINGLE_FILE_NAME = "cluster"  # the only copy, as it was before there were two; read until these are there
 _MAGIC = b"shoal-cluster-1"
 MAX_VOTERS = 7
-MAX_FILE_BYTES = 2 * MAX_READ_BYTES  # with what is kept beside it
+MAX_FILE_BYTES = 2 * MAX_READ_BYTES  # with what is kept beside it; a larger file is damaged
 
 logger = logging.getLogger("shoal.agent")
 
@@ -106,9 +107,13 @@ def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
 
 async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
     """None when the agent never belonged to a cluster. Mends what one copy lacks. Raises ClusterFileError."""
-    copies = [await _read(disk, os.path.join(directory, name)) for name in FILE_NAMES]
+
+    async def read(name: str) -> bytes | None:
+        return await read_whole(disk, os.path.join(directory, name), MAX_FILE_BYTES)
+
+    copies = [await read(name) for name in FILE_NAMES]
     if copies == [None, None]:
-        copies = [await _read(disk, os.path.join(directory, SINGLE_FILE_NAME))]
+        copies = [await read(SINGLE_FILE_NAME)]
     try:
         record = newest_copy(copies)
     except ClusterFileError as error:
@@ -127,37 +132,14 @@ async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
     return record
 
 
-async def _read(disk: Disk, path: str) -> bytes | None:
-    """Damaged when it is larger than any that was written."""
-    if not await disk.exists(path):
-        return None
-    file = await disk.open(path)
-    try:
-        return await file.read(0, min(await file.size(), MAX_FILE_BYTES))
-    finally:
-        await file.close()
-
-
 async def save_cluster(disk: Disk, directory: str, record: ClusterRecord) -> None:
     """Durable on return: a crash leaves the old or the new in each copy."""
     data = record.to_bytes()
-    await asyncio.gather(*(_replace(disk, os.path.join(directory, name), data) for name in FILE_NAMES))
+    await asyncio.gather(*(replace_whole(disk, os.path.join(directory, name), data) for name in FILE_NAMES))
     await disk.sync_directory(directory)
     single = os.path.join(directory, SINGLE_FILE_NAME)
     if await disk.exists(single):
         await disk.unlink(single)
-
-
-async def _replace(disk: Disk, path: str, data: bytes) -> None:
-    temporary = f"{path}.new"
-    if await disk.exists(temporary):
-        await disk.unlink(temporary)
-    file = await disk.open(temporary, create=True)
-    try:
-        await file.write_and_sync(0, data)
-    finally:
-        await file.close()
-    await disk.rename(temporary, path)
 
 
 def settle_cluster(config: AgentConfig, record: ClusterRecord | None) -> AgentConfig:

@@ -96,27 +96,17 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     Raises ShoalError bad-request, naming the field at fault and what it may be.
     """
     body = body or {}
-    known = {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"}
-    unknown = sorted(set(body) - known)
-    if unknown:
-        raise ShoalError(
-            "bad-request", f"unknown field {unknown[0]!r}: a topic has {', '.join(sorted(known))}"
-        )
-    retention = _table(body, "retention", {"age", "bytes"})
-    segment = _table(body, "segment", {"bytes", "age"})
-    default = TopicSettings()
+    _check_fields(body, "", {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"})
     factor = body.get("replication_factor")
-    settings = TopicSettings(
+    default = TopicSettings()
+    settings = replace(
+        default,
         kind=_kind(body.get("kind")),
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
         replication_factor=_factor(factor),
-        retention_age_ms=_age(retention, "retention.age", "age", default.retention_age_ms),
-        retention_bytes=_optional_bytes(retention),
-        segment_bytes=_integer(segment, "bytes", default.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
-        segment_age_ms=_age(segment, "segment.age", "age", default.segment_age_ms),
         fsync=_fsync(body.get("fsync", True)),
     )
-    return settings, factor is not None
+    return _with_lifetimes(settings, body), factor is not None
 
 
 def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
@@ -136,14 +126,19 @@ def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> 
         raise ShoalError(
             "bad-request", 'nothing to change: name retention or segment, as {"retention": {"age": "7d"}}'
         )
+    return _with_lifetimes(current, body)
+
+
+def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSettings:
+    """`current` with what the body says of retention and segments, the settings that may change."""
     retention = _table(body, "retention", {"age", "bytes"})
     segment = _table(body, "segment", {"bytes", "age"})
     return replace(
         current,
-        retention_age_ms=_age(retention, "retention.age", "age", current.retention_age_ms),
+        retention_age_ms=_age(retention, "retention.age", current.retention_age_ms),
         retention_bytes=_optional_bytes(retention) if "bytes" in retention else current.retention_bytes,
         segment_bytes=_integer(segment, "bytes", current.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
-        segment_age_ms=_age(segment, "segment.age", "age", current.segment_age_ms),
+        segment_age_ms=_age(segment, "segment.age", current.segment_age_ms),
     )
 
 
@@ -196,12 +191,16 @@ def _table(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str, 
         return {}
     if not isinstance(value, Mapping):
         raise ShoalError("bad-request", f"{name} must be an object with {', '.join(sorted(known))}")
-    unknown = sorted(set(value) - known)
+    _check_fields(value, f" in {name}", known)
+    return value
+
+
+def _check_fields(table: Mapping[str, Any], where: str, known: set[str]) -> None:
+    unknown = sorted(set(table) - known)
     if unknown:
         raise ShoalError(
-            "bad-request", f"unknown field {unknown[0]!r} in {name}: use {', '.join(sorted(known))}"
+            "bad-request", f"unknown field {unknown[0]!r}{where}: use {', '.join(sorted(known))}"
         )
-    return value
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -222,12 +221,10 @@ def _optional_bytes(retention: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _age(table: Mapping[str, Any], label: str, name: str, default: int | None) -> int | None:
-    if name not in table:
-        return default
-    value = table[name]
+def _age(table: Mapping[str, Any], label: str, default: int | None) -> int | None:
+    value = table.get("age")
     if value is None:
-        return None
+        return None if "age" in table else default
     try:
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise ShoalError("bad-request", "not a duration")
