@@ -33,9 +33,8 @@ from shoal.agent.service.cluster_view import Joined
 from shoal.agent.topics.births import BirthTelling
 from shoal.agent.topics.catalog_founders import birth_from_log
 from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.catalog_upkeep import UPKEEP_INTERVAL_S, CatalogUpkeep
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
-from shoal.agent.topics.rebirths import REBIRTH_INTERVAL_S, Rebirths
-from shoal.agent.topics.tombstones import TOMBSTONE_INTERVAL_S, Burying
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.errors import StoreError
@@ -135,8 +134,7 @@ class Cluster:
         )
         births = BirthTelling(joined.host.newborns, joined.catalog, node.roster)
         node.links.handle_request(PeerMessage.CATALOG_BORN, births.on_born)
-        rebirths = Rebirths(node.roster, joined.catalog, node.clock.now_ms)
-        burying = Burying(
+        upkeep = CatalogUpkeep(
             node.roster,
             joined.catalog,
             node.clock.now_ms,
@@ -152,8 +150,7 @@ class Cluster:
             "holding": self.holding.run(),
             "scrubber": joined.scrubber.run(),
             "births": births.run(),
-            "rebirths": repeat(REBIRTH_INTERVAL_S, rebirths.look),
-            "burying": repeat(TOMBSTONE_INTERVAL_S, burying.look),
+            "upkeep": repeat(UPKEEP_INTERVAL_S, upkeep.look),
         }
 
     async def _tell_catalog_version(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
@@ -65,9 +65,18 @@ NO_REPLICAS: frozenset[ReplicaId] = frozenset()
 logger = logging.getLogger("shoal.agent")
 
 
-class _Learner(NamedTuple):
-    group: GroupId
-    replica_id: ReplicaId
+@dataclass(slots=True)
+class _Learner:
+    """A learner of a group led here, since this leader has looked first."""
+
+    since_ms: int
+    """Since when it has had no more than `match_index`."""
+    match_index: LogIndex | None = None
+    goal: LogIndex | None = None
+    """The commit index one interval ago, which it must have by now."""
+    told: bool | None = None
+    """None: its agent has not opened it. Else whether that agent knows that it has caught up."""
+    ask_again_ms: int = 0
 
 
 class Mover:
@@ -91,13 +100,7 @@ class Mover:
         self._replace_after_ms = replace_after_ms
         self._seen_ms: dict[str, int] = {}
         self._lost_ms: dict[str, int] = {}
-        self._goals: dict[GroupId, LogIndex] = {}
-        """Of groups with learners: the commit index one interval ago, which a learner must have by now."""
-        self._told: dict[_Learner, bool] = {}
-        """Learners whose agents have opened them; and whether they know that they have caught up."""
-        self._asked_ms: dict[_Learner, int] = {}
-        self._progress: dict[_Learner, tuple[LogIndex, int]] = {}
-        """What a learner had, and since when it has had no more."""
+        self._learners: dict[tuple[GroupId, ReplicaId], _Learner] = {}
         self._avoided_ms: dict[str, int] = {}
         """Agents that took nothing, and when that was noticed."""
         self._steady_ms = min(STEADY_MS, replace_after_ms)
@@ -128,28 +131,27 @@ class Mover:
         self._forget_all_but(led)
         moving = {replica.group for replica in led if self._is_moving(replica)}
         for replica in led:
-            if (step := self._step_of(replica, observed, moving, tasks)) is not None:
-                self._carry_out(replica, step, observed)
-                if isinstance(step, AddLearner):
+            match self._step_of(replica, observed, moving, tasks):
+                case Transfer(replica_id):
+                    self._leading.hand_over(replica, replica_id, observed.members.drained)
+                case AddLearner() as step:
+                    self._propose(replica, step)
                     moving.add(replica.group)
+                case Promote() | Remove() as step:
+                    self._propose(replica, step)
 
     def _is_moving(self, replica: Replica) -> bool:
         """Whether somebody is brought up. Learners that have everything may stay for ever (`all`)."""
         learners = replica.core.configuration.learners
-        return any(self._told.get(_Learner(replica.group, learner)) is not True for learner in learners)
+        return any(self._learners[replica.group, learner].told is not True for learner in learners)
 
     def _forget_all_but(self, led: Sequence[Replica]) -> None:
         """Who leads now begins anew: told twice is told once."""
-        learners = {
-            _Learner(replica.group, learner)
-            for replica in led
-            for learner in replica.core.configuration.learners
-        }
-        groups = {learner.group for learner in learners}
-        self._goals = {group: goal for group, goal in self._goals.items() if group in groups}
-        self._told = {key: value for key, value in self._told.items() if key in learners}
-        self._asked_ms = {key: value for key, value in self._asked_ms.items() if key in learners}
-        self._progress = {key: value for key, value in self._progress.items() if key in learners}
+        now_ms = self._now_ms()
+        keys = [
+            (replica.group, learner) for replica in led for learner in replica.core.configuration.learners
+        ]
+        self._learners = {key: self._learners.get(key) or _Learner(now_ms) for key in keys}
         if len(self._settled) > 2 * len(led) + MAX_MOVES:
             ours = {replica.group for replica in led}
             self._settled = {group: known for group, known in self._settled.items() if group in ours}
@@ -278,16 +280,17 @@ class Mover:
         """Those that have synced what was committed an interval ago (under load nobody ever holds
         everything), and those that have got nothing for long, though it is there to be had."""
         statistics = replica.core.statistics()
-        goal = self._goals.get(replica.group)
         reached = replica.shipments.reached_index  # of one that copies whole segments beside Raft
-        self._goals[replica.group] = statistics.commit_index
         caught_up, stalled = set(), set()
         for follower in statistics.followers:
-            learner = _Learner(replica.group, follower.replica_id)
-            if goal is not None and follower.match_index >= goal:
+            learner = self._learners.get((replica.group, follower.replica_id))
+            if learner is None:
+                continue  # it votes
+            if learner.goal is not None and follower.match_index >= learner.goal:
                 caught_up.add(follower.replica_id)
             elif self._is_stalled(learner, max(follower.match_index, reached(follower.replica_id))):
                 stalled.add(follower.replica_id)
+            learner.goal = statistics.commit_index
         for item in statistics.configuration.replicas:
             if item.learner and item.id in stalled:
                 logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
@@ -296,19 +299,10 @@ class Mover:
 
     def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
         now_ms = self._now_ms()
-        known, since_ms = self._progress.get(learner, (None, now_ms))
-        if known != match_index:
-            since_ms = now_ms
-        self._progress[learner] = (match_index, since_ms)
-        limit_ms = STALL_MS if learner in self._told else REFUSED_MS
-        return now_ms - since_ms >= limit_ms
-
-    def _carry_out(self, replica: Replica, step: Step, observed: Observed) -> None:
-        match step:
-            case Transfer(replica_id):
-                self._leading.hand_over(replica, replica_id, observed.members.drained)
-            case AddLearner() | Promote() | Remove():
-                self._propose(replica, step)
+        if learner.match_index != match_index:
+            learner.match_index, learner.since_ms = match_index, now_ms
+        limit_ms = REFUSED_MS if learner.told is None else STALL_MS
+        return now_ms - learner.since_ms >= limit_ms
 
     def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
         try:
@@ -332,13 +326,11 @@ class Mover:
         for replica in configuration.replicas:
             if not replica.learner:
                 continue
-            learner = _Learner(led.group, replica.id)
+            learner = self._learners[led.group, replica.id]
             has_all = replica.id in caught_up
-            if self._told.get(learner) in (True, has_all):
+            if learner.told in (True, has_all) or self._now_ms() < learner.ask_again_ms:
                 continue
-            if self._now_ms() - self._asked_ms.get(learner, -HOLD_RETRY_MS) < HOLD_RETRY_MS:
-                continue
-            self._asked_ms[learner] = self._now_ms() + HOLD_TIMEOUT_MS  # not again while this one is out
+            learner.ask_again_ms = self._now_ms() + HOLD_TIMEOUT_MS + HOLD_RETRY_MS  # after this one's end
             payload = encode_hold(led.group, configuration, caught_up=has_all)
             tasks.create_task(self._tell(led, replica.agent_id, learner, payload, has_all))
 
@@ -348,11 +340,10 @@ class Mover:
         try:
             await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
-            logger.info("%s does not hold %s yet: %s", agent_id[:8], learner.group, error)
-            self._asked_ms[learner] = self._now_ms()
+            logger.info("%s does not hold %s yet: %s", agent_id[:8], led.group, error)
+            learner.ask_again_ms = self._now_ms() + HOLD_RETRY_MS
         else:
-            self._told[learner] = has_all
-            self._asked_ms.pop(learner, None)
+            learner.told, learner.ask_again_ms = has_all, 0
             # A group may have gone quiet while that replica was not there to be heard; it never asks itself.
             led.core.wake_quiet(self._now_ms())
             led.host.schedule(led)

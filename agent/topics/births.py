@@ -1,9 +1,9 @@
-"""A newborn partition serves once the catalog knows that somebody leads it: told here, and taken here.
+"""A newborn partition serves once the catalog has committed that it is led: told here, and taken here.
 
-Law of this file: a birth that nobody leads may be given up for another one (rebirths.py). So the first leader
-of a birth takes nothing before the catalog has committed that there is one, after which that birth is final;
-which of the two came first is decided by the catalog's log alone. All births that are led here are told in
-one request, all that are told at the same time become one command: a thousand births are a few commands.
+Law of this file: a birth that nobody leads may be given up for another one (catalog_upkeep.py). So the first
+leader of a birth takes nothing before the catalog has committed that there is a leader; then the birth is
+final. The catalog's log alone decides which of the two came first. All births that are led here are told in
+one request, and all that are told at the same time become one command.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from shoal.agent.topics.catalog import (
     encode_command,
 )
 from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.catalog_upkeep import AWAY_MS, MAX_PER_LOOK, UNLED_MS, CatalogUpkeep
 from shoal.agent.topics.entries import mask_of
-from shoal.agent.topics.rebirths import AWAY_MS, MAX_PER_LOOK, UNLED_MS, Rebirths
 from shoal.agent.topics.settings import TopicSettings
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
@@ -244,8 +244,11 @@ class Waiting:
         self.service = FakeService(entry)
         self.linked = set(AGENTS)
         self.now_ms = 0
-        self.rebirths = Rebirths(
-            cast("Roster", self), cast("CatalogService", self.service), lambda: self.now_ms
+        self.upkeep = CatalogUpkeep(
+            cast("Roster", self),
+            cast("CatalogService", self.service),
+            lambda: self.now_ms,
+            replace_after_ms=1,
         )
 
     def is_linked(self, agent_id: str) -> bool:
@@ -256,7 +259,7 @@ class Waiting:
 
     async def pass_time(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
-        await self.rebirths.look()
+        await self.upkeep.look_at_births()
 
     @property
     def generations(self) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any, cast
 from shoal.agent.members.roster import Roster
 from shoal.agent.topics.catalog import Catalog, Command, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
 from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.catalog_upkeep import MAX_CONFIRMED_PER_LOOK, CatalogUpkeep
 from shoal.agent.topics.settings import TopicSettings
-from shoal.agent.topics.tombstones import MAX_BURIED_PER_LOOK, Burying
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import HashRange
 
@@ -32,7 +32,7 @@ class Fixture:
             self.apply(CreateTopic(entry))
             self.apply(DeleteTopic(entry.topic_id))
         service: Any = SimpleNamespace(catalog=self.catalog, propose=self.propose, leads=lambda: self.leads)
-        self.burying = Burying(
+        self.upkeep = CatalogUpkeep(
             cast("Roster", SimpleNamespace(is_lost=lambda agent_id: agent_id in self.lost)),
             cast("CatalogService", service),
             lambda: self.now_ms,
@@ -50,7 +50,7 @@ class Fixture:
 
     async def pass_time(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
-        await self.burying.look()
+        await self.upkeep.look_at_deletions()
 
     def awaited(self) -> set[str]:
         return {agent for tombstone in self.catalog.tombstones.values() for agent in tombstone.waiting_for}
@@ -81,11 +81,11 @@ async def test_a_tombstone_waits_for_whoever_is_away_and_not_for_whoever_is_gone
 
 async def test_so_many_commands_at_a_time() -> None:
     """A lost agent that held a thousand deleted topics does not flood the catalog."""
-    fixture = Fixture(2 * MAX_BURIED_PER_LOOK)
+    fixture = Fixture(2 * MAX_CONFIRMED_PER_LOOK)
     fixture.lost = {GONE}
     await fixture.pass_time(0)
     before = fixture.catalog.offset
     await fixture.pass_time(REPLACE_AFTER_MS)
-    assert fixture.catalog.offset == before + MAX_BURIED_PER_LOOK
+    assert fixture.catalog.offset == before + MAX_CONFIRMED_PER_LOOK
     await fixture.pass_time(0)
     assert fixture.awaited() == {HERE, AWAY}

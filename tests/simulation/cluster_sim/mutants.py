@@ -35,7 +35,7 @@ from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.dialler import Dialler
 from shoal.agent.peers.frames import encode_stopped
 from shoal.agent.topics.catalog_reconciler import TopicReplicas
-from shoal.agent.topics.rebirths import Rebirths
+from shoal.agent.topics.catalog_upkeep import CatalogUpkeep
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import HardState
@@ -258,9 +258,9 @@ def give_birth_on_the_dead() -> list[Patch]:
 def never_bear_again() -> list[Patch]:
     """A partition waits for its first voters, wherever they are."""
 
-    async def look(_: Rebirths) -> None: ...
+    async def look(_: CatalogUpkeep) -> None: ...
 
-    return [(Rebirths, "look", look)]
+    return [(CatalogUpkeep, "look_at_births", look)]
 
 
 def serve_before_the_birth_is_known() -> list[Patch]:

@@ -1,0 +1,161 @@
+"""What the catalog's leader proposes by itself: other births, and ends of deletions.
+
+Law of this file: it acts at the catalog's leader only, and only proposes. Where a command stands in the log
+decides whether it still counts (catalog.py).
+
+A birth that nobody leads is given up after the time of some elections while most of its voters are away. It
+gets much longer where they are there: a disk may be full, or a voter without the memory of its vote.
+
+The holder of a deleted topic that has been lost for `replace_after` is gone, here as in placement, and the
+deletion is confirmed in its place. Should it come back, its own copy of the catalog says that the topic was
+deleted (catalog_reconciler.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.agent.members.roster import Roster, candidate_of
+from shoal.agent.topics.catalog import BearAgain, ConfirmDeletion, Rebirth, TopicEntry
+from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
+from shoal.agent.topics.entries import partitions_in
+from shoal.errors import ShoalError
+from shoal.replication.interfaces import MAX_GENERATION
+from shoal.replication.placement.assignment import birth_voters
+
+UPKEEP_INTERVAL_S = 0.5
+AWAY_MS = 3_000
+"""Without a majority of its voters: an agent that restarts is back by then, as a rule."""
+UNLED_MS = 60_000
+"""With one, while no partition of the topic is being led for the first time."""
+MAX_PER_LOOK = 128
+"""Partitions placed in one look: some milliseconds. The rest at the next."""
+MAX_CONFIRMED_PER_LOOK = 8
+"""Each is a command in the catalog's log. The rest at the next look."""
+
+logger = logging.getLogger("shoal.agent")
+
+
+class _Waiting(NamedTuple):
+    """Since when a birth has waited, and without a majority; ms. None: it has one."""
+
+    unled_ms: int
+    away_ms: int | None
+
+
+class CatalogUpkeep:
+    """Call look() every UPKEEP_INTERVAL_S."""
+
+    def __init__(
+        self, roster: Roster, catalog: CatalogService, now_ms: Callable[[], int], *, replace_after_ms: int
+    ) -> None:
+        self._roster = roster
+        self._catalog = catalog
+        self._now_ms = now_ms
+        self._replace_after_ms = replace_after_ms
+        self._waiting: dict[tuple[bytes, int, int], _Waiting] = {}
+        """By topic, partition and generation."""
+        self._unborn: dict[bytes, int] = {}
+        self._lost_ms: dict[str, int] = {}
+
+    async def look(self) -> None:
+        """Propose all that is due."""
+        await self.look_at_births()
+        await self.look_at_deletions()
+
+    # ---- births ----------------------------------------------------------------------------------
+
+    async def look_at_births(self) -> None:
+        """Give up what has waited for long enough."""
+        if not self._catalog.leads():
+            self._waiting.clear()
+            self._unborn.clear()
+            return
+        entries = [entry for entry in self._catalog.catalog.topics.values() if entry.unborn]
+        for entry, due in self._due(entries):
+            await self._bear_again(entry, due[:MAX_PER_LOOK])
+
+    def _due(self, entries: Sequence[TopicEntry]) -> list[tuple[TopicEntry, list[int]]]:
+        """Notes what is unborn now, and since when. Partitions that have waited for long enough, by topic."""
+        now_ms = self._now_ms()
+        found, waiting = [], {}
+        for entry in entries:
+            is_progress = self._unborn.get(entry.topic_id) != entry.unborn
+            due = []
+            for partition in partitions_in(entry.unborn):
+                birth = entry.partitions[partition]
+                key = entry.topic_id, partition, birth.generation
+                unled_ms, away_ms = self._waiting.get(key, (now_ms, None))
+                linked = sum(self._roster.is_linked(voter) for voter in birth.voters)
+                if is_progress:
+                    unled_ms = now_ms
+                if 2 * linked > len(birth.voters):
+                    away_ms = None
+                elif away_ms is None:
+                    away_ms = now_ms
+                waiting[key] = _Waiting(unled_ms, away_ms)
+                is_away = away_ms is not None and now_ms - away_ms >= AWAY_MS
+                if (is_away or now_ms - unled_ms >= UNLED_MS) and birth.generation < MAX_GENERATION:
+                    due.append(partition)
+            if due:
+                found.append((entry, due))
+        self._waiting = waiting
+        self._unborn = {entry.topic_id: entry.unborn for entry in entries}
+        return found
+
+    async def _bear_again(self, entry: TopicEntry, partitions: Sequence[int]) -> None:
+        members = self._roster.birthplaces()
+        if not members:
+            return
+        candidates = [candidate_of(member) for member in members]
+        wanted = entry.settings.wanted_replicas(len(members))
+        rebirths = []
+        for partition in partitions:
+            voters = birth_voters(entry.topic_id, partition, len(entry.partitions), candidates, wanted)
+            rebirths.append(Rebirth(partition, entry.partitions[partition].generation + 1, voters))
+        try:
+            applied = await self._catalog.propose(
+                BearAgain(entry.topic_id, tuple(rebirths)), CONFIRM_TIMEOUT_MS
+            )
+        except ShoalError as error:
+            logger.info("%s: partitions that nobody leads wait still: %s", entry.name, error)
+            return
+        if applied.outcome == "done":
+            logger.warning(
+                "%s: nobody has led partitions %s: they are born again, on %d live agents",
+                entry.name,
+                ", ".join(map(str, partitions)),
+                len(members),
+            )
+        elif applied.outcome == "full":
+            logger.warning("%s: the catalog has no room to give its partitions other voters", entry.name)
+
+    # ---- deletions -------------------------------------------------------------------------------
+
+    async def look_at_deletions(self) -> None:
+        """Confirm for holders that were lost, without a break, for long enough."""
+        tombstones = self._catalog.catalog.tombstones
+        now_ms = self._now_ms()
+        awaited = {holder for tombstone in tombstones.values() for holder in tombstone.waiting_for}
+        self._lost_ms = {
+            holder: self._lost_ms.get(holder, now_ms) for holder in awaited if self._roster.is_lost(holder)
+        }
+        gone = {holder for holder, since in self._lost_ms.items() if now_ms - since >= self._replace_after_ms}
+        if not gone or not self._catalog.leads():
+            return
+        due = [
+            (topic_id, holder)
+            for topic_id, tombstone in sorted(tombstones.items())
+            for holder in sorted(tombstone.waiting_for & gone)
+        ]
+        for topic_id, holder in due[:MAX_CONFIRMED_PER_LOOK]:
+            try:
+                await self._catalog.propose(ConfirmDeletion(topic_id, holder), CONFIRM_TIMEOUT_MS)
+            except ShoalError as error:
+                logger.info("the deletion of %s waits for %s still: %s", topic_id.hex(), holder[:8], error)
+                return
+            logger.info(
+                "the deletion of %s waits no longer for %s, which is gone", topic_id.hex(), holder[:8]
+            )
