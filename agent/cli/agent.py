@@ -148,8 +148,7 @@ def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dic
 
 
 def _run(config: AgentConfig, *, greet: bool = False) -> int:
-    from shoal.agent.process.lean_imports import import_no_frames
-    from shoal.agent.process.memory import keep_freed_memory
+    from shoal.agent.process.footprint import import_no_frames, keep_freed_memory
 
     import_no_frames()  # before pyarrow is imported, with all that follows
     keep_freed_memory()

@@ -20,7 +20,7 @@ from shoal.agent.cli import cluster, drain, keys, partition, spark, topic
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
 from shoal.agent.cli.terminal.output import CliError, drop_stdout, example, fail, reopen_closed, say
-from shoal.agent.process.lean_imports import import_no_frames
+from shoal.agent.process.footprint import import_no_frames
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE

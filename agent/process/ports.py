@@ -80,8 +80,7 @@ def _explicit_taken(choice: PortChoice, address: str, port: int, error: OSError)
 
 def is_own_address(address: str) -> bool:
     """Whether connections of this host can come from there; not so behind a translation of addresses."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -91,14 +90,12 @@ def is_own_address(address: str) -> bool:
 
 async def http_socket(address: str, port: int) -> socket.socket:
     """A listening TCP socket; raises OSError. Made before the server, so that the port is known first."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind((address, port))
-        listener.listen(HTTP_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
+    family = _family(address)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    listener = socket.create_server((address, port), family=family, backlog=HTTP_BACKLOG, dualstack_ipv6=both)
+    listener.setblocking(False)
     return listener
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -10,7 +10,7 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.agent.process.errors import StartError
@@ -54,7 +54,7 @@ def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseExc
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call `ask`."""
     loop = asyncio.get_running_loop()
-    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
         loop.add_signal_handler(number, ask)
     try:

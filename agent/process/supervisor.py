@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 
 from shoal.agent.config import AgentConfig
+from shoal.agent.process.signals import asked_by_signals
 
 logger = logging.getLogger("shoal.agent")
 
@@ -26,23 +26,18 @@ async def run_cores(config: AgentConfig) -> int:
     """
     assert config.cores > 1
     agents: list[asyncio.subprocess.Process] = []
-    loop = asyncio.get_running_loop()
 
-    def pass_on(number: int) -> None:
+    def pass_on() -> None:
         for agent in agents:
             if agent.returncode is None:
-                agent.send_signal(number)
+                agent.terminate()
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, pass_on, signal.SIGTERM)
     try:
-        for core in range(config.cores):
-            agents.append(await _start(config.for_core(core)))  # noqa: PERF401 -- each must be known at once
-        return await _until_all_ended(agents)
+        with asked_by_signals(pass_on):
+            for core in range(config.cores):
+                agents.append(await _start(config.for_core(core)))  # noqa: PERF401 -- each must be known at once
+            return await _until_all_ended(agents)
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
         for agent in agents:
             if agent.returncode is None:
                 agent.kill()

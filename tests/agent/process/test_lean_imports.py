@@ -34,7 +34,7 @@ print(sorted({"numpy", "pandas"} & set(sys.modules)))
 LATE = """
 import sys
 import numpy
-from shoal.agent.process.lean_imports import import_no_frames
+from shoal.agent.process.footprint import import_no_frames
 print(import_no_frames())
 import pandas
 print(pandas.DataFrame({"a": [1]}).a.sum())
