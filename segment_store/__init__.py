@@ -6,8 +6,9 @@ if __name__ != "shoal.segment_store":
     )
 
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.disk import Disk, File, ThreadDisk, open_disk
+from shoal.segment_store.disk.disk import Disk, File, open_disk
 from shoal.segment_store.disk.lock import DirectoryLock
+from shoal.segment_store.disk.threads import ThreadDisk
 from shoal.segment_store.errors import (
     ChainBroken,
     Damaged,

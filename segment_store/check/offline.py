@@ -21,7 +21,7 @@ from shoal.format.batch import (
     parse_frame,
 )
 from shoal.segment_store.check.examination import LogReport, SegmentReport, StoredFrame, compare_index
-from shoal.segment_store.disk.disk import read_fully
+from shoal.segment_store.disk.system_calls import read_fully
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.format.index import Entry, IndexFile, SegmentIndex, decode_index_file, entry_of
 from shoal.segment_store.format.layout import SegmentName, parse_name

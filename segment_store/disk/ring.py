@@ -7,14 +7,16 @@ the interpreter's lock. A small write with its sync goes past the ring while the
 (inline_sync.py). Invariants:
 
 - operations in flight never exceed the submission queue, and the completion queue is twice as long, so
-  neither overflows; what does not fit waits in a bounded queue above. Should the completion queue overflow
+  neither overflows; what does not fit waits in a bounded queue above, with the syncs that the schedule has
+  let begin. Should the completion queue overflow
   all the same, the kernel keeps the rest, and it is fetched.
 - a buffer handed to the kernel stays referenced by its operation until the completion has been read.
 - a write with sync is a linked pair, a large one a longer chain (_prepare_chain). A short write breaks the
   link (the sync completes with ECANCELED): the rest is submitted again with its sync. A sync that fails is
   never tried again. One that is made in the call is judged by the same rules.
 
-Directory operations have no gain from a ring and run on the threads of ThreadDisk.
+Directory operations, and what gives a file blocks or takes them, have no gain from a ring and run on the
+threads of ThreadDisk.
 """
 
 import asyncio
@@ -27,34 +29,31 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
-from functools import partial
 
 import liburing as uring
 
 from shoal.segment_store.disk.disk import (
-    EARLY_WRITEBACK_BYTES,
-    MAX_EARLY_PIECES,
-    MAX_INTERRUPTIONS,
-    RELEASE_MODE,
-    RELEASE_UNSUPPORTED,
-    TRANSIENT_ERRORS,
     Buffer,
     Data,
     Done,
     File,
-    ThreadDisk,
     after_prefix,
     buffers_of,
-    call_when_done,
-    early_piece_bytes,
-    forget_cached,
     length_of,
+)
+from shoal.segment_store.disk.fair_queue import SyncSchedule
+from shoal.segment_store.disk.inline_sync import QuickSyncs
+from shoal.segment_store.disk.system_calls import (
+    EARLY_WRITEBACK_BYTES,
+    MAX_EARLY_PIECES,
+    MAX_INTERRUPTIONS,
+    TRANSIENT_ERRORS,
+    early_piece_bytes,
     pieces_of,
     sync_fully,
     whole_pages,
-    write_resident,
 )
-from shoal.segment_store.disk.inline_sync import QuickSyncs
+from shoal.segment_store.disk.threads import SyncRequest, ThreadDisk, ThreadFile, settle
 from shoal.segment_store.errors import SyncFailed
 
 logger = logging.getLogger(__name__)
@@ -107,8 +106,6 @@ class _Kind(Enum):
     WRITE = auto()
     WRITE_AND_SYNC = auto()
     SYNC = auto()
-    ALLOCATE = auto()
-    RELEASE = auto()
 
 
 class _Operation:
@@ -148,7 +145,7 @@ class _Operation:
         self.kind = kind
         self.offset = offset
         self.buffers = buffers
-        self.length = length  # bytes still to be read, written or allocated
+        self.length = length  # bytes still to be read or written
         self.entries = 2 if kind is _Kind.WRITE_AND_SYNC else 1  # of the submission queue; a chain has more
         self.vectors: list[uring.Iovec] = []
         self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
@@ -175,8 +172,10 @@ class RingDisk(ThreadDisk):
 
     kind = "ring"
 
-    def __init__(self, entries: int = RING_ENTRIES) -> None:
-        super().__init__(DIRECTORY_THREADS)
+    def __init__(
+        self, entries: int = RING_ENTRIES, schedule: SyncSchedule[SyncRequest] | None = None
+    ) -> None:
+        super().__init__(DIRECTORY_THREADS, schedule)
         self._loop = asyncio.get_running_loop()
         self._entries = entries
         self._ring = uring.Ring()
@@ -196,7 +195,6 @@ class RingDisk(ThreadDisk):
         self._next_number = 0
         self._flush_planned = False
         self._chains = entries >= 4 * MAX_EARLY_PIECES  # until one of them fails
-        self._closed = False
         self._loop.add_reader(self._ring.ring_fd, self._reap)
 
     async def open(self, path: str, *, create: bool = False) -> File:
@@ -208,7 +206,11 @@ class RingDisk(ThreadDisk):
         """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
         gave it."""
         ended: asyncio.Future[None] = self._loop.create_future()
-        done = partial(_settle, ended)
+
+        def done(error: BaseException | None) -> None:
+            file.finished()
+            settle(ended, error)
+
         operation = _Operation(file, file.descriptor(), kind, offset, buffers, length, done)
         file.active += 1
         try:
@@ -216,24 +218,23 @@ class RingDisk(ThreadDisk):
                 room: asyncio.Future[None] = self._loop.create_future()
                 self._room.append(room)
                 await room
-            self._check_open()
+            if self.is_closed:
+                raise OSError(errno.EBADF, "the disk is closed")
         except BaseException:
             file.finished()
             raise
-        self._waiting.append(operation)
-        self._plan_flush()
+        self.enqueue(operation)
         await ended
         return operation.result
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether an operation can go in without waiting."""
-        return not self._closed and len(self._waiting) < MAX_WAITING_OPERATIONS
+    def enqueue(self, operation: _Operation) -> None:
+        """Submit it with all others of this turn of the loop."""
+        self._waiting.append(operation)
+        self._plan_flush()
 
     def begin(self, operation: _Operation) -> None:
-        """Submit an operation in this very call, while `takes_more`; with many logs at work that costs a
-        system call each, with few it spares a turn of the loop."""
-        operation.file.active += 1
+        """Submit a write with sync in this very call; with many logs at work that costs a system call each,
+        with few it spares a turn of the loop."""
         if not self._entries_in_flight and not self._waiting:
             now_us = time.monotonic_ns() // 1_000
             if self._quick_syncs.begin(operation.length, now_us):
@@ -284,10 +285,6 @@ class RingDisk(ThreadDisk):
         if self._chains:
             operation.cut(pieces_of(operation.buffers, early_piece_bytes(operation.length)))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise OSError(errno.EBADF, "the disk is closed")
-
     def _plan_flush(self) -> None:
         if not self._flush_planned:
             self._flush_planned = True
@@ -296,7 +293,7 @@ class RingDisk(ThreadDisk):
     def _flush(self) -> None:
         """Prepare what fits, submit it by one call, and read what completed at once."""
         self._flush_planned = False
-        if not self._closed and self._submit_waiting() and uring.io_uring_cq_ready(self._ring):
+        if not self.is_closed and self._submit_waiting() and uring.io_uring_cq_ready(self._ring):
             self._reap()
 
     def _submit_waiting(self) -> bool:
@@ -343,11 +340,8 @@ class RingDisk(ThreadDisk):
         elif kind is _Kind.READ:
             operation.vectors = [_vector(operation.buffers)]
             uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
-        elif kind is _Kind.SYNC:
-            uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
         else:
-            mode = RELEASE_MODE if kind is _Kind.RELEASE else 0
-            uring.io_uring_prep_fallocate(entry, operation.fd, mode, operation.offset, operation.length)
+            uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
         uring.io_uring_sqe_set_data64(entry, number * 2)
 
     def _prepare_pair(self, operation: _Operation, number: int) -> None:
@@ -497,7 +491,6 @@ class RingDisk(ThreadDisk):
 
     def _finish(self, operation: _Operation) -> None:
         operation.vectors = []
-        operation.file.finished()
         try:
             operation.done(operation.error)
         except Exception:
@@ -509,20 +502,10 @@ class RingDisk(ThreadDisk):
         while self._is_busy:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.wait([self._idle])
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
             self._loop.remove_reader(self._ring.ring_fd)
             uring.io_uring_queue_exit(self._ring)
         await super().close()
-
-
-def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
-    if ended.done():
-        return  # the caller was cancelled meanwhile
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)
 
 
 def _problem(operation: _Operation) -> int:
@@ -542,7 +525,7 @@ def _problem(operation: _Operation) -> int:
 def _advance(operation: _Operation) -> bool:
     """Take the result in; True when nothing is left to do. `result` becomes the bytes not moved (a read met
     the end of the file)."""
-    if operation.kind in (_Kind.SYNC, _Kind.ALLOCATE, _Kind.RELEASE):
+    if operation.kind is _Kind.SYNC:
         operation.result = 0
         return True
     moved = operation.result
@@ -555,106 +538,27 @@ def _advance(operation: _Operation) -> bool:
     return False
 
 
-class RingFile:
+class RingFile(ThreadFile):
     """An open file of RingDisk."""
 
-    def __init__(self, disk: RingDisk, path: str, fd: int) -> None:
-        self.path = path
-        self.active = 0
-        self._disk = disk
-        self._fd = fd
-        self._idle: asyncio.Future[None] | None = None
-        self._begun: set[asyncio.Future[None]] = set()
+    disk: RingDisk
 
-    def descriptor(self) -> int:
-        if self._fd < 0:
-            raise OSError(errno.EBADF, "file is closed", self.path)
-        return self._fd
-
-    def finished(self) -> None:
-        """One operation of this file has ended (called by the disk)."""
-        self.active -= 1
-        if not self.active and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
-    async def size(self) -> int:
-        return os.fstat(self.descriptor()).st_size
-
-    async def read(self, offset: int, length: int) -> bytes:
-        buffer = bytearray(length)
-        filled = await self.read_into(offset, memoryview(buffer))
-        return bytes(memoryview(buffer)[:filled])
-
-    async def read_into(self, offset: int, buffer: memoryview) -> int:
-        await self._disk.next_turn()
-        filled = self._disk.read_resident(self.descriptor(), offset, buffer)
-        if filled == len(buffer):
-            return filled
-        rest = buffer[filled:]
-        left = await self._disk.perform(self, _Kind.READ, offset + filled, [rest], len(rest))
+    async def _read_rest(self, offset: int, buffer: memoryview) -> int:
+        left = await self.disk.perform(self, _Kind.READ, offset, [buffer], len(buffer))
         return len(buffer) - left
-
-    def read_resident(self, offset: int, buffer: memoryview) -> int:
-        return self._disk.read_resident(self._fd, offset, buffer) if self._fd >= 0 else 0
 
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
         if buffers:
-            await self._disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
+            await self.disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
 
-    def write_at_once(self, offset: int, data: Data) -> bool:
-        # Not through the ring: the kernel hands every buffered write to another thread there.
-        return self._fd >= 0 and write_resident(self._fd, offset, buffers_of(data))
-
-    async def sync(self) -> None:
-        await self._disk.perform(self, _Kind.SYNC, 0, [], 0)
-
-    async def write_and_sync(self, offset: int, data: Data) -> None:
-        buffers = buffers_of(data)
-        if not buffers:
-            await self.sync()
+    def begin(self, request: SyncRequest) -> None:
+        size = request.size
+        kind = _Kind.WRITE_AND_SYNC if size else _Kind.SYNC
+        operation = _Operation(self, request.fd, kind, request.offset, request.buffers, size, request.ended)
+        if not size:
+            self.disk.enqueue(operation)
             return
-        await self._disk.perform(self, _Kind.WRITE_AND_SYNC, offset, buffers, length_of(buffers))
-
-    def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
-        buffers: list[Buffer]
-        if type(data) is bytes and data:
-            buffers, length = [data], len(data)
-        else:
-            buffers = buffers_of(data)
-            length = length_of(buffers)
-        if self._fd >= 0 and length and self._disk.takes_more:
-            operation = _Operation(self, self._fd, _Kind.WRITE_AND_SYNC, offset, buffers, length, done)
-            if length >= EARLY_WRITEBACK_BYTES:
-                self._disk.cut(operation)
-            self._disk.begin(operation)
-            return
-        task = asyncio.ensure_future(self.write_and_sync(offset, buffers))
-        self._begun.add(task)
-        task.add_done_callback(self._begun.discard)
-        call_when_done(task, done)
-
-    def forget_cached(self, offset: int, length: int) -> None:
-        forget_cached(self.descriptor(), offset, length)
-
-    async def allocate(self, length: int) -> None:
-        size = await self.size()
-        if length > size:
-            await self._disk.perform(self, _Kind.ALLOCATE, size, [], length - size)
-
-    async def release(self, offset: int, length: int) -> None:
-        try:
-            await self._disk.perform(self, _Kind.RELEASE, offset, [], length)
-        except OSError as error:
-            if error.errno not in RELEASE_UNSUPPORTED:
-                raise
-
-    async def close(self) -> None:
-        """Waits for operations under way, also those whose callers were cancelled: the kernel knows the
-        number only."""
-        fd, self._fd = self._fd, -1
-        while self.active:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
-        if fd >= 0:
-            os.close(fd)
+        if size >= EARLY_WRITEBACK_BYTES:
+            self.disk.cut(operation)
+        self.disk.begin(operation)

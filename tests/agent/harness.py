@@ -32,7 +32,8 @@ from shoal.format.records import RecordColumns, columns_to_batch
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.disk import Disk, ThreadDisk
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.disk.threads import ThreadDisk
 
 CLUSTER = bytes(range(16))
 GROUP = GroupId(b"t" * 16, 0)

@@ -24,7 +24,7 @@ from typing import Any
 
 from memory_disk import SECTOR_BYTES, _Inode
 
-from shoal.segment_store.disk.disk import RELEASE_MODE
+from shoal.segment_store.disk.system_calls import RELEASE_MODE
 
 DEVICE = "/dev/fuse"
 MAX_WRITE_BYTES = 128 * 1024  # larger writes come in pieces, between which the power may fail

@@ -19,7 +19,7 @@ from shoal.agent.members.contact import Address, Meeting
 from shoal.membership.interface import JoinError, Member
 from shoal.membership.net.mdns import Found
 from shoal.membership.serf.snapshot import Clocks, Peer, Snapshot
-from shoal.segment_store.disk.disk import ThreadDisk
+from shoal.segment_store.disk.threads import ThreadDisk
 
 LIMIT_S = 60.0
 

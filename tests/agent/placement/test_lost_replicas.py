@@ -16,7 +16,7 @@ from shoal.agent.peers.messages import PeerMessageError, encode_lost
 from shoal.agent.placement.lost_replicas import LOSS_KEPT_MS, Losses
 from shoal.agent.process.errors import StartError
 from shoal.replication.interfaces import Configuration
-from shoal.segment_store.disk.disk import ThreadDisk
+from shoal.segment_store.disk.threads import ThreadDisk
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
 slow = pytest.mark.slow

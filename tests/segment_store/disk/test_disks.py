@@ -17,12 +17,12 @@ from disk_suite import DiskSuite, FileDiskSuite, open_descriptors
 from memory_disk import SECTOR_BYTES, Fault, MemoryDisk
 
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk
-from shoal.segment_store.disk import disk as disk_module
 from shoal.segment_store.disk import ring as ring_disk
-from shoal.segment_store.disk.disk import after_prefix, pieces_of, read_fully, whole_pages, write_fully
-from shoal.segment_store.disk.fair import FairDisk
+from shoal.segment_store.disk import system_calls
+from shoal.segment_store.disk.disk import after_prefix
 from shoal.segment_store.disk.fair_queue import SyncSchedule
 from shoal.segment_store.disk.ring import RingDisk
+from shoal.segment_store.disk.system_calls import pieces_of, read_fully, whole_pages, write_fully
 
 
 class TestThreadDisk(FileDiskSuite):
@@ -39,7 +39,7 @@ def _nothing_resident(fd: int, offset: int, buffer: memoryview) -> int:
 @pytest.fixture
 def nothing_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read goes to the disk, as if the page cache were empty."""
-    monkeypatch.setattr(disk_module, "read_resident_into", _nothing_resident)
+    monkeypatch.setattr(system_calls, "read_resident_into", _nothing_resident)
 
 
 @pytest.mark.usefixtures("nothing_resident")
@@ -189,7 +189,7 @@ class TestRingDisk(FileDiskSuite):
         monkeypatch.setattr(ring_disk, "MAX_WAITING_OPERATIONS", 3)
         disk = RingDisk(entries=2)
         file = await disk.open(f"{root}/a", create=True)
-        await asyncio.gather(*(file.write_and_sync(at, bytes([at])) for at in range(50)))
+        await asyncio.gather(*(file.write(at, bytes([at])) for at in range(50)))
         assert await file.read(0, 50) == bytes(range(50))
         await file.close()
         await disk.close()
@@ -246,7 +246,7 @@ class TestRingDiskUncached(TestRingDisk):
 def _results(monkeypatch: pytest.MonkeyPatch, faults: list[tuple[str, int]]) -> list[int]:
     """Distort completions in their order, as the kernel would: a cut or failed write answers in its pair's
     place. Returns the results the disk was told."""
-    monkeypatch.setattr(disk_module, "read_resident_into", _nothing_resident)
+    monkeypatch.setattr(system_calls, "read_resident_into", _nothing_resident)
     told: list[int] = []
     real = RingDisk._completions
 
@@ -287,7 +287,7 @@ async def test_the_systems_real_refusals(kind: str, tmp_path: Path) -> None:
     await file.close()
     directory = await disk.open(str(tmp_path / "b"), create=True)
     descriptor = os.open(str(tmp_path), os.O_RDONLY)
-    os.dup2(descriptor, directory.file._fd)
+    os.dup2(descriptor, directory._fd)
     os.close(descriptor)
     for attempt in (directory.read(0, 10), directory.write(0, b"x"), directory.write_and_sync(0, b"x")):
         with pytest.raises(OSError, match=r"directory|descriptor"):
@@ -300,7 +300,7 @@ async def test_threads_tell_the_disk_early(tmp_path: Path, monkeypatch: pytest.M
     """Every whole page but the last piece's is written back while the next is copied, and the sync comes
     last."""
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(disk_module, "begin_write_back", lambda _, start, end: calls.append((start, end)))
+    monkeypatch.setattr(system_calls, "begin_write_back", lambda _, start, end: calls.append((start, end)))
     disk = ThreadDisk()
     file = await disk.open(str(tmp_path / "a"), create=True)
     data = random.Random(9).randbytes(2**20)
@@ -317,11 +317,11 @@ async def test_threads_tell_the_disk_early(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_beginning_to_write_back_is_only_advice(tmp_path: Path) -> None:
     """A descriptor that cannot do it is no error here: the sync says what is wrong."""
-    disk_module.begin_write_back(-1, 0, 2**20)
+    system_calls.begin_write_back(-1, 0, 2**20)
     path = tmp_path / "a"
     path.write_bytes(bytes(2**16))
     descriptor = os.open(path, os.O_RDWR)
-    disk_module.begin_write_back(descriptor, 100, 2**16)
+    system_calls.begin_write_back(descriptor, 100, 2**16)
     os.close(descriptor)
 
 
@@ -343,9 +343,9 @@ class TestFairRing(DiskSuite):
     """io_uring with two syncs in flight: everything the suite asks for, most of it after waiting."""
 
     @pytest.fixture
-    async def disk(self) -> AsyncIterator[FairDisk]:
+    async def disk(self) -> AsyncIterator[RingDisk]:
         before = open_descriptors()
-        disk = FairDisk(RingDisk(entries=32), SyncSchedule(2, 4096))
+        disk = RingDisk(32, SyncSchedule(2, 4096))
         yield disk
         await disk.close()
         disk.schedule.check_invariants()
@@ -465,7 +465,7 @@ class TestThreadCalls:
                 raise InterruptedError(errno.EINTR, "interrupted")
             return real(fd, [bytes(memoryview(buffers[0])[:3])], offset)
 
-        monkeypatch.setattr(disk_module.os, "pwritev", stingy)
+        monkeypatch.setattr(system_calls.os, "pwritev", stingy)
         fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
         write_fully(fd, 2, [b"abcdefgh", b"ij"])
         assert read_fully(fd, 2, 100) == b"abcdefghij"
@@ -475,7 +475,7 @@ class TestThreadCalls:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not an endless loop."""
-        monkeypatch.setattr(disk_module.os, "pwritev", lambda *_: 0)
+        monkeypatch.setattr(system_calls.os, "pwritev", lambda *_: 0)
         with pytest.raises(OSError, match="accepted no byte"):
             write_fully(1, 0, [b"x"])
 

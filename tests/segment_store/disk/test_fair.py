@@ -2,18 +2,22 @@
 
 import asyncio
 import errno
-import random
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_disk import Fault, MemoryDisk
 from store_frames import SMALL, next_frame, open_log
 
-from shoal.segment_store import DiskFailed
-from shoal.segment_store.disk.fair import FairDisk
+from shoal.segment_store import DiskFailed, SyncFailed, ThreadDisk
+from shoal.segment_store.disk import system_calls
+from shoal.segment_store.disk.disk import Buffer
 from shoal.segment_store.disk.fair_queue import SYNC_COST_BYTES, SyncSchedule
+from shoal.segment_store.disk.ring import RingDisk
+from shoal.segment_store.disk.threads import SyncRequest
 
 MIB = 2**20
 Asked = tuple[str, int, int]  # key, size, number
@@ -133,49 +137,55 @@ def test_how_long_anybody_waits(others: int, size: int) -> None:
     assert passed <= others * (turns + 1)
 
 
-class _Counting(MemoryDisk):
-    """How many syncs were under way at once."""
-
-    def __init__(self) -> None:
-        super().__init__(random.Random(4), pause_max=5)
-        self.syncing = self.most = 0
-
-    async def begin(self, operation: str, path: str) -> None:
-        if operation != "sync":
-            await super().begin(operation, path)
-            return
-        self.syncing += 1
-        self.most = max(self.most, self.syncing)
-        try:
-            await super().begin(operation, path)
-        finally:
-            self.syncing -= 1
+def made(kind: str, schedule: SyncSchedule[SyncRequest]) -> ThreadDisk:
+    return RingDisk(32, schedule) if kind == "ring" else ThreadDisk(schedule=schedule)
 
 
-async def test_many_logs_one_disk() -> None:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests had begun and not ended, at each begin."""
+    running, seen = set[SyncRequest](), list[int]()
+    begin, ended = SyncRequest.begin, SyncRequest.ended
+
+    def counting_begin(request: SyncRequest) -> None:
+        running.add(request)
+        seen.append(len(running))
+        begin(request)
+
+    def counting_end(request: SyncRequest, error: BaseException | None) -> None:
+        running.remove(request)
+        ended(request, error)
+
+    monkeypatch.setattr(SyncRequest, "begin", counting_begin)
+    monkeypatch.setattr(SyncRequest, "ended", counting_end)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+async def test_many_logs_one_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty logs append at once over four syncs in flight: all succeed, the bound holds, and what comes
     while a log waits for its turn shares its next sync."""
-    beneath = _Counting()
-    disk = FairDisk(beneath, SyncSchedule(4))
-    logs = [await open_log(disk, f"log{number}") for number in range(30)]
+    seen = counted(monkeypatch)
+    disk = made(kind, SyncSchedule(4))
+    logs = [await open_log(disk, f"{tmp_path}/log{number}") for number in range(30)]
     appends = []
     for _ in range(20):
         for log in logs:
             appends.append(log.append([next_frame(log)]))
     await asyncio.gather(*appends)
-    assert beneath.most <= 4
     for log in logs:
         assert log.synced_index == 20
         assert log._writer.syncs <= 4
         await log.close()
-    assert beneath.most == 4
+    assert max(seen) == 4
     assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
+    await disk.close()
 
 
-async def test_a_busy_log_does_not_starve_another() -> None:
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+async def test_a_busy_log_does_not_starve_another(kind: str, tmp_path: Path) -> None:
     """With one sync in flight at a time, a log that never stops appending takes about every other."""
-    disk = FairDisk(MemoryDisk(random.Random(4), pause_max=3), SyncSchedule(1))
-    busy, quiet = await open_log(disk, "busy"), await open_log(disk, "quiet")
+    disk = made(kind, SyncSchedule(1))
+    busy, quiet = await open_log(disk, f"{tmp_path}/busy"), await open_log(disk, f"{tmp_path}/quiet")
     stopped = False
 
     async def work() -> None:
@@ -193,18 +203,28 @@ async def test_a_busy_log_does_not_starve_another() -> None:
     await asyncio.gather(*working)
     for log in (busy, quiet):
         await log.close()
+    await disk.close()
 
 
-@pytest.mark.parametrize("operation", ["sync", "write"])
-async def test_a_failure_makes_room(operation: str) -> None:
+@pytest.mark.parametrize("kind", [OSError, SyncFailed])
+async def test_a_failure_makes_room(
+    kind: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What ends badly has ended: the error reaches the log it belongs to, others go on."""
-    beneath = MemoryDisk(random.Random(4))
-    disk = FairDisk(beneath, SyncSchedule(1))
+    disk = made("threads", SyncSchedule(1))
     config = replace(SMALL, index_interval_ms=60_000)  # the fault is for the append, not for its index
-    ill, well = await open_log(disk, "ill", config), await open_log(disk, "well", config)
+    ill = await open_log(disk, f"{tmp_path}/ill", config)
+    well = await open_log(disk, f"{tmp_path}/well", config)
     for log in (ill, well):
         await log.append([next_frame(log)])
-    beneath.faults.append(Fault(operation, errno.EIO, "ill/"))
+    real = system_calls.write_and_sync
+
+    def failing(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+        if "/ill/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise kind(errno.EIO, "the disk is ill")
+        real(fd, offset, buffers)
+
+    monkeypatch.setattr(system_calls, "write_and_sync", failing)
     results = await asyncio.gather(
         ill.append([next_frame(ill)]),
         *[well.append([next_frame(well)]) for _ in range(3)],
@@ -215,3 +235,4 @@ async def test_a_failure_makes_room(operation: str) -> None:
     for log in (ill, well):
         await log.close()
     assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
+    await disk.close()

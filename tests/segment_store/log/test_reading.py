@@ -13,7 +13,7 @@ from store_frames import filled, next_frame, open_log, read_whole
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
-from shoal.segment_store.disk import disk as disk_module
+from shoal.segment_store.disk import system_calls
 from shoal.segment_store.format.index import SegmentIndex, entry_of
 
 CONFIG = LogConfig(tail_cache_bytes=0, read_chunk_bytes=64 * 2**10)
@@ -87,7 +87,7 @@ async def test_a_failing_disk_ends_a_long_read(tmp_path: Path, monkeypatch: pyte
     disk = await open_disk("threads")
     log, frames = await _filled(disk, tmp_path)
     bad = log.entry(LogIndex(40)).position
-    real = disk_module.read_fully_into
+    real = system_calls.read_fully_into
 
     def failing(fd: int, offset: int, buffer: memoryview) -> int:
         if offset <= bad < offset + len(buffer):
@@ -95,8 +95,8 @@ async def test_a_failing_disk_ends_a_long_read(tmp_path: Path, monkeypatch: pyte
         return real(fd, offset, buffer)
 
     with monkeypatch.context() as ill:
-        ill.setattr(disk_module, "read_fully_into", failing)
-        ill.setattr(disk_module, "read_resident_into", lambda *_: 0)
+        ill.setattr(system_calls, "read_fully_into", failing)
+        ill.setattr(system_calls, "read_resident_into", lambda *_: 0)
         found = await log.read(LogIndex(1), log.last_index, 2**30)
         assert found == frames[: len(found)]
         assert 30 <= len(found) < 40

@@ -44,6 +44,8 @@ EXCLUDED = {
     "segment_store/disk/ring.py": _KERNEL,
     "segment_store/disk/inline_sync.py": _KERNEL,
     "segment_store/disk/disk.py": _KERNEL,
+    "segment_store/disk/system_calls.py": _KERNEL,
+    "segment_store/disk/threads.py": _KERNEL,
     "segment_store/lending/lent_pages.py": _KERNEL,
     "segment_store/lending/mapped_pages.py": _KERNEL,
     "segment_store/check/offline.py": _TOOL,
