@@ -39,11 +39,10 @@ import posixpath
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from shoal.segment_store.disk.disk import Disk, File
+from shoal.segment_store.disk.disk import File
 from shoal.segment_store.disk.open_files import OpenFiles
-from shoal.segment_store.lending.interface import Lending, NoLending
 from shoal.segment_store.lending.mapped_pages import PAGE_BYTES, MappedPages
 
 MAX_MAPPED_BYTES = 2**30
@@ -65,18 +64,8 @@ that the kernel lets an ordinary user have in pipes."""
 
 LENT_NOTE = "user.shoal.lent"
 """The extended attribute of a file whose pages may be in sockets."""
-REAL_DISKS = ("ring", "threads")  # kinds of disks whose files the kernel knows
-
-
-class Pages(Protocol):
-    """Of mapped_pages.py, for tests to stand in."""
-
-    def work(self) -> bool: ...
-    def map(self, descriptor: int, offset: int, length: int) -> int: ...
-    def fill(self, address: int, length: int) -> bool: ...
-    def are_present(self, address: int, length: int) -> bool: ...
-    def unmap(self, address: int, length: int) -> None: ...
-    def close(self) -> None: ...
+REAL_DISKS = ("ring", "threads")
+"""Kinds of disks whose files the kernel knows."""
 
 
 class Written(NamedTuple):
@@ -115,7 +104,8 @@ class _Pipe(NamedTuple):
 
 
 class PipedBytes:
-    """Verified bytes in a pipe: see interface.Lent."""
+    """Verified bytes on their way, in a pipe: nothing changes them. The length is what has not been written
+    yet. Close it in the end: what was not written by then never will be."""
 
     __slots__ = ("_left", "_lending", "_pipe")
 
@@ -128,6 +118,8 @@ class PipedBytes:
         return self._left
 
     def write_to(self, descriptor: int) -> int:
+        """Write to it what it takes at once: how many bytes. BlockingIOError: none now; or another
+        OSError."""
         count = os.splice(self._pipe.reader, descriptor, self._left, flags=os.SPLICE_F_NONBLOCK)
         self._left -= count
         return count
@@ -170,13 +162,22 @@ class _FileStretches:
 
 
 class LentPages:
-    """What of the files of one agent's logs may be lent: see interface.Lending. One event loop; no plain call
-    waits for a disk that has not just lost a page that it had in memory."""
+    """What of the files of one agent's logs may be lent. A log takes a lender for each answer; code that
+    reads the disk itself, writes into a segment's file or takes it away calls `look_away`, `was_lent`,
+    `forget` and `close`. One event loop; no plain call waits for a disk that has not just lost a page that
+    it had in memory. Of a disk that is not `real` nothing is lent."""
 
-    def __init__(self, max_mapped_bytes: int = MAX_MAPPED_BYTES, pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        max_mapped_bytes: int = MAX_MAPPED_BYTES,
+        pages: MappedPages | None = None,
+        *,
+        real: bool = True,
+    ) -> None:
         self._max_mapped_bytes = max_mapped_bytes
-        self._pages: Pages = pages or MappedPages()
-        self._works: bool | None = None  # found out when first asked for
+        self._pages = pages or MappedPages()
+        self._real = real
+        self._works = None if real else False  # found out when first asked for
         self._read: OrderedDict[str, int] = OrderedDict()  # bytes read of a file
         self._noted: set[str] = set()  # files with a note, of those that are there
         self._files: dict[str, _FileStretches] = {}
@@ -217,7 +218,11 @@ class LentPages:
             await open_files.release(handle)
 
     async def was_lent(self, path: str) -> bool:
-        """See interface.Lending. A file that cannot be asked counts as lent."""
+        """Whether bytes of the file may be on their way to a reader, from this process or an earlier one. The
+        caller has made sure that nobody reads the file any more. A file that cannot be asked counts as
+        lent."""
+        if not self._real:
+            return False
         try:
             await asyncio.to_thread(os.getxattr, path, LENT_NOTE)
         except OSError as error:
@@ -409,7 +414,8 @@ class LentPages:
                 self.take_back(self._idle_pipes.pop(), is_empty=True)
 
     def look_away(self, path: str, start: int = 0, stop: int = sys.maxsize) -> None:
-        """Trust nothing that was verified so far of what lies in these pages of the file."""
+        """The bytes are about to be read from the disk itself, or written again: trust nothing that was
+        verified so far of what lies in their pages."""
         stretches = self._files.get(path)
         if stretches is not None:
             for stretch in stretches.overlapping(Stretch.first_page(start), stop + -stop % PAGE_BYTES):
@@ -429,7 +435,7 @@ class LentPages:
 
 
 class PageLender:
-    """See interface.Lender."""
+    """What one answer is lent. Offsets in bytes of a file."""
 
     def __init__(self, lending: LentPages, open_files: OpenFiles) -> None:
         self._lending = lending
@@ -440,10 +446,13 @@ class PageLender:
         self.take = lending.take
 
     async def prepare(self, path: str) -> None:
+        """Call it for each sealed file of an answer, before anything of it is taken."""
         if self._lending.wants_note(path):
             await self._lending.write_note(path, self._open_files)
 
     def watch(self, file: File, start: int, stop: int, sealed_bytes: int) -> None:
+        """[start, stop) of a sealed file, which has `sealed_bytes` of frames, is about to be read.
+        `verified`, `damaged` or `stop` follows."""
         stretch = self._stretch
         if stretch is not None:
             if (stretch.path, stretch.start, stretch.stop) == (file.path, start, stop):
@@ -452,6 +461,7 @@ class PageLender:
         self._stretch = self._lending.watch(file, start, stop, sealed_bytes)
 
     def verified(self, path: str, size: int) -> None:
+        """What was to be read, `size` bytes, has verified."""
         stretch, self._stretch = self._stretch, None
         if stretch is None:
             self._lending.note(path, size)
@@ -459,18 +469,15 @@ class PageLender:
             self._lending.keep(stretch)
 
     def damaged(self, path: str) -> None:
+        """It has not."""
         self.stop()
         self._lending.look_away(path)
 
     def stop(self) -> None:
+        """It was not read, or not of a sealed file. Idempotent."""
         if self._stretch is not None:
             self._lending.drop(self._stretch)
             self._stretch = None
-
-
-def lending_on(disk: Disk) -> Lending:
-    """What a disk of that kind can lend."""
-    return LentPages() if disk.kind in REAL_DISKS else NoLending()
 
 
 def _write_note(descriptor: int) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
-from shoal.segment_store.lending.interface import Lent
+from shoal.segment_store.lending.lent_pages import PipedBytes
 from shoal.segment_store.log.run_reader import Run, damage_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
 
@@ -209,7 +209,7 @@ class StoredPieces:
                     await self._lender.prepare(path)
             entry = 0
 
-    def lend(self) -> Lent | None:
+    def lend(self) -> PipedBytes | None:
         """The next bytes, of any number of frames, uncopied, if they were verified before and their memory
         has stayed, and this takes no waiting; None where `at_once` or `next` has to be asked."""
         if self._first is not None or self._problem is not None or self._part == len(self._parts):

@@ -4,7 +4,7 @@ import resource
 
 from shoal.segment_store.disk.disk import Disk
 from shoal.segment_store.disk.open_files import OpenFiles
-from shoal.segment_store.lending.lent_pages import lending_on
+from shoal.segment_store.lending.lent_pages import REAL_DISKS, LentPages
 
 MAX_OPEN_FILES = 1024
 OPEN_FILES_SHARE = 4
@@ -84,7 +84,7 @@ class SharedFiles:
         self.open_files = OpenFiles(disk, max_open_files or open_files_limit())
         self.spare_budget = SpareBudget(max_spare_bytes)
         self.reserved = ReservedSpace(max_reserved_bytes)
-        self.lending = lending_on(disk)
+        self.lending = LentPages(real=disk.kind in REAL_DISKS)
 
     async def disk_bytes(self, directory: str) -> int:
         """The size of the disk, asked once: growing a file should not wait for it each time."""

@@ -25,13 +25,13 @@ from shoal.format.batch import LogIndex
 from shoal.segment_store import Damaged, Disk, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.check.scrub import look
 from shoal.segment_store.format.layout import SPARE_SUFFIX
-from shoal.segment_store.lending.interface import Lent
 from shoal.segment_store.lending.lent_pages import (
     MAX_PIPES,
     MIN_STRETCH_BYTES,
     PIPE_BYTES,
     STALE_AFTER,
     LentPages,
+    PipedBytes,
 )
 from shoal.segment_store.lending.mapped_pages import PAGE_BYTES, MappedPages
 from shoal.segment_store.log.chunked_read import StoredPieces
@@ -43,11 +43,11 @@ OPENED: list[PartitionLog] = []
 SIZES = [150_000] * 30  # of frames, six to a segment
 
 
-class ToldPages:
+class ToldPages(MappedPages):
     """Pages of which a test says whether they are present; with real mappings, so that mistakes show."""
 
     def __init__(self, present: Iterator[bool] | None = None, *, works: bool = True) -> None:
-        self.real = MappedPages()
+        super().__init__()
         self.present = present or repeat(True)
         self.asked = self.mapped = 0
         self._works = works
@@ -57,20 +57,11 @@ class ToldPages:
 
     def map(self, descriptor: int, offset: int, length: int) -> int:
         self.mapped += 1
-        return self.real.map(descriptor, offset, length)
-
-    def fill(self, address: int, length: int) -> bool:
-        return self.real.fill(address, length)
+        return super().map(descriptor, offset, length)
 
     def are_present(self, address: int, length: int) -> bool:
         self.asked += 1
-        return self.real.are_present(address, length) and next(self.present)
-
-    def unmap(self, address: int, length: int) -> None:
-        self.real.unmap(address, length)
-
-    def close(self) -> None:
-        self.real.close()
+        return super().are_present(address, length) and next(self.present)
 
 
 @pytest.fixture(params=["ring"])
@@ -98,7 +89,7 @@ def with_pages(log: PartitionLog, pages: ToldPages) -> LentPages:
     return lending
 
 
-def emptied(lent: Lent, near: socket.socket, far: socket.socket) -> bytes:
+def emptied(lent: PipedBytes, near: socket.socket, far: socket.socket) -> bytes:
     """All of it, through a socket."""
     came = bytearray()
     while len(lent):
