@@ -35,7 +35,7 @@ class Trimmer(ReplicaObserver):
         self.retention = retention
         self._machine = machine
         self._clocks = clocks
-        self._removals: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Future[None]] = set()
         self._stopped = False
         self._ages = SegmentAges()
         self._noted_index = LogIndex(0)
@@ -66,13 +66,12 @@ class Trimmer(ReplicaObserver):
         if log.first_index > first_before:
             logger.info("%s: trimmed, the log begins at offset %d", replica.group, log.start_offset)
             replica.core.trimmed(log.first_index)
-        task = asyncio.ensure_future(removal)
-        self._removals.add(task)
-        task.add_done_callback(self._removed)
+        self._removals.add(removal)
+        removal.add_done_callback(self._removed)
 
-    def _removed(self, task: asyncio.Task[None]) -> None:
-        self._removals.discard(task)
-        if task.cancelled() or (error := task.exception()) is None or isinstance(error, LogClosed):
+    def _removed(self, removal: asyncio.Future[None]) -> None:
+        self._removals.discard(removal)
+        if removal.cancelled() or (error := removal.exception()) is None or isinstance(error, LogClosed):
             return
         reason = f"trimmed segments cannot be removed: {error}"
         self._replica.fail("damaged" if isinstance(error, StoreError) else "internal", reason)

@@ -108,6 +108,16 @@ def call_when_done(task: asyncio.Future[None], done: Done) -> None:
     task.add_done_callback(ended)
 
 
+def settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    """The outcome of an operation for the caller who awaits it."""
+    if ended.done():
+        return  # the caller was cancelled meanwhile
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+
+
 def buffers_of(data: Data) -> list[Buffer]:
     """The non-empty buffers of a write, few enough for one writev."""
     if type(data) is not list and isinstance(data, bytes | bytearray | memoryview):

@@ -40,6 +40,7 @@ from shoal.segment_store.disk.disk import (
     after_prefix,
     buffers_of,
     length_of,
+    settle,
 )
 from shoal.segment_store.disk.fair_queue import SyncSchedule
 from shoal.segment_store.disk.inline_sync import QuickSyncs
@@ -53,7 +54,7 @@ from shoal.segment_store.disk.system_calls import (
     sync_fully,
     whole_pages,
 )
-from shoal.segment_store.disk.threads import SyncRequest, ThreadDisk, ThreadFile, settle
+from shoal.segment_store.disk.threads import SyncRequest, ThreadDisk, ThreadFile
 from shoal.segment_store.errors import SyncFailed
 
 logger = logging.getLogger(__name__)

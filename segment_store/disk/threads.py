@@ -25,6 +25,7 @@ from shoal.segment_store.disk.disk import (
     buffers_of,
     call_when_done,
     length_of,
+    settle,
 )
 from shoal.segment_store.disk.fair_queue import SyncSchedule
 
@@ -252,13 +253,3 @@ class ThreadFile:
             self._idle = None
         if fd >= 0:
             os.close(fd)
-
-
-def settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
-    """The outcome of an operation for the caller who awaits it."""
-    if ended.done():
-        return  # the caller was cancelled meanwhile
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)

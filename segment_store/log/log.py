@@ -9,7 +9,7 @@ Knows segments and disks. Must not know Raft, HTTP or clocks: times are argument
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from shoal.format.batch import Flag, Frame, LogIdentity, LogIndex, Offset, Term, is_whole, stamp_of
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.disk.disk import Disk, settle
 from shoal.segment_store.errors import (
     ChainBroken,
     Damaged,
@@ -78,7 +78,7 @@ class PartitionLog:
         for segment in self._segments[-1:]:
             segment.count_unused(max(0, segment.allocated - segment.planned_end))
         active = self._segments[-1] if self._segments else None
-        self._writer = Writer(files, active, self.last_index, self._roll_back, spares)
+        self._writer = Writer(files, active, self.last_index, self._rewind, spares)
 
     def __repr__(self) -> str:
         numbers = (
@@ -272,7 +272,7 @@ class PartitionLog:
 
     # ---- changing it
 
-    def append(self, frames: Sequence[Frame]) -> Coroutine[None, None, None]:
+    def append(self, frames: Sequence[Frame]) -> asyncio.Future[None]:
         """Await it: returns once the frames are written and synced (written, with fsync off).
 
         The planned end advances in the call itself. Frames must continue the log; one flagged
@@ -281,12 +281,7 @@ class PartitionLog:
         DiskFailed (for ever). Calls are carried out in their order, all those queued while a write is under
         way by one following write and sync.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        try:
-            self.begin_append(frames, partial(_settle, done))
-        except StoreError as error:
-            return _raise(error)
-        return _wait(done)
+        return _awaited(partial(self.begin_append, frames))
 
     def begin_append(self, frames: Sequence[Frame], answer: Answer) -> None:
         """The same without anybody awaiting it: `answer` is called once, with None or the error, and never
@@ -345,7 +340,8 @@ class PartitionLog:
         """As _plan, of one frame that starts no segment: the disk works while the plan is written down."""
         segment, frame = self._segments[-1], frames[0]
         writer = self._writer
-        writer.submit(Append(segment, frames, segment.planned_end, writer.generation, answer))
+        length = len(frame.data)
+        writer.submit(Append(segment, frames, segment.planned_end, length, writer.generation, answer))
         segment.plan(frame)
         stamp = frame.stamp
         if not self._runs or self._runs[-1][1] != stamp.term:
@@ -370,36 +366,36 @@ class PartitionLog:
         release_old(self._segments, self._files.config.index_bytes)
 
     def _submit(self, frames: Sequence[Frame], position: int, answer: Answer | None) -> None:
-        self._writer.submit(Append(self._segments[-1], frames, position, self._writer.generation, answer))
+        length = sum([len(frame.data) for frame in frames])
+        generation = self._writer.generation
+        self._writer.submit(Append(self._segments[-1], frames, position, length, generation, answer))
 
-    def truncate_suffix(self, from_index: LogIndex) -> Coroutine[None, None, None]:
+    def truncate_suffix(self, from_index: LogIndex) -> asyncio.Future[None]:
         """Remove `from_index` and everything after it (safety 8). Await it: returns once that is durable;
         the planned end goes back in the call itself, and appends called before are carried out first.
         Nothing to do when the log ends before. Awaiting raises OffsetOutOfRange below the log's start,
         LogClosed, DiskFailed."""
-        try:
-            self._writer.check_open()
-            self._writer.check_disk()
-            if from_index < self.first_index or from_index == self.first_index > 1:
-                # A log whose head was trimmed keeps its first entry: without it the next number is unknown.
-                raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
-        except StoreError as error:
-            return _raise(error)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return _awaited(partial(self._begin_truncation, from_index))
+
+    def _begin_truncation(self, from_index: LogIndex, answer: Answer) -> None:
+        self._writer.check_open()
+        self._writer.check_disk()
+        if from_index < self.first_index or from_index == self.first_index > 1:
+            # A log whose head was trimmed keeps its first entry: without it the next number is unknown.
+            raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
         kept = [segment for segment in self._segments if segment.first_index < from_index]
         removed = self._segments[len(kept) :]
         last = kept[-1] if kept else None
         if last is not None and last.index.is_released:  # it would have to be appended to
-            problem = f"{self._files.directory}: entry {from_index} lies too deep to be truncated"
-            return _raise(StoreError(problem))
+            raise StoreError(f"{self._files.directory}: entry {from_index} lies too deep to be truncated")
         if last is not None:
             self._indexes.keep(last)
         self._count_nothing(removed)
         term = self.term_at(LogIndex(from_index - 1)) or Term(0)
         end_offset = self.end_offset if last is None else last.end_offset_before(from_index)
-        self._writer.submit(Truncate(from_index, last, removed, term, end_offset, done))
+        position = 0 if last is None else last.position_of(from_index)
+        self._writer.submit(Truncate(from_index, last, removed, term, end_offset, position, answer))
         self._rewind(LogIndex(from_index - 1))
-        return _wait(done)
 
     def _rewind(self, last_index: LogIndex) -> None:
         """Take the planned end back so that `last_index` is the last entry."""
@@ -415,34 +411,27 @@ class PartitionLog:
         self._cache.cut(from_index)
         self._chain = self._chain_at_end()
 
-    def trim(self, before_index: LogIndex) -> Coroutine[None, None, None]:
+    def trim(self, before_index: LogIndex) -> asyncio.Future[None]:
         """Drop the segments whose entries all lie before `before_index`; the newest always stays. Await it:
         returns once their files are gone, durably. Reads below the new first_index raise OffsetOutOfRange
         from this call on; those under way end. Awaiting raises LogClosed, DiskFailed.
 
         The caller holds a committed decision: what is trimmed is never asked for again (safety 17, 18).
         """
-        try:
-            self._writer.check_open()
-            self._writer.check_disk()
-        except StoreError as error:
-            return _raise(error)
+        return _awaited(partial(self._begin_trim, before_index))
+
+    def _begin_trim(self, before_index: LogIndex, answer: Answer) -> None:
+        self._writer.check_open()
+        self._writer.check_disk()
         keep_from = max(0, bisect_right(self._segments, before_index, key=_segment_index) - 1)
         removed, self._segments = self._segments[:keep_from], self._segments[keep_from:]
         self._count_nothing(removed)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if removed:
             first = self.first_index
             head = bisect_right(self._runs, first, key=_run_index) - 1
             self._runs[: head + 1] = [(first, self._runs[head][1])]
-        self._writer.submit(
-            Trim(removed, done, len(self._segments))
-        )  # with nothing to remove, it waits for what was asked before
-        return _wait(done)
-
-    def _roll_back(self, written_index: LogIndex) -> None:
-        """The writer met a fault: what lies behind `written_index` never happened."""
-        self._rewind(written_index)
+        # With nothing to remove, it waits for what was asked before.
+        self._writer.submit(Trim(removed, len(self._segments), answer))
 
     # ---- reading it
 
@@ -622,18 +611,11 @@ def _segment_offset(segment: Segment) -> Offset:
     return segment.name.first_offset
 
 
-def _settle(done: asyncio.Future[None], error: StoreError | None) -> None:
-    if done.done():
-        return  # the caller was cancelled meanwhile
-    if error is None:
-        done.set_result(None)
-    else:
+def _awaited(begin: Callable[[Answer], None]) -> asyncio.Future[None]:
+    """The outcome of what is begun here, also where that is refused."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    try:
+        begin(partial(settle, done))
+    except StoreError as error:
         done.set_exception(error)
-
-
-async def _wait(done: asyncio.Future[None]) -> None:
-    await done
-
-
-async def _raise(error: StoreError) -> None:
-    raise error
+    return done

@@ -9,7 +9,7 @@ sync, or a write that failed for any other reason, ends this log's writing for g
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
@@ -170,9 +170,7 @@ class Writer:
             self._written(group)
             if self._queue:
                 self._go_on()  # before anybody hears of it: what they queue shares the write after the next
-            for work in group:
-                if work.answer is not None:
-                    work.answer(None)
+            _answer(group, None)
             self.rest()
         if self._write_over is not None:
             self._write_over.set_result(None)
@@ -221,8 +219,7 @@ class Writer:
         # Off the queue only when done, so that a fault finds it there.
         assert self._queue[0] is work
         self._queue.popleft()
-        if isinstance(work, Truncate | Trim):
-            _answer(work, None)
+        _answer([work], None)
 
     async def _file(self, segment: Segment) -> File:
         """The active segment's file, pinned until nothing is under way or another becomes active."""
@@ -276,8 +273,7 @@ class Writer:
         else:
             await file.write(group[0].position, buffers)
         self._written(group)
-        for work in group:
-            _answer(work, None)
+        _answer(group, None)
 
     def _buffers(self, group: list[Append]) -> Data:
         """What a write consists of; its place is soiled until it has succeeded."""
@@ -433,8 +429,7 @@ class Writer:
             self.stored_index = self.written_index
         finally:
             self._refusing = None
-        for work in refused:  # only now: who hears of it may offer the same frames again at once
-            _answer(work, DiskFull(str(refusal)))
+        _answer(refused, DiskFull(str(refusal)))  # only now: who hears of it may offer the same frames again
 
     async def _refuse_queued(self, refused: list[Append]) -> None:
         """Take everything off the queue: appends in vain, truncations done (they need no space)."""
@@ -444,14 +439,11 @@ class Writer:
                 self.queued_bytes -= work.length
                 refused.append(work)
             elif isinstance(work, Roll):
-                await self._undo_roll(work)
+                await self._remove(work.segment)
             else:
                 await (self._trim(work) if isinstance(work, Trim) else self._truncate(work))
-                _answer(work, None)
+                _answer([work], None)
             self._queue.popleft()
-
-    async def _undo_roll(self, work: Roll) -> None:
-        await self._remove(work.segment)
 
     async def _drop_empty_active(self) -> None:
         """A segment that was rolled to and then refused its first frame: another leader may not roll
@@ -478,12 +470,11 @@ class Writer:
         if self.failure is None:
             self.failure = failure
             logger.error("%s: this log accepts no append until it is opened again", failure)
-        waiting = [work for work in self._queue if not isinstance(work, Roll)]
+        waiting = list(self._queue)
         self._queue.clear()
         self.queued_bytes = 0
         self._roll_back(self.written_index)
-        for work in waiting:
-            _answer(work, DiskFailed(str(failure)))
+        _answer(waiting, DiskFailed(str(failure)))
 
     async def drain(self) -> None:
         """Return when nothing is queued or under way."""
@@ -522,13 +513,7 @@ class Writer:
             await self._files.open_files.close(self._files.directory)
 
 
-def _answer(work: Append | Truncate | Trim, error: StoreError | None) -> None:
-    if isinstance(work, Append):
+def _answer(works: Sequence[Work], error: StoreError | None) -> None:
+    for work in works:
         if work.answer is not None:
             work.answer(error)
-    elif work.done.done():
-        return  # the caller was cancelled meanwhile
-    elif error is None:
-        work.done.set_result(None)
-    else:
-        work.done.set_exception(error)
