@@ -36,7 +36,6 @@ LONG_CONSTRUCTORS: dict[str, int] = {
     "agent/topics/catalog_service.py:CatalogService": 9,
     "replication/raft.py:RaftCore": 12,
     "replication/roles/transitions.py:RaftState": 11,
-    "shoal/client/produce/lone_record.py:LonePath": 9,
 }
 LONG_FILES: dict[str, int] = {
     "agent/host/host.py": 611,
@@ -51,10 +50,9 @@ LONG_FILES: dict[str, int] = {
     "segment_store/disk/ring.py": 566,
     "segment_store/log/log.py": 656,
     "segment_store/log/writer.py": 539,
-    "shoal/client/blocking.py": 597,
-    "shoal/client/consume/consumer.py": 556,
-    "shoal/client/http/requests.py": 535,
-    "shoal/client/produce/producer.py": 699,
+    "shoal/client/consume/consumer.py": 535,
+    "shoal/client/http/requests.py": 525,
+    "shoal/client/produce/producer.py": 663,
     "shoal/format/batch.py": 593,
 }
 DOUBLE_CLASS_NAMES = 54

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
@@ -50,8 +49,24 @@ class TopicOptions(ChangeableOptions, total=False):
     fsync: bool
 
 
+class ClientOptions(TypedDict, total=False):
+    """How a client finds agents where no URL is known: by gossip `seeds` ("host:7946"), or by `mdns`, a
+    cluster's name (True: the only one there is). A sealed pool needs one of its keys as `gossip_key` in
+    base64, a labelled one its label."""
+
+    seeds: Sequence[str] | None
+    mdns: str | bool | None
+    gossip_key: str | None
+    gossip_label: str
+
+
 class AdminClient(LiveObject):
-    """Of one cluster, as AsyncClient, whose parameters and errors it has."""
+    """A client of one cluster for questions and settings: AsyncClient without records.
+
+    `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070), or an
+    option of ClientOptions. Further agents are learnt from these, so that any may die later. All methods
+    raise ShoalError (an agent refused; .code says why) or Unreachable (no agent answered).
+    """
 
     def __init__(
         self,
@@ -74,21 +89,21 @@ class AdminClient(LiveObject):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close()
 
     async def open(self) -> Self:
         """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Idempotent."""
         if self._cluster.is_open:
             return self
-        sealed = {"gossip_key": self._gossip_key, "gossip_label": self._gossip_label}
+        key, label = self._gossip_key, self._gossip_label
         if self._seeds is not None:
-            self._cluster.agents.replace(await urls_of_seeds(self._seeds, **sealed))  # type: ignore[arg-type]
+            urls = await urls_of_seeds(self._seeds, gossip_key=key, gossip_label=label)
+            self._cluster.agents.replace(urls)
         elif self._mdns:
             cluster = self._mdns if isinstance(self._mdns, str) else None
-            self._cluster.agents.replace(await urls_by_mdns(cluster, **sealed))  # type: ignore[arg-type]
+            urls = await urls_by_mdns(cluster, gossip_key=key, gossip_label=label)
+            self._cluster.agents.replace(urls)
         await self._cluster.open()
         return self
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -16,9 +15,8 @@ import pyarrow as pa
 from shoal.client.consume.consumer import AsyncConsumer
 from shoal.client.consume.fetch import Fetched
 from shoal.client.consume.record import Record
-from shoal.client.loop_thread import LoopThread
+from shoal.client.loop_thread import LoopThread, on_thread
 from shoal.format.tabular import FrameKind, check_kind
-from shoal.format.timestamps import Timestamp
 from shoal.unpicklable import LiveObject
 
 if TYPE_CHECKING:
@@ -35,23 +33,17 @@ class Consumer(LiveObject):
         self._client = client  # it lives as long as anything that was made by it
         self._thread = thread
         self._inner = inner
+        self.topic = inner.topic
         weakref.finalize(self, thread.start, inner.close)  # dropped in mid-reading: nothing more is fetched
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return repr(self._inner).replace("AsyncConsumer", type(self).__name__, 1)
-
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self._inner.topic
 
     @property
     def at_end(self) -> bool:
@@ -67,7 +59,7 @@ class Consumer(LiveObject):
                 if found is None:
                     return
                 records = inner.records(found)
-                reached = inner.reached(found.partition)
+                reached = inner.reading(found.partition)
             except BaseException:
                 self._rewind(before)
                 raise
@@ -97,7 +89,7 @@ class Consumer(LiveObject):
         """What was found as an interrupt came has reached nobody. Looked at over there, once what was
         interrupted has ended."""
         if self._inner.is_open:
-            self._thread.run(self._inner.rewind_now(positions))
+            self._thread.call(lambda: self._inner.rewind(positions))
 
     def chunks(self) -> Iterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
@@ -143,27 +135,12 @@ class Consumer(LiveObject):
         """The offset of the next record of one partition."""
         return self._inner.position(partition)
 
-    def seek(self, partition: int, offset: int | str) -> None:
-        """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
-        end."""
-        self._thread.run(self._inner.seek(partition, offset))
-
-    def seek_to_time(self, moment: Timestamp) -> dict[int, int]:
-        """All partitions to their first record of that time or later; returns the offsets."""
-        return self._thread.run(self._inner.seek_to_time(moment))
-
-    def lag(self) -> dict[int, int]:
-        """How many committed records are ahead of each position, asked of the agents now."""
-        return self._thread.run(self._inner.lag())
-
-    def pause(self, *partitions: int) -> None:
-        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
-        self._thread.run(self._inner.pause(*partitions))
+    seek = on_thread(AsyncConsumer.seek)
+    seek_to_time = on_thread(AsyncConsumer.seek_to_time)
+    lag = on_thread(AsyncConsumer.lag)
+    pause = on_thread(AsyncConsumer.pause)
+    close = on_thread(AsyncConsumer.close)
 
     def resume(self, *partitions: int) -> None:
         """Fetch these partitions again (none named: all)."""
-        self._thread.run(self._inner.resume_now(*partitions))
-
-    def close(self) -> None:
-        """Stop fetching. Positions stay readable. Idempotent."""
-        self._thread.run(self._inner.close())
+        self._thread.call(lambda: self._inner.resume(*partitions))

@@ -13,13 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread  # noqa: F401 - see above
+import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from shoal.errors import ClientClosed, ClientError, ClientForked
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def on_thread(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of an asyncio object as a blocking one, with the same parameters, words and errors: it runs
+    on the LoopThread `_thread` of its object, with the asyncio object `_inner`."""
+
+    @functools.wraps(method)
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._thread.run(method(self._inner, *args, **kwargs))
+        return result
+
+    return run
 
 
 class _Run(Generic[T]):
@@ -98,7 +114,7 @@ class LoopThread:
         """Run it there, and wait. An interrupt here cancels it there: before anything that is run
         afterwards. Raises what it raises, ClientClosed after `close`, ClientForked in a child process,
         ClientError from a callback on that very thread."""
-        error = self._refusal()
+        error = self.refusal()
         if error is not None:
             work.close()
             raise error
@@ -120,12 +136,21 @@ class LoopThread:
             if not self._loop.is_closed():
                 raise
 
+    def call(self, function: Callable[[], T]) -> T:
+        """As `run`, of a function that waits for nothing."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it there some time, if this still runs; nobody waits."""
-        if self._refusal() is None:
+        if self.refusal() is None:
             self._tell(lambda: _start(self._loop, work, None))
 
-    def _refusal(self) -> ClientError | None:
+    def refusal(self) -> ClientError | None:
+        """Why nothing runs here for the calling thread; None when it does."""
         if self._forked:
             return forked()
         if self._loop.is_closed() or not self._running.locked():

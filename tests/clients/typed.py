@@ -21,12 +21,25 @@ def send(client: Client) -> int | None:
         print(delivery.offset)  # wrong: attr-defined reportAttributeAccessIssue
     client.send_json("orders", {"item": 7}, "ann", timeout_seconds="5")  # wrong: arg-type reportArgumentType
     client.create_topic("orders", partition=3)  # wrong: call-arg reportCallIssue
+    created, document = client.create_topic("orders", partitions=3, retention={"age": "7d"})
+    print(created, document["name"], [topic["name"] for topic in client.topics()])
+    end: int = client.offsets("orders")[0].high_watermark
+    late: str = client.fetch("orders", 0, end).base_offset  # wrong: assignment reportAssignmentType
+    client.fetch("orders", 0, late)  # wrong: arg-type reportArgumentType
+    client.trim("orders", 0, offset=end)  # wrong: call-arg reportCallIssue
+    client.flush(timeout_seconds="5")  # wrong: arg-type reportArgumentType
     return delivery.place(first).offset
 
 
 def read(client: Client) -> list[str]:
     consumer: Consumer = client.consumer("orders", start="earliest", follow=False)
     texts: list[str] = []
+    lag: dict[int, int] = consumer.lag()
+    consumer.seek(0, lag[0])
+    consumer.seek(partition="0", offset=lag[0])  # wrong: arg-type reportArgumentType
+    consumer.seek_to_time("noon")  # wrong: arg-type reportArgumentType
+    client.consumer("orders", start=2.5)  # wrong: arg-type reportArgumentType
+    client.consumer("orders", latest=True)  # wrong: call-arg reportCallIssue
     for record in consumer:
         kept: Record = record
         texts.append(kept.value.decode())  # wrong: union-attr reportOptionalMemberAccess

@@ -1,8 +1,8 @@
 """The consumer: positions in some partitions of a topic, and what is fetched ahead of them.
 
-Law of this file: it fetches from leaders or replicas through aio_consumer, keeps positions, and never decodes
-a record. What was fetched and not taken is bounded. Positions live here and nowhere else: a reader that wants
-to go on after a restart keeps them itself.
+Law of this file: it fetches through fetch.py, keeps positions, and never decodes a record. What was fetched
+and not taken is bounded. Positions live here and nowhere else: a reader that wants to go on after a restart
+keeps them itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias, TypedDict
 
 import pyarrow as pa
 
@@ -33,6 +32,8 @@ from shoal.unpicklable import LiveObject
 
 Start: TypeAlias = "str | int | Mapping[int, str | int] | Mapping[str, str | int]"
 
+CONSUMER_FETCH_BYTES: Final = 8 << 20
+"""Of a consumer, which fetches ahead: larger fetches read a backlog a tenth faster, smaller begin sooner."""
 FETCHES_AHEAD_MAX: Final = 4
 """Fetches of a backlog that were made and not taken, over all partitions: with fetches of 1 to 64 MiB this
 bounds memory, and it is enough to fetch while the user works."""
@@ -43,8 +44,25 @@ TAILS_AHEAD_MAX: Final = 2
 follows and does not read holds no more of what arrives."""
 
 
+class ConsumerOptions(TypedDict, total=False):
+    """What a consumer reads."""
+
+    partitions: Sequence[int] | None
+    """Only these; None: all, or those that `start` names."""
+    start: Start
+    """earliest, latest, -N (the last N of each partition), @TIME, or a mapping of partitions to these or to
+    offsets (partitions it does not name are not read)."""
+    follow: bool
+    """Go on with records that arrive. Otherwise reading ends at the high watermarks of the moment when the
+    consumer was opened."""
+    max_bytes: int
+    """Of one fetch."""
+    nearest: bool
+    """Replicas may answer, with committed records only."""
+
+
 @dataclass(slots=True, eq=False)
-class _Reading:
+class Reading:
     """One partition: `offset` is fetched next, `position` is what the user gets next, `end` where a bounded
     reading stops. `lap` counts seeks: what was fetched before one is dropped."""
 
@@ -63,17 +81,11 @@ class _Reading:
         return self.end is not None and self.position >= self.end
 
 
-class Reached(Protocol):
-    """Where a user is: the next offset."""
-
-    position: int
-
-
 @dataclass(slots=True)
 class _Lot:
     """What one fetch brought."""
 
-    reading: _Reading
+    reading: Reading
     lap: int
     found: deque[Fetched] = field(default_factory=deque)
     next_offset: int = 0
@@ -112,12 +124,14 @@ class AsyncConsumer(LiveObject):
         cluster: Cluster,
         topic: str,
         *,
-        partitions: Sequence[int] | None,
-        start: Start,
-        follow: bool,
-        max_bytes: int,
-        nearest: bool,
+        partitions: Sequence[int] | None = None,
+        start: Start = "earliest",
+        follow: bool = False,
+        max_bytes: int = CONSUMER_FETCH_BYTES,
+        nearest: bool = False,
+        in_turn: bool = False,
     ) -> None:
+        """`in_turn`: one partition after the other, the same records in the same order each time."""
         if not isinstance(topic, str):
             raise ShoalError(
                 "bad-request", f"a consumer reads one topic, and not {topic!r:.80}: open one for each"
@@ -129,14 +143,15 @@ class AsyncConsumer(LiveObject):
         self._start = start
         self._max_bytes = max_bytes
         self._nearest = nearest
-        self._readings: dict[int, _Reading] = {}
+        self._in_turn = in_turn
+        self._readings: dict[int, Reading] = {}
         self._lots: asyncio.Queue[_Lot] = asyncio.Queue()  # bounded by the slots and one tail per partition
         self._slots = asyncio.Semaphore(FETCHES_AHEAD_MAX)
         self._current: _Lot | None = None
         self._partial: Fetched | None = None
         """What is being taken record by record: the rest of it goes back if something else is asked for."""
         self._records: Iterator[Record] = iter(())
-        self._open = False
+        self.is_open = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -146,7 +161,7 @@ class AsyncConsumer(LiveObject):
         """Learn where the partitions are, and where to begin; reading does so by itself. Idempotent.
 
         Raises ShoalError, Unreachable, and ClientClosed for one that was closed."""
-        if self._open:
+        if self.is_open:
             return self
         if self._closed:
             raise ClientClosed(f"the consumer of {self.topic} is closed: make another")
@@ -154,7 +169,7 @@ class AsyncConsumer(LiveObject):
         await self._cluster.refresh(self.topic, retry_ms=retry_ms)
         await self._cluster.learn_agents(retry_ms=retry_ms)
         for known, start in await self._starts():
-            first = first_offset(str(start), known)
+            first = first_offset(start, known)
             if first > known.high_watermark:
                 raise ShoalError(
                     "beyond-end",
@@ -162,20 +177,18 @@ class AsyncConsumer(LiveObject):
                     high_watermark=known.high_watermark,
                 )
             end = None if self.follow else known.high_watermark
-            self._readings[known.partition] = _Reading(
+            self._readings[known.partition] = Reading(
                 known.partition, first, first, known.high_watermark, end
             )
-        self._open = True
+        self.is_open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Stop fetching. Positions stay readable."""
-        self._open, self._closed = False, True
+        self.is_open, self._closed = False, True
         tasks = [reading.task for reading in self._readings.values() if reading.task is not None]
         for task in tasks:
             task.cancel()
@@ -184,38 +197,31 @@ class AsyncConsumer(LiveObject):
         self._current = None
 
     def __repr__(self) -> str:
-        state = "open" if self._open else "closed"
+        state = "open" if self.is_open else "closed"
         at = ", ".join(f"{partition}:{offset}" for partition, offset in sorted(self.positions().items()))
         return f"<{type(self).__name__} of {self.topic!r}, {state}, at {at or 'nothing yet'}>"
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be read."""
-        return self._open
-
-    async def _starts(self) -> list[tuple[PartitionOffsets, str | int]]:
+    async def _starts(self) -> list[tuple[PartitionOffsets, str]]:
         """Each wanted partition's offsets and where to begin there."""
         start = self._start
         by_partition = _by_number(start) if isinstance(start, Mapping) else None
-        wanted = self._wanted if self._wanted is not None else by_partition
-        texts = {str(text) for text in (by_partition.values() if by_partition is not None else [start])}
+        wanted = by_partition if self._wanted is None else self._wanted
+        texts = [str(text) for text in ([start] if by_partition is None else by_partition.values())]
         times = {text[1:] for text in texts if text.startswith("@")}
-        known: dict[str | None, dict[int, PartitionOffsets]] = {}
-        for at in times or (None,):
-            known[at] = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
-        everything = next(iter(known.values()))
+        known = {at: await self._offsets(at) for at in times or (None,)}
+        any_time, everything = next(iter(known.items()))
         missing = sorted(set(wanted or ()) - set(everything))
         if missing:
             raise unknown_partition(self.topic, missing[0], len(everything))
-        found: list[tuple[PartitionOffsets, str | int]] = []
+        found: list[tuple[PartitionOffsets, str]] = []
         for partition in sorted(everything if wanted is None else set(wanted)):
-            here = "earliest" if by_partition is not None else start
-            if by_partition is not None:
-                here = by_partition.get(partition, "earliest")
-            text = str(here)
-            moment = text[1:] if text.startswith("@") else next(iter(known))
+            text = texts[0] if by_partition is None else str(by_partition.get(partition, "earliest"))
+            moment = text[1:] if text.startswith("@") else any_time
             found.append((known[moment][partition], text))
         return found
+
+    async def _offsets(self, at: str | None = None) -> dict[int, PartitionOffsets]:
+        return {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
 
     # --- reading
 
@@ -292,7 +298,7 @@ class AsyncConsumer(LiveObject):
         while True:
             record = next(self._records, None)
             if record is not None:
-                self.passed(record)
+                self._readings[record.partition].position = record.offset + 1
                 return record
             found = await self.poll()
             if found is None:
@@ -300,19 +306,11 @@ class AsyncConsumer(LiveObject):
             self._records = self.records(found)
 
     def records(self, found: Fetched) -> Iterator[Record]:
-        """The rows of what was polled last, one by one; `passed` says how far they were taken."""
+        """The rows of what was polled last, one by one; who takes them keeps the reading's position."""
         records = records_of(self.topic, found)
         self._partial = found  # before the position: an interrupt between the two is seen by `rewind`
         self._readings[found.partition].position = found.base_offset
         return records
-
-    def passed(self, record: Record) -> None:
-        """The user has this record."""
-        self._readings[record.partition].position = record.offset + 1
-
-    def reached(self, partition: int) -> Reached:
-        """How far the user is in a partition, for who says so record by record."""
-        return self._reading(partition)
 
     # --- positions
 
@@ -327,30 +325,24 @@ class AsyncConsumer(LiveObject):
 
     def position(self, partition: int) -> int:
         """The offset of the next record of one partition."""
-        return self._reading(partition).position
+        return self.reading(partition).position
 
     def rewind(self, positions: Mapping[int, int]) -> None:
         """Back to where it was: what was given since is given again."""
         for partition, position in positions.items():
             reading = self._readings[partition]
             if reading.position != position:
-                task = self._leave(reading, position)
-                if task is not None:
-                    task.cancel()
-
-    async def rewind_now(self, positions: Mapping[int, int]) -> None:
-        """`rewind`, for who runs in another thread."""
-        self.rewind(positions)
+                self._leave(reading, position)
 
     async def seek(self, partition: int, offset: int | str) -> None:
         """Go on at another place: an offset, or earliest, latest, -N, @TIME. A bounded reading keeps its
         end."""
         await self.open()
-        reading = self._reading(partition)
+        reading = self.reading(partition)
         text = str(offset)
         if not text.isdecimal():
             at = text[1:] if text.startswith("@") else None
-            known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+            known = await self._offsets(at)
             text = str(first_offset(text, known[partition]))
         await self._restart(reading, int(text))
 
@@ -358,7 +350,7 @@ class AsyncConsumer(LiveObject):
         """All partitions to their first record of that time or later; returns the offsets."""
         at = str(timestamp_us(moment) // 1_000)
         await self.open()
-        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic, at)}
+        known = await self._offsets(at)
         for partition, reading in self._readings.items():
             found = known[partition].at
             await self._restart(reading, known[partition].high_watermark if found is None else found)
@@ -367,7 +359,7 @@ class AsyncConsumer(LiveObject):
     async def lag(self) -> dict[int, int]:
         """How many committed records are ahead of each position, asked of the agents now."""
         await self.open()
-        known = {entry.partition: entry for entry in await offsets(self._cluster, self.topic)}
+        known = await self._offsets()
         return {
             partition: max(0, known[partition].high_watermark - reading.position)
             for partition, reading in self._readings.items()
@@ -386,34 +378,32 @@ class AsyncConsumer(LiveObject):
             reading.paused = False
         self._fetch_on()
 
-    async def resume_now(self, *partitions: int) -> None:
-        """`resume`, for who runs in another thread."""
-        self.resume(*partitions)
-
     # --- fetching
 
-    def _named(self, partitions: Sequence[int]) -> list[_Reading]:
-        return [self._reading(number) for number in partitions] if partitions else [*self._readings.values()]
+    def _named(self, partitions: Sequence[int]) -> list[Reading]:
+        return [self.reading(number) for number in partitions] if partitions else [*self._readings.values()]
 
-    def _reading(self, partition: int) -> _Reading:
+    def reading(self, partition: int) -> Reading:
+        """How far the user is in a partition. Raises ShoalError for one that is not read."""
         reading = self._readings.get(partition)
         if reading is None:
             raise ShoalError("unknown-partition", f"partition {partition} of {self.topic} is not read here")
         return reading
 
-    async def _restart(self, reading: _Reading, offset: int) -> None:
+    async def _restart(self, reading: Reading, offset: int) -> None:
         task = self._leave(reading, offset)
         if task is not None:
-            task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _leave(self, reading: _Reading, offset: int) -> asyncio.Task[None] | None:
-        """Go on at the offset: what was fetched for another place counts no more, and who fetches it may
-        stop."""
+    def _leave(self, reading: Reading, offset: int) -> asyncio.Task[None] | None:
+        """Go on at the offset: records that were fetched for another place count no more, and their fetching
+        stops."""
         reading.lap += 1
         if self._partial is not None and self._partial.partition == reading.partition:
             self._partial, self._records = None, iter(())
         task, reading.task = reading.task, None
+        if task is not None:
+            task.cancel()
         reading.offset = reading.position = offset
         return task
 
@@ -431,17 +421,17 @@ class AsyncConsumer(LiveObject):
     def _taken(self) -> Fetched | None:
         """The next rows of what was fetched last; None when another fetch is needed."""
         lot = self._current
-        while lot is not None:
-            stale = lot.lap != lot.reading.lap
-            if stale or not lot.found:
-                self._current = None
-                lot.let_go()
-                if lot.error is not None and not stale:
-                    lot.reading.task = None
-                    lot.reading.offset = lot.reading.position
-                    raise lot.error
-                return None
+        if lot is None:
+            return None
+        stale = lot.lap != lot.reading.lap
+        if lot.found and not stale:
             return self._next_of(lot)
+        self._current = None
+        lot.let_go()
+        if lot.error is not None and not stale:
+            lot.reading.task = None
+            lot.reading.offset = lot.reading.position
+            raise lot.error
         return None
 
     def _next_of(self, lot: _Lot) -> Fetched:
@@ -453,14 +443,16 @@ class AsyncConsumer(LiveObject):
 
     def _fetch_on(self) -> None:
         """Every partition that may have more is being fetched."""
-        if not self._open:
+        if not self.is_open:
             raise ClientClosed(f"the consumer of {self.topic} is not open")
         for reading in self._readings.values():
             over = reading.end is not None and reading.offset >= reading.end
             if reading.task is None and not reading.paused and not over:
                 reading.task = asyncio.create_task(self._pull(reading, reading.lap))
+            if self._in_turn and not reading.finished:
+                return
 
-    async def _pull(self, reading: _Reading, lap: int) -> None:
+    async def _pull(self, reading: Reading, lap: int) -> None:
         """Fetch one partition until its end, or until something is wrong with it. While one answer's body
         arrives the next is asked for already."""
         ahead: dict[int, asyncio.Task[_Lot]] = {}
@@ -512,45 +504,32 @@ class AsyncConsumer(LiveObject):
             task.result().let_go()
 
     async def _fetched(
-        self, reading: _Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None
+        self, reading: Reading, lap: int, offset: int, on_next: Callable[[int], None] | None = None
     ) -> _Lot:
-        slot = self._slots if offset < reading.high_watermark else reading.tails
+        backlog = offset < reading.high_watermark
+        slot = self._slots if backlog else reading.tails
         await slot.acquire()
         try:
-            lot = await self._fetch(reading, lap, offset, offset < reading.high_watermark, on_next)
+            found = await fetch_batches(
+                self._cluster,
+                self.topic,
+                reading.partition,
+                offset,
+                max_bytes=self._max_bytes if backlog else min(self._max_bytes, TAIL_BYTES_MAX),
+                wait_ms=0 if backlog else FOLLOW_WAIT_MS,
+                nearest=self._nearest,
+                seen=reading.high_watermark,
+                on_next=on_next,
+            )
         except BaseException:
             slot.release()
             raise
-        lot.slot = slot
-        return lot
-
-    async def _fetch(
-        self,
-        reading: _Reading,
-        lap: int,
-        offset: int,
-        backlog: bool,
-        on_next: Callable[[int], None] | None,
-    ) -> _Lot:
-        found = await fetch_batches(
-            self._cluster,
-            self.topic,
-            reading.partition,
-            offset,
-            max_bytes=self._max_bytes if backlog else min(self._max_bytes, TAIL_BYTES_MAX),
-            wait_ms=0 if backlog else FOLLOW_WAIT_MS,
-            nearest=self._nearest,
-            seen=reading.high_watermark,
-            on_next=on_next,
-        )
         reading.high_watermark = max(reading.high_watermark, found.high_watermark)
-        lot = _Lot(reading, lap, next_offset=found.next_offset)
+        lot = _Lot(reading, lap, next_offset=found.next_offset, slot=slot)
         for piece in found.pieces:
-            rows = piece.batch.num_rows
-            if reading.end is not None and piece.base_offset + rows > reading.end:
-                rows = reading.end - piece.base_offset
-                if rows <= 0:
+            if reading.end is not None:
+                if piece.base_offset >= reading.end:
                     break
-                piece = piece._replace(batch=piece.batch.slice(0, rows))
+                piece = piece.first(reading.end - piece.base_offset)
             lot.found.append(piece)
         return lot

@@ -1,14 +1,12 @@
-"""Reading: one fetch, and the iterator over one or all partitions.
+"""One fetch of one partition, and the offsets where a topic begins and ends.
 
-Law of this file: it fetches from leaders, cuts a batch to the offsets that were asked for, and never
-decodes a record. Offsets are dense, so a row's offset is its batch's first one plus its place.
+Law of this file: it fetches from leaders or replicas, cuts a batch to the offsets that were asked for, and
+never decodes a record. Offsets are dense, so a row's offset is its batch's first one plus its place.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,9 +16,6 @@ from shoal.errors import ShoalError
 from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.format.batch import decode_stream
 
-# Fetches that were decoded and not yet taken, over all partitions of one consumer: with fetches of 1 to 64
-# MiB this bounds memory, and it is enough to fetch while the user works.
-CHUNKS_AHEAD_MAX = 4
 # Stored batches smaller than this on average are joined: their fixed costs would be the reader's.
 SMALL_BATCH_BYTES = 32 << 10
 # How long a fetch at the end of the log may be held.
@@ -50,14 +45,11 @@ class Fetched(NamedTuple):
     next_offset: int
     high_watermark: int
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What is to be read of a partition: [first, end), without an end when `end` is None."""
-
-    partition: int
-    first: int
-    end: int | None
+    def first(self, rows: int) -> Fetched:
+        """At most so many of its first rows."""
+        if self.batch.num_rows <= rows:
+            return self
+        return self._replace(batch=self.batch.slice(0, rows), next_offset=self.base_offset + rows)
 
 
 async def offsets(cluster: Cluster, topic: str, at: str | None = None) -> list[PartitionOffsets]:
@@ -99,28 +91,6 @@ def first_offset(start: str, known: PartitionOffsets) -> int:
         detail = f"{start!r} is no start: use earliest, latest, -N, @TIME or an offset"
         raise ShoalError("bad-request", detail) from error
     return number if number >= 0 else max(known.log_start_offset, known.high_watermark + number)
-
-
-async def plan(
-    cluster: Cluster, topic: str, start: str, partition: int | None, *, follow: bool
-) -> list[Span]:
-    """What to read, in the order of the partitions. A bounded read ends at the high watermark of this
-    moment.
-    """
-    at = start[1:] if start.startswith("@") else None
-    known = await offsets(cluster, topic, at)
-    if partition is not None:
-        known = [entry for entry in known if entry.partition == partition]
-        if not known:
-            raise ShoalError("unknown-partition", f"{topic} has no partition {partition}")
-    spans = []
-    for entry in known:
-        first = first_offset(start, entry)
-        if first > entry.high_watermark:
-            detail = f"{topic}/{entry.partition} ends at {entry.high_watermark}, before offset {first}"
-            raise ShoalError("beyond-end", detail, high_watermark=entry.high_watermark)
-        spans.append(Span(entry.partition, first, None if follow else entry.high_watermark))
-    return spans
 
 
 class FetchedBatches(NamedTuple):
@@ -222,60 +192,3 @@ def _joined(pieces: list[Fetched]) -> Fetched:
         return pieces[0]
     batch = pa.concat_batches([piece.batch for piece in pieces])
     return pieces[0]._replace(batch=batch, next_offset=pieces[-1].next_offset)
-
-
-async def read_span(cluster: Cluster, topic: str, span: Span, max_bytes: int) -> AsyncGenerator[Fetched]:
-    """The rows of a span, in order, each exactly once, whoever leads. Ends at the span's end, if it has
-    one.
-    """
-    offset = span.first
-    while span.end is None or offset < span.end:
-        wait_ms = FOLLOW_WAIT_MS if span.end is None else 0
-        found = await fetch(cluster, topic, span.partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
-        offset = found.next_offset
-        if span.end is not None and found.base_offset + found.batch.num_rows > span.end:
-            found = found._replace(batch=found.batch.slice(0, span.end - found.base_offset))
-        if found.batch.num_rows:
-            yield found
-
-
-async def read_in_turn(
-    cluster: Cluster, topic: str, spans: Sequence[Span], max_bytes: int
-) -> AsyncGenerator[Fetched]:
-    """One partition after the other: the same records in the same order each time."""
-    for span in spans:
-        async for found in read_span(cluster, topic, span, max_bytes):
-            yield found
-
-
-async def read_together(
-    cluster: Cluster, topic: str, spans: Sequence[Span], max_bytes: int
-) -> AsyncGenerator[Fetched]:
-    """All partitions at once, each in its own order, whichever has news first. For following."""
-    queue: asyncio.Queue[Fetched | BaseException] = asyncio.Queue(CHUNKS_AHEAD_MAX)
-
-    async def pull(span: Span) -> None:
-        try:
-            async for found in read_span(cluster, topic, span, max_bytes):
-                await queue.put(found)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(pull(span)) for span in spans]
-    try:
-        while True:
-            found = await queue.get()
-            if isinstance(found, BaseException):
-                raise found
-            yield found
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def limited(found: Fetched, rows_left: int) -> Fetched:
-    """At most `rows_left` rows of it."""
-    if found.batch.num_rows <= rows_left:
-        return found
-    return found._replace(batch=found.batch.slice(0, rows_left), next_offset=found.base_offset + rows_left)

@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count, repeat
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from shoal.format.batch import HEADERS_COLUMN, KEY_COLUMN, TIMESTAMP_COLUMN, VALUE_COLUMN
 from shoal.format.timestamps import format_time
+
+if TYPE_CHECKING:
+    from shoal.client.consume.fetch import Fetched
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -48,20 +51,7 @@ class Record(NamedTuple):
         return None if self.value is None else json.loads(self.value)
 
 
-class Rows(Protocol):
-    """What `records_of` needs of a fetched chunk."""
-
-    @property
-    def partition(self) -> int: ...
-
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def batch(self) -> pa.RecordBatch: ...
-
-
-def records_of(topic: str, rows: Rows) -> Iterator[Record]:
+def records_of(topic: str, rows: Fetched) -> Iterator[Record]:
     """The rows as records."""
     batch = rows.batch
     headers = batch.column(HEADERS_COLUMN)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -33,17 +33,6 @@ ANSWER_GRACE_MS = 2_000
 WATCH_WAIT_SECONDS = 30
 # How long a measured distance to a replica is believed: networks change slowly, agents restart.
 DISTANCE_VALID_MS = 60_000
-
-
-class LonePost(Protocol):
-    """A record that is sent alone. `doubt`: it was sent, and nobody said that it is not stored."""
-
-    doubt: bool
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def request(self) -> bytes: ...
 
 
 class Unreachable(ConnectionError):
@@ -246,16 +235,17 @@ class Cluster:
             if verdict.refresh:
                 await self._refresh_quietly(topic)
 
-    async def post_alone(self, lone: LonePost, timeout_seconds: float) -> WholeAnswer | None:
-        """A lone record's agent, asked once; None when it did not answer well."""
-        lone.doubt = True
+    async def post_alone(
+        self, url: str, request: bytes, timeout_seconds: float
+    ) -> tuple[WholeAnswer | None, bool]:
+        """Ask an agent once, by a request in one piece: its answer, None if there is none, and whether the
+        request may have reached it."""
         try:
-            return await self._posts.post_alone(lone.url, lone.request, timeout_seconds)
+            return await self._posts.post_alone(url, request, timeout_seconds), True
         except (NotConnected, Unsupported):
-            lone.doubt = False
+            return None, False
         except (OSError, UnknownLength):  # a TimeoutError is one
-            return None
-        return None
+            return None, True
 
     async def at_replica(self, topic: str, partition: int, call: Call) -> Answer | None:
         """Ask the replica that answers soonest, once; None when that is the leader or it does not answer

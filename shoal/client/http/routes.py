@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from shoal.format.hash_ranges import HashRange
@@ -41,21 +42,25 @@ class PartitionRoute(NamedTuple):
     replica_urls: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopicRoutes:
     """A topic's partitions in order of their numbers, those that take appends only."""
 
     topic_id: str
     partitions: tuple[PartitionRoute, ...]
 
-    @property
+    @cached_property
     def ranges(self) -> tuple[HashRange, ...]:
         """The hash ranges, in the order of `partitions`."""
         return tuple(route.hash_range for route in self.partitions)
 
+    @cached_property
+    def _by_number(self) -> dict[int, PartitionRoute]:
+        return {route.partition: route for route in self.partitions}
+
     def get(self, partition: int) -> PartitionRoute | None:
         """The route of the partition of that number, or None."""
-        return next((route for route in self.partitions if route.partition == partition), None)
+        return self._by_number.get(partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +112,19 @@ class RouteTable:
     def topic(self, name: str) -> TopicRoutes | None:
         return self._topics.get(name)
 
+    def route(self, topic: str, partition: int) -> PartitionRoute | None:
+        """The partition's route, as far as known."""
+        routes = self._topics.get(topic)
+        return routes.get(partition) if routes else None
+
     def leader_url(self, topic: str, partition: int) -> str | None:
         """Where the partition is led, as far as known."""
-        routes = self._topics.get(topic)
-        route = routes.get(partition) if routes else None
+        route = self.route(topic, partition)
         return route.leader_url if route else None
 
     def replica_urls(self, topic: str, partition: int) -> tuple[str, ...]:
         """Where the partition is held, as far as known."""
-        routes = self._topics.get(topic)
-        route = routes.get(partition) if routes else None
+        route = self.route(topic, partition)
         return route.replica_urls if route else ()
 
     def forget(self, topic: str) -> None:

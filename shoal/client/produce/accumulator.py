@@ -9,13 +9,15 @@ whole: each change of state is a single step, or is taken back.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, repeat
-from typing import Final, NamedTuple, TypeAlias
+from itertools import repeat
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -29,6 +31,18 @@ from shoal.format.timestamps import Timestamp, timestamp_us
 Text: TypeAlias = "bytes | str | bytearray | memoryview"
 HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
 
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of a record that is sent, beside its value and its key."""
+
+    headers: HeadersLike | None
+    timestamp: Timestamp | None
+    """A datetime with a zone, or microseconds since 1970; None: when its batch begins."""
+    partition: int | None
+    timeout_seconds: float | None
+    """How long to wait for room; None: until there is room."""
+
+
 HEADER_OVERHEAD_BYTES: Final = 16  # offsets of two columns, roughly
 RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
 
@@ -41,31 +55,19 @@ class Extra(NamedTuple):
     partition: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A batch that came as one. `first_row`: where it begins among the rows of its delivery."""
+class Whole(NamedTuple):
+    """A batch that came as one, with what a Chunk says of itself. `first_row`: where it begins among the rows
+    of its delivery."""
 
     begun_ms: int
     batch: pa.RecordBatch
+    rows: int
     size_bytes: int
     delivery: Delivery
     first_row: int
+    partitions: Mapping[int, int] = MappingProxyType({})
     sealed: bool = True
-
-    @property
-    def rows(self) -> int:
-        count: int = self.batch.num_rows
-        return count
-
-    @property
-    def partitions(self) -> dict[int, int]:
-        """None of its rows was sent to a certain partition."""
-        return {}
-
-    @property
-    def repeats(self) -> bool:
-        """It was not sent before."""
-        return False
+    repeats: bool = False
 
     def to_batch(self) -> pa.RecordBatch:
         """It, as it is."""
@@ -133,7 +135,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class LoneRecord:
-    """What the gatherer knows of a record that is on its way alone. `begun_seconds`: on a monotonic clock."""
+    """A record on its way alone. `begun_seconds`: on a monotonic clock."""
 
     value: bytes | None
     key: bytes | None
@@ -141,8 +143,18 @@ class LoneRecord:
     begun_seconds: float
     partition: int = -1
     """Chosen, if not negative."""
+    url: str = ""
+    """The agent that it is sent to."""
+    request: bytes = b""
+    """As it leaves."""
+    sequence: int = 0
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Its producer's ProducerStatistics before it: the sums after it can be made twice."""
     doubt: bool = False
     """It was sent, and nobody said that it is not stored."""
+    base_offset: int | None = None
+    """Set: it is acknowledged."""
+    duplicate: bool = False
     chunk: Chunk | None = None
     """What it is once it has been handed over."""
 
@@ -160,7 +172,7 @@ class Gatherer:
     `on_news` is called, from whatever thread puts, when a chunk begins or is complete; it must not block.
     """
 
-    def __init__(self, topic: str, config: BatchingConfig, on_news: Callable[[], None]) -> None:
+    def __init__(self, topic: str, config: BatchingConfig, on_news: Callable[[], object]) -> None:
         config.validate()
         self._topic = topic
         self._config = config
@@ -168,19 +180,20 @@ class Gatherer:
         self._bytes_max = config.batch_bytes_max
         self._on_news = on_news
         self._renew_lock()
-        self.chunk: Chunk | None = None
+        self.chunk = Chunk(0, 0, sealed=True)
         """What is being gathered, or was last."""
         self._chunks: deque[Chunk | Whole] = deque()
         """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
         """What was taken and is not acknowledged yet, as its owner says."""
-        self._lone: LoneRecord | None = None
-        """On its way past this: nothing is taken meanwhile."""
-        self._is_awaited = False
-        """Somebody wants to hear when that one has ended."""
-        self._stopped: Exception | None = None
-        self._gate_shut = False
-        """Full, or stopped: the one thing that `put` has to look at."""
+        self.lone: LoneRecord | None = None
+        """On its way alone, past this: nothing is taken meanwhile."""
+        self.lone_is_awaited = False
+        """`on_news` is called when that record's way has ended."""
+        self.stopped: Exception | None = None
+        """Why nothing is taken any more."""
+        self.full = False
+        """Full, or stopped: `put` would wait or raise, and looks at nothing else."""
         self.partitions: frozenset[int] | None = None
         """Those that the topic has; None: not known yet, and nothing is refused."""
 
@@ -215,8 +228,8 @@ class Gatherer:
         extra = None
         if headers is not None or timestamp is not None or partition is not None:
             extra, more_bytes = _extra(headers, timestamp, partition)
-            if partition is not None:
-                self._check_partition(partition)
+            if partition is not None and self.partitions is not None and partition not in self.partitions:
+                raise unknown_partition(self._topic, partition, len(self.partitions))
             size_bytes += more_bytes
         if size_bytes > MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES:
             pairs = 0 if extra is None else len(extra.headers or ())
@@ -224,10 +237,10 @@ class Gatherer:
             if own_bytes > MAX_RECORD_BYTES:
                 raise ShoalError("too-large", f"a record of {own_bytes} bytes: at most {MAX_RECORD_BYTES}")
         with self.lock:
-            if self._gate_shut:
+            if self.full:
                 self._wait_for_room(timeout_seconds)
             chunk = self.chunk
-            if chunk is None or chunk.sealed:
+            if chunk.sealed:
                 chunk = self._begin()
             try:
                 rows = len(chunk.values)
@@ -252,79 +265,68 @@ class Gatherer:
             return chunk.delivery
 
     def put_alone(
-        self,
-        value: Text | None,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        timestamp: Timestamp | None = None,
-        partition: int | None = None,
-        timeout_seconds: float | None = None,
+        self, value: Text | None, key: Text | None = None, **options: Unpack[SendOptions]
     ) -> Delivery:
         """As `put`, behind all put before, but the record shares its delivery with no other and does not
         linger."""
-        one = Gatherer(self._topic, replace(self._config, batch_rows_max=1), _nobody)
+        timeout_seconds = options.pop("timeout_seconds", None)
+        one = Gatherer(self._topic, replace(self._config, batch_rows_max=1), lambda: None)
         one.partitions = self.partitions
-        delivery = one.put(value, key, headers, timestamp, partition)
+        delivery = one.put(value, key, **options)
         chunk = one.take()
         assert isinstance(chunk, Chunk)
         chunk.begun_ms -= self._config.linger_ms
-        with self.lock:
-            if self._gate_shut:
-                self._wait_for_room(timeout_seconds)
-            self._seal()
-            self._chunks.append(chunk)
-            self._look_at_gate()
-            self._on_news()
+        self._put_complete([chunk], timeout_seconds)
         return delivery
 
-    # --- a record alone
+    def _put_complete(self, chunks: Iterable[Chunk | Whole], timeout_seconds: float | None) -> None:
+        with self.lock:
+            if self.full:
+                self._wait_for_room(timeout_seconds)
+            self._seal()
+            self._chunks.extend(chunks)
+            self._look_at_gate()
+            self._on_news()
 
-    @property
-    def lone(self) -> LoneRecord | None:
-        """The record that is on its way alone."""
-        return self._lone
+    # --- a record alone
 
     def begin_lone(self, lone: LoneRecord) -> bool:
         """Whether nothing is gathered, taken or alone on its way: then this one is, until `end_lone` or
         `hand_over`, and nothing is taken."""
         with self.lock:
-            if self._chunks or self._taken_bytes or self._gate_shut or self._lone is not None:
+            if self._chunks or self._taken_bytes or self.full or self.lone is not None:
                 return False
-            self._lone = lone
+            self.lone = lone
             return True
 
     def end_lone(self, lone: LoneRecord, then: Callable[[LoneRecord], None] | None = None) -> bool:
         """It is over (`then`: what is done while nothing is taken, and may be done again); False when it was
         handed over."""
         with self.lock:
-            if self._lone is not lone:
+            if self.lone is not lone:
                 return False
             if then is not None:
                 then(lone)
-            self._lone = None
+            self.lone = None
             self._tell_of_lone()
             return True
 
     def hand_over(self, lone: LoneRecord, made: Callable[[], Chunk]) -> None:
         """It becomes the oldest chunk, unless it was that already or is over."""
         with self.lock:
-            if self._lone is not lone:
+            if self.lone is not lone:
                 return
             if lone.chunk is None:
                 lone.chunk = made()
             if not self._chunks or self._chunks[0] is not lone.chunk:
                 self._chunks.appendleft(lone.chunk)
-            self._is_awaited = True
-            self._lone = None
+            self.lone_is_awaited = True
+            self.lone = None
             self._tell_of_lone()
 
-    def await_lone(self) -> None:
-        """`on_news` is called when the one on its way is over."""
-        self._is_awaited = True
-
     def _tell_of_lone(self) -> None:
-        if self._chunks or self._is_awaited:
-            self._is_awaited = False
+        if self._chunks or self.lone_is_awaited:
+            self.lone_is_awaited = False
             self._on_news()
 
     def put_batches(
@@ -335,24 +337,13 @@ class Gatherer:
         batches = [batch for batch in batches if batch.num_rows]
         delivery = Delivery().expect(sum(batch.num_rows for batch in batches))
         now_ms = time.monotonic_ns() // 1_000_000
-        firsts = accumulate((batch.num_rows for batch in batches), initial=0)
-        whole = [
-            Whole(now_ms, batch, batch.nbytes, delivery, first)
-            for batch, first in zip(batches, firsts, strict=False)
-        ]
-        with self.lock:
-            if self._gate_shut:
-                self._wait_for_room(timeout_seconds)
-            self._seal()
-            self._chunks.extend(whole)
-            self._look_at_gate()
-            self._on_news()
+        whole: list[Whole] = []
+        first_row = 0
+        for batch in batches:
+            whole.append(Whole(now_ms, batch, batch.num_rows, batch.nbytes, delivery, first_row))
+            first_row += batch.num_rows
+        self._put_complete(whole, timeout_seconds)
         return delivery
-
-    @property
-    def full(self) -> bool:
-        """Whether `put` would wait or raise."""
-        return self._gate_shut
 
     @property
     def gathered_rows(self) -> int:
@@ -368,8 +359,7 @@ class Gatherer:
 
     def due_ms(self) -> int | None:
         """When the chunk that is being gathered has lingered long enough; None while there is none."""
-        chunk = self.chunk
-        return None if chunk is None or chunk.sealed else chunk.begun_ms + self._config.linger_ms
+        return None if self.chunk.sealed else self.chunk.begun_ms + self._config.linger_ms
 
     def seal(self, before_ms: int | None = None) -> None:
         """Complete the chunk that is being gathered; with `before_ms` only if it was due by then."""
@@ -382,7 +372,7 @@ class Gatherer:
         """The oldest complete chunk; its owner accounts for it with `account` from now on. None while a
         record is alone on its way."""
         with self.lock:
-            if self._lone is not None:
+            if self.lone is not None:
                 return None
             while self._chunks and (self._chunks[0].sealed or self._chunks[0] is not self.chunk):
                 chunk = self._chunks.popleft()
@@ -402,49 +392,44 @@ class Gatherer:
     def stop(self, error: Exception) -> None:
         """From now on every `put` raises `error`, waiting ones included. The first error stays."""
         with self.lock:
-            self._stopped = self._stopped or error
+            self.stopped = self.stopped or error
             self._look_at_gate()
             self._room.notify_all()
 
     def after_fork(self, error: Exception) -> None:
         """In the child of a fork: the lock may have been held by a thread that is not there any more."""
         self._renew_lock()
-        self._stopped, self._gate_shut = error, True
-        self.chunk = None
-
-    def _check_partition(self, partition: int) -> None:
-        if self.partitions is not None and partition not in self.partitions:
-            raise unknown_partition(self._topic, partition, len(self.partitions))
+        self.stopped, self.full = error, True
+        self.chunk = Chunk(0, 0, sealed=True)
 
     def _begin(self) -> Chunk:
-        now_ns = time.time_ns()
-        chunk = Chunk(time.monotonic_ns() // 1_000_000, now_ns // 1_000)
+        chunk = Chunk(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000)
         self._chunks.append(chunk)
         self.chunk = chunk
         self._on_news()
         return chunk
 
     def _seal(self) -> None:
-        if self.chunk is not None and not self.chunk.sealed:
+        if not self.chunk.sealed:
             self.chunk.open_bytes = 0
             self.chunk.sealed = True
             self._look_at_gate()
             self._on_news()
 
     def _look_at_gate(self) -> None:
-        was_shut = self._gate_shut
+        was_shut = self.full
         held_bytes = sum(chunk.size_bytes for chunk in self._chunks if chunk.sealed)
         full = held_bytes + self._taken_bytes >= self._config.buffered_bytes_max
-        self._gate_shut = full or self._stopped is not None
-        if self._gate_shut and self.chunk is not None:
+        self.full = full or self.stopped is not None
+        if self.full:
             self.chunk.open_bytes = 0
-        if was_shut and not self._gate_shut:
+        if was_shut and not self.full:
             self._room.notify_all()
 
     def _wait_for_room(self, timeout_seconds: float | None) -> None:
-        opened = self._room.wait_for(lambda: not self._gate_shut or self._stopped, timeout_seconds)
-        if self._stopped is not None:
-            raise self._stopped
+        opened = self._room.wait_for(lambda: not self.full or self.stopped, timeout_seconds)
+        if self.stopped is not None:
+            raise self.stopped
         if not opened:
             raise BufferFull(
                 f"{self._topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
@@ -452,8 +437,13 @@ class Gatherer:
             )
 
 
-def _nobody() -> None:
-    """Is told of a chunk that is taken at once."""
+def json_value(value: object) -> bytes:
+    """Compact JSON in UTF-8, as agents write it; `Record.json` is the way back. Raises ShoalError bad-request
+    for a value that JSON cannot express."""
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ShoalError("bad-request", f"the value is nothing that JSON can express: {error}") from None
 
 
 def as_bytes(value: object, what: str) -> bytes:

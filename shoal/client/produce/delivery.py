@@ -33,6 +33,16 @@ class Place(NamedTuple):
     offset: int | None
 
 
+@dataclass(slots=True)
+class ProducerStatistics:
+    """Counts since the producer was opened. `records_sent` went into the buffer, the rest were answered."""
+
+    records_sent: int = 0
+    records_acknowledged: int = 0
+    requests: int = 0
+    duplicates: int = 0
+
+
 class _Part(NamedTuple):
     """What one request did for a delivery: its rows there, in order; None: all, from `first_row` on."""
 

@@ -13,19 +13,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from shoal.client.http.requests import Call
 from shoal.client.http.routes import TopicRoutes, failure_from_problem
 from shoal.client.http.wire import WholeAnswer, request_head
-from shoal.client.produce.accumulator import Chunk, Extra, Gatherer, LoneRecord, Text
+from shoal.client.produce.accumulator import Chunk, Extra, Gatherer, HeadersLike, LoneRecord, Text
 from shoal.client.produce.batcher import Batcher
-from shoal.client.produce.delivery import Piece, Place
+from shoal.client.produce.delivery import Piece, Place, ProducerStatistics
 from shoal.errors import ClientClosed
 from shoal.format.batch import DEFAULT_SCHEMA, schema_message
 from shoal.format.hash_ranges import key_hash, partition_for
 from shoal.format.row_encoding import encode_rows
+from shoal.format.timestamps import Timestamp
 
 RECORD_BYTES_MAX: Final = 64 << 10
 """Of value and key: what is larger takes so long that the ordinary way's costs do not count."""
@@ -42,27 +43,6 @@ _END: Final = _MARK + bytes(4)
 _PLACED: Final = re.compile(
     rb'\{"count":1,"appended":\[\{"partition":([0-9]{1,9}),"base_offset":([0-9]{1,18}),"count":1\}\]\}\n?'
 )
-
-
-class Counts(NamedTuple):
-    """What a producer has counted before a record went alone: the sums after it can be made twice."""
-
-    sent: int
-    acknowledged: int
-    requests: int
-    duplicates: int
-
-
-@dataclass(slots=True, eq=False)
-class Lone(LoneRecord):
-    """A record on its way. `url`: whom it is sent to; `request`: as it leaves."""
-
-    url: str = ""
-    request: bytes = b""
-    sequence: int = 0
-    counts: Counts | None = None
-    base_offset: int | None = None
-    duplicate: bool = False
 
 
 def row_stream(timestamp_us: int, key: bytes | None, value: bytes | None) -> bytes | None:
@@ -104,21 +84,6 @@ def is_definite(answer: WholeAnswer) -> bool:
     return failure_from_problem(answer.status, problem if isinstance(problem, dict) else None).definite
 
 
-class _Routed(NamedTuple):
-    """Routes as they are looked up here: `partitions` and `ranges` side by side."""
-
-    routes: TopicRoutes
-    partitions: tuple[int, ...]
-    urls: dict[int, str | None]
-
-
-class Counted(NamedTuple):
-    """How a producer's counts are read, and set to what they are after a record."""
-
-    read: Callable[[], Counts]
-    write: Callable[[Counts], None]
-
-
 class LonePath:
     """A producer's lone records, one at a time, from any thread."""
 
@@ -126,31 +91,38 @@ class LonePath:
         self,
         gatherer: Gatherer,
         batcher: Batcher[Piece],
+        statistics: ProducerStatistics,
+        identities: Mapping[int, str],
         routes: Callable[[], TopicRoutes | None],
-        identity: Callable[[int], str | None],
-        counted: Counted,
-        path: str,
-        params: dict[str, str],
-        headers: dict[str, str],
+        call: Callable[[int, str], Call],
         partition: int | None,
     ) -> None:
+        """`identities`: the producer's, by partition. `call`: an append but for its sequence and records."""
         self._gatherer = gatherer
         self._batcher = batcher
+        self._statistics = statistics
+        self._identities = identities
         self._routes = routes
-        self._identity = identity
-        self._counted = counted
-        self._path = path
-        self._params = params
-        self._headers = headers
+        self._call = call
         self._partition = partition
-        self._routed: _Routed | None = None
         self._spread = 0
         self._heads: dict[tuple[int, str, str], bytes] = {}
         self._paused_until: dict[str, float] = {}
 
-    def begin(self, value: Text | None, key: Text | None, partition: int | None) -> Lone | None:
-        """The record, ready to be sent; None when it has to go the ordinary way. Whoever got one settles it
-        (`settle`) or hands it over (`hand_over`)."""
+    def begin(
+        self,
+        value: Text | None,
+        key: Text | None,
+        *,
+        headers: HeadersLike | None = None,
+        timestamp: Timestamp | None = None,
+        partition: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> LoneRecord | None:
+        """The record, ready to be sent; None when it has to go the ordinary way. Who got one settles it
+        (`settle`) or hands it over (`hand_over`), and minds `timeout_seconds`."""
+        if headers is not None or timestamp is not None:
+            return None
         if isinstance(value, str):
             value = _encoded(value)
         if isinstance(key, str):
@@ -159,7 +131,7 @@ class LonePath:
             return None
         if len(value or b"") + len(key or b"") > RECORD_BYTES_MAX:
             return None
-        lone = Lone(value, key, time.time_ns() // 1_000, time.monotonic())
+        lone = LoneRecord(value, key, time.time_ns() // 1_000, time.monotonic())
         if not self._gatherer.begin_lone(lone):
             return None
         if self._prepare(lone, partition):
@@ -170,13 +142,13 @@ class LonePath:
             return None
         return lone
 
-    def _prepare(self, lone: Lone, partition: int | None) -> bool:
+    def _prepare(self, lone: LoneRecord, partition: int | None) -> bool:
         owner = self._owner(lone.key, partition)
         if owner is None:
             return False
         number, url = owner
         sequence = self._batcher.next_sequence(number)
-        identity = self._identity(number)
+        identity = self._identities.get(number)
         body = row_stream(lone.timestamp_us, lone.key, lone.value)
         if sequence is None or identity is None or body is None:
             return False
@@ -185,7 +157,8 @@ class LonePath:
         lone.request = b"%bContent-Length: %d\r\nShoal-Producer-Sequence: %d\r\n\r\n%b" % (
             head, len(body), sequence, body,
         )  # fmt: skip
-        lone.counts = self._counted.read()
+        done = self._statistics
+        lone.counts = done.records_sent, done.records_acknowledged, done.requests, done.duplicates
         return True
 
     def _owner(self, key: bytes | None, partition: int | None) -> tuple[int, str] | None:
@@ -193,20 +166,17 @@ class LonePath:
         routes = self._routes()
         if routes is None or not routes.partitions:
             return None
-        routed = self._routed
-        if routed is None or routed.routes is not routes:
-            urls = {route.partition: route.leader_url for route in routes.partitions}
-            routed = self._routed = _Routed(routes, tuple(urls), urls)
         number = self._partition if partition is None else partition
-        if number is None and len(routed.partitions) == 1:
-            number = routed.partitions[0]
-        if number is None and key is None:
-            self._spread = (self._spread + 1) % len(routed.partitions)
-            number = routed.partitions[self._spread]
         if number is None:
-            assert key is not None
-            number = routed.partitions[partition_for(key_hash(key), routes.ranges)]
-        url = routed.urls.get(number)
+            index = 0
+            if len(routes.partitions) > 1 and key is None:
+                self._spread = index = (self._spread + 1) % len(routes.partitions)
+            elif len(routes.partitions) > 1:
+                assert key is not None
+                index = partition_for(key_hash(key), routes.ranges)
+            number = routes.partitions[index].partition
+        route = routes.get(number)
+        url = None if route is None else route.leader_url
         if url is None or not url.startswith("http://"):
             return None
         paused_until = self._paused_until.get(url)
@@ -216,15 +186,14 @@ class LonePath:
 
     def _head(self, partition: int, url: str, identity: str) -> bytes:
         """All of a request's head that stays the same."""
-        headers = {**self._headers, "Shoal-Producer-Id": identity}
-        path = f"{self._path}/partitions/{partition}/records"
-        head = request_head("POST", url, path, self._params, headers)[:-2]
+        call = self._call(partition, identity)
+        head = request_head("POST", url, call.path, {**call.params, "forward": "false"}, call.headers)[:-2]
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         self._heads[partition, url, identity] = head
         return head
 
-    def settle(self, lone: Lone, answer: WholeAnswer | None) -> Place | None:
+    def settle(self, lone: LoneRecord, answer: WholeAnswer | None) -> Place | None:
         """What became of it; None when it was handed to the ordinary way: the delivery of its chunk will say.
         `answer`: None if there was none."""
         if answer is not None:
@@ -245,13 +214,13 @@ class LonePath:
 
     def _account(self, lone: LoneRecord) -> None:
         """An acknowledged one is counted; a second time changes nothing."""
-        assert isinstance(lone, Lone)
-        assert lone.counts is not None
         self._batcher.skip(lone.partition, lone.sequence)
         sent, acknowledged, requests, duplicates = lone.counts
-        self._counted.write(Counts(sent + 1, acknowledged + 1, requests + 1, duplicates + lone.duplicate))
+        done = self._statistics
+        done.records_sent, done.records_acknowledged = sent + 1, acknowledged + 1
+        done.requests, done.duplicates = requests + 1, duplicates + lone.duplicate
 
-    def hand_over(self, lone: Lone) -> None:
+    def hand_over(self, lone: LoneRecord) -> None:
         """To the ordinary way, unless it is acknowledged or was taken over before."""
         if lone.base_offset is not None:
             self._end(lone)
@@ -271,12 +240,11 @@ class LonePath:
         left_seconds = lone.begun_seconds + TAKEN_OVER_SECONDS - time.monotonic()
         if left_seconds > 0:
             return left_seconds
-        assert isinstance(lone, Lone)
         lone.doubt = True
         self.hand_over(lone)
         return None
 
-    def _end(self, lone: Lone) -> bool:
+    def _end(self, lone: LoneRecord) -> bool:
         try:
             return self._gatherer.end_lone(lone, self._account)
         except RuntimeError:  # nobody is there any more whom it could be told
@@ -296,7 +264,7 @@ def _encoded(text: str) -> bytes | str:
         return text
 
 
-def _chunk(lone: Lone) -> Chunk:
+def _chunk(lone: LoneRecord) -> Chunk:
     extra = Extra(None, lone.timestamp_us, lone.partition if lone.partition >= 0 else None)
     size_bytes = len(lone.value or b"") + len(lone.key or b"")
     return Chunk(

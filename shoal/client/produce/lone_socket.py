@@ -15,7 +15,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, whole_answer
-from shoal.client.produce.lone_record import ANSWER_SECONDS, Lone
+from shoal.client.produce.accumulator import LoneRecord
+from shoal.client.produce.lone_record import ANSWER_SECONDS
 
 AGENTS_MAX: Final = 16
 """Connections kept, one an agent; who sends to more leaders connects anew now and then."""
@@ -35,7 +36,7 @@ class LoneSockets:
         self._busy = False
         self._closed = False
 
-    def exchange(self, lone: Lone) -> WholeAnswer | None:
+    def exchange(self, lone: LoneRecord) -> WholeAnswer | None:
         """Send it, wait for the answer; None if there is none."""
         self._busy = True
         try:

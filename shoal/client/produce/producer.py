@@ -11,9 +11,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, Unpack, get_args
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, Unpack, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,17 +21,16 @@ import pyarrow.compute as pc
 from shoal.client.http.requests import Answer, Call, Cluster, Unreachable, now_ms, topic_path
 from shoal.client.http.routes import TopicRoutes
 from shoal.client.http.topics import find_topic, outcome_of
-from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, Text, Whole
+from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, Text, Whole, json_value
 from shoal.client.produce.batcher import Batcher, BatchingConfig, Request, split
-from shoal.client.produce.delivery import Delivery, Piece, Place
-from shoal.client.produce.json_values import SendOptions, json_value
-from shoal.client.produce.lone_record import ANSWER_SECONDS, Counted, Counts, Lone, LonePath
-from shoal.errors import BufferFull, ClientClosed, ShoalError, unknown_partition
+from shoal.client.produce.delivery import Delivery, Piece, Place, ProducerStatistics
+from shoal.client.produce.lone_record import ANSWER_SECONDS, LonePath
+from shoal.client.produce.lone_socket import LoneSockets
+from shoal.errors import BufferFull, ClientClosed, ClientForked, ShoalError, unknown_partition
 from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.format.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.format.partitioner import group_rows, owners_of
 from shoal.format.tabular import batches_of
-from shoal.format.timestamps import Timestamp
 from shoal.unpicklable import LiveObject
 
 Acks = Literal["all", "leader", "none"]
@@ -57,16 +56,6 @@ class ProduceFailed(Exception):
         self.definite = definite
         self.undelivered: list[tuple[int, pa.RecordBatch]] = []
         """What its producer took and nobody acknowledged, by partition and in order: see Producer."""
-
-
-@dataclass(slots=True)
-class ProducerStatistics:
-    """Counts since the producer was opened. `records_sent` went into the buffer, the rest were answered."""
-
-    records_sent: int = 0
-    records_acknowledged: int = 0
-    requests: int = 0
-    duplicates: int = 0
 
 
 def batch_of(
@@ -120,6 +109,20 @@ class Delivered(NamedTuple):
 OnDelivery: TypeAlias = Callable[[Delivered], None]
 
 
+class ProducerOptions(TypedDict, total=False):
+    """Settings of one producer."""
+
+    acks: Acks
+    """When a record counts as stored: on a majority's disks ("all"), on the leader's, or as soon as sent."""
+    partition: int | None
+    """Where all records go, whatever their keys."""
+    batching: BatchingConfig | None
+    compression: Compression | None
+    """Of the stored batches."""
+    on_delivery: OnDelivery | None
+    """Called once for each request, in the event loop."""
+
+
 class Producer(LiveObject):
     """Sends records to one topic: `async with client.producer(topic) as producer`, or `open` and `close`.
 
@@ -137,8 +140,10 @@ class Producer(LiveObject):
         batching: BatchingConfig | None = None,
         compression: Compression | None = None,
         on_delivery: OnDelivery | None = None,
+        opened: set[Producer] | None = None,
     ) -> None:
-        """Raises ShoalError bad-request for an option that no agent would take."""
+        """`opened`: has this producer as long as it is open. Raises ShoalError bad-request for an option that
+        no agent would take."""
         _check_options(acks, compression, partition, batching)
         self.topic = topic
         self._cluster = cluster
@@ -147,8 +152,15 @@ class Producer(LiveObject):
         self._config = batching or BatchingConfig()
         self._compression = compression
         self._on_delivery = on_delivery
+        self._opened = set() if opened is None else opened
         self._batcher: Batcher[Piece] = Batcher(self._config)
-        self._gatherer: Gatherer | None = None
+        self.gatherer = Gatherer(topic, self._config, lambda: None)
+        """Where single records are put, by any thread."""
+        self.gatherer.stop(
+            ClientClosed(
+                f"the producer of {topic} is not open: `await` its open(), or use it in `async with`"
+            )
+        )
         self._counts = ProducerStatistics()
         self._identities: dict[int, str] = {}
         self._requests: set[asyncio.Task[None]] = set()
@@ -160,9 +172,10 @@ class Producer(LiveObject):
         self._spread = 0
         self._last_routes: TopicRoutes | None = None
         self._aborted = False
-        self._lone: LonePath | None = None
-        self.at_abort: list[Callable[[], None]] = []
-        """What ends with this producer."""
+        self.lone: LonePath | None = None
+        """The way of single records that are waited for; None where there is none."""
+        self.sockets = LoneSockets(cluster.config.connect_timeout_ms / 1_000)
+        """That way's connections for callers on other threads."""
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -172,7 +185,7 @@ class Producer(LiveObject):
         ShoalError, Unreachable, and ClientClosed for one that was closed."""
         if self._aborted:
             raise ClientClosed(f"the producer of {self.topic} is closed: make another")
-        if self._gatherer is not None:
+        if self.is_open:
             return self
         # Arrow looks for pandas when it makes its first value: at the interpreter's end, when what is unsent
         # is flushed, that would fail.
@@ -182,22 +195,30 @@ class Producer(LiveObject):
             raise unknown_partition(self.topic, self._partition, len(self._routes().partitions))
         self._watcher = asyncio.create_task(self._cluster.watch(self.topic))
         loop = asyncio.get_running_loop()
-        self._gatherer = Gatherer(self.topic, self._config, lambda: _call_soon(loop, self._turn))
+        self.gatherer = Gatherer(self.topic, self._config, partial(loop.call_soon_threadsafe, self._turn))
         if self._acks != "none" and self._compression is None and self._on_delivery is None:
-            self._lone = self._lone_path(self._gatherer)
-        self._gatherer.partitions = frozenset(route.partition for route in self._routes().partitions)
+            self.lone = LonePath(
+                self.gatherer,
+                self._batcher,
+                self._counts,
+                self._identities,
+                partial(self._cluster.routes.topic, self.topic),
+                self._call,
+                self._partition,
+            )
+        self.gatherer.partitions = frozenset(route.partition for route in self._routes().partitions)
+        self._opened.add(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             await self.close()
         else:
             await self.abort()
 
     async def close(self) -> None:
-        """Take nothing more, flush, then stop. Idempotent. Raises ProduceFailed; it is closed even so."""
+        """Take nothing more, flush, then stop. Idempotent. Raises ProduceFailed; the producer is closed even
+        then."""
         try:
             if self.is_open:
                 self.finish()
@@ -208,28 +229,18 @@ class Producer(LiveObject):
     @property
     def is_open(self) -> bool:
         """Whether it was opened and is not closed."""
-        return self._gatherer is not None and not self._aborted
+        return self._watcher is not None and not self._aborted
 
     def __repr__(self) -> str:
-        state = "closed" if self._aborted else "not open" if self._gatherer is None else "open"
+        state = "closed" if self._aborted else "open" if self.is_open else "not open"
         if self._failure is not None:
             state = f"failed: {self._failure}"
         return f"<{type(self).__name__} of {self.topic!r}, {state}, {self.unacknowledged} unacknowledged>"
 
     @property
-    def gatherer(self) -> Gatherer:
-        """Where single records are put, by any thread. Raises ClientClosed before the producer is opened."""
-        if self._gatherer is None:
-            raise ClientClosed(
-                f"the producer of {self.topic} is not open: `await` its open(), or use it in `async with`"
-            )
-        return self._gatherer
-
-    @property
     def statistics(self) -> ProducerStatistics:
         """What was sent and answered since the producer was opened."""
-        waiting = 0 if self._gatherer is None else self._gatherer.gathered_rows
-        return replace(self._counts, records_sent=self._counts.records_sent + waiting)
+        return replace(self._counts, records_sent=self._counts.records_sent + self.gatherer.gathered_rows)
 
     @property
     def unacknowledged(self) -> int:
@@ -238,14 +249,7 @@ class Producer(LiveObject):
         return counts.records_sent - counts.records_acknowledged
 
     async def send(
-        self,
-        value: Text | None,
-        key: Text | None = None,
-        *,
-        headers: HeadersLike | None = None,
-        timestamp: Timestamp | None = None,
-        partition: int | None = None,
-        timeout_seconds: float | None = None,
+        self, value: Text | None, key: Text | None = None, **options: Unpack[SendOptions]
     ) -> Delivery:
         """Buffer one record; waits while the buffer is full. Text is stored as its UTF-8.
 
@@ -253,10 +257,10 @@ class Producer(LiveObject):
         could not be delivered, ShoalError too-large, bad-request or unknown-partition for this one, and
         BufferFull when there was no room for `timeout_seconds`; this record was not taken then.
         """
-        gatherer = self.gatherer
-        if gatherer.full:
-            await self._wait_for_room(timeout_seconds)
-        return gatherer.put(value, key, headers, timestamp, partition, 0)
+        if self.gatherer.full:
+            await self._wait_for_room(options.get("timeout_seconds"))
+        options["timeout_seconds"] = 0
+        return self.gatherer.put(value, key, **options)
 
     async def send_json(
         self, value: object, key: Text | None = None, **options: Unpack[SendOptions]
@@ -266,50 +270,43 @@ class Producer(LiveObject):
         return await self.send(json_value(value), key, **options)
 
     async def append(
-        self,
-        value: Text | None,
-        key: Text | None = None,
-        *,
-        headers: HeadersLike | None = None,
-        timestamp: Timestamp | None = None,
-        partition: int | None = None,
-        timeout_seconds: float | None = None,
+        self, value: Text | None, key: Text | None = None, **options: Unpack[SendOptions]
     ) -> Place:
         """Send one record without waiting for company, behind all sent before, and wait until it is
         acknowledged; returns its partition and offset. Raises as `send`, and TimeoutError when there is no
         acknowledgement for `timeout_seconds`: it may still come."""
-        lone = None
-        if headers is None and timestamp is None and self._lone is not None:
-            lone = self._lone.begin(value, key, partition)
-        if lone is not None and timeout_seconds is None:
-            place = await self._send_alone(lone)
+        timeout_seconds = options.pop("timeout_seconds", None) if options else None
+        if timeout_seconds is None:
+            return await self._append(value, key, options)
+        async with asyncio.timeout(timeout_seconds):
+            return await self._append(value, key, options)
+
+    async def _append(self, value: Text | None, key: Text | None, options: SendOptions) -> Place:
+        path = self.lone
+        lone = None if path is None else path.begin(value, key, **options)
+        if path is None or lone is None:
+            if self.gatherer.full:
+                await self._wait_for_room(None)
+            options["timeout_seconds"] = 0
+            delivery = self.gatherer.put_alone(value, key, **options)
+        else:
+            answer = None
+            try:
+                if lone.request:
+                    lone.doubt = True
+                    answer, lone.doubt = await self._cluster.post_alone(
+                        lone.url, lone.request, ANSWER_SECONDS
+                    )
+            except BaseException:
+                path.hand_over(lone)
+                raise
+            place = path.settle(lone, answer)
             if place is not None:
                 return place
-        async with asyncio.timeout(timeout_seconds):
-            if lone is not None and lone.chunk is None:
-                place = await self._send_alone(lone)
-                if place is not None:
-                    return place
-            if lone is None and self.gatherer.full:
-                await self._wait_for_room(None)
-            if lone is None:
-                delivery = self.gatherer.put_alone(value, key, headers, timestamp, partition, 0)
-            else:
-                assert lone.chunk is not None
-                delivery = lone.chunk.delivery
-            await delivery
-            return delivery.place(0)
-
-    async def _send_alone(self, lone: Lone) -> Place | None:
-        """None: it was handed over."""
-        path = self._lone
-        assert path is not None
-        try:
-            answer = await self._cluster.post_alone(lone, ANSWER_SECONDS) if lone.request else None
-        except BaseException:
-            path.hand_over(lone)
-            raise
-        return path.settle(lone, answer)
+            assert lone.chunk is not None
+            delivery = lone.chunk.delivery
+        await delivery
+        return delivery.place(0)
 
     async def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
         """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
@@ -335,6 +332,8 @@ class Producer(LiveObject):
         """Return when everything sent so far is acknowledged. Raises ProduceFailed when some of it cannot be,
         and TimeoutError when that takes longer than `timeout_seconds`: nothing is given up then, flush again.
         """
+        if self._watcher is None and self.gatherer.stopped is not None:
+            raise self.gatherer.stopped
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._flush()
@@ -348,10 +347,10 @@ class Producer(LiveObject):
         gatherer = self.gatherer
         gatherer.seal()
         if gatherer.lone is not None:
-            gatherer.await_lone()
+            gatherer.lone_is_awaited = True
             self._turn()  # sees to it that its end is heard of
             await self._until(lambda: gatherer.lone is None or self._ended)
-        for _ in range(self.gatherer.sealed):
+        for _ in range(gatherer.sealed):
             if self._failure is None:
                 self._absorb()
                 await asyncio.sleep(0)
@@ -365,7 +364,8 @@ class Producer(LiveObject):
             return not pending or self._ended
 
         await self._until(over)
-        self._raise_failure()
+        if self._failure is not None:
+            raise self._failure
 
     async def failure(self) -> Exception:
         """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
@@ -378,58 +378,26 @@ class Producer(LiveObject):
         elsewhere (those of the request that failed may be stored, unless the failure is `definite`)."""
         return [(partition, piece.batch) for partition, piece in self._batcher.items()]
 
-    async def undelivered_now(self) -> list[tuple[int, pa.RecordBatch]]:
-        """`undelivered`, for who runs in another thread."""
-        return self.undelivered()
+    def after_fork(self, error: ClientForked) -> None:
+        """Called in the child of a fork: from now on `error` is raised, and the parent's connections are left
+        alone."""
+        self.gatherer.after_fork(error)
+        self.sockets.after_fork()
 
     async def abort(self) -> None:
         """Stop at once. What was not acknowledged may or may not be stored."""
         self._aborted = True
+        self._opened.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         tasks = [*self._requests, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._stop(self._failure or ClientClosed(f"the producer of {self.topic} is closed"))
-        for end in self.at_abort:
-            end()
+        self._stop()
+        self.sockets.close()
         if self._failure is None:  # else it can still be asked for: `undelivered`
             self._batcher.drop_all()
-
-    @property
-    def connect_timeout_seconds(self) -> float:
-        """How long making a connection may take."""
-        return self._cluster.config.connect_timeout_ms / 1_000
-
-    @property
-    def lone(self) -> LonePath | None:
-        """The way of single records that are waited for; None where there is none."""
-        return self._lone
-
-    def _lone_path(self, gatherer: Gatherer) -> LonePath:
-        def read() -> Counts:
-            counts = self._counts
-            return Counts(
-                counts.records_sent, counts.records_acknowledged, counts.requests, counts.duplicates
-            )
-
-        def write(counts: Counts) -> None:
-            self._counts = ProducerStatistics(*counts)
-
-        timeout = f"{self._cluster.config.attempt_timeout_ms}ms"
-        return LonePath(
-            gatherer,
-            self._batcher,
-            lambda: self._cluster.routes.topic(self.topic),
-            self._identities.get,
-            Counted(read, write),
-            topic_path(self.topic),
-            {"acks": self._acks, "timeout": timeout, "forward": "false"},
-            {"Content-Type": ARROW_STREAM, "Shoal-Producer-Epoch": str(PRODUCER_EPOCH)},
-            self._partition,
-        )
 
     def _routes(self) -> TopicRoutes:
         """As far as known: an agent that has just come may not know the topic yet, and whether it is really
@@ -445,7 +413,7 @@ class Producer(LiveObject):
         gatherer = self.gatherer
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._until(lambda: not gatherer.full or self._ended)
+                await self._until(lambda: not gatherer.full or gatherer.stopped is not None)
         except TimeoutError:
             raise BufferFull(
                 f"{self.topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
@@ -490,19 +458,17 @@ class Producer(LiveObject):
 
     def _turn(self) -> None:
         """Take what was gathered, start what is due, and come back when the next request will be."""
-        if self._gatherer is None:
-            return
         self._notify()
-        if self._failure is not None or self._aborted:
-            if self._gatherer.sealed:  # a record that was on its way alone
-                self._stop(self._failure or ClientClosed(f"the producer of {self.topic} is closed"))
+        if self._ended:
+            if self.gatherer.sealed:  # a record that was on its way alone
+                self._stop()
             return
         now = now_ms()
-        left_seconds = None if self._lone is None else self._lone.take_over()
+        left_seconds = None if self.lone is None else self.lone.take_over()
         if left_seconds is not None:  # whoever sent it calls again
             self._come_back(left_seconds)
             return
-        self._gatherer.seal(before_ms=now)
+        self.gatherer.seal(before_ms=now)
         try:
             more = self._absorb()  # one a turn: answers are read in between
         except Exception as error:  # noqa: BLE001 - the topic is gone, or a bug: whoever sends hears of it
@@ -518,7 +484,7 @@ class Producer(LiveObject):
         if more:
             asyncio.get_running_loop().call_soon(self._turn)
             return
-        due = [at for at in (self._batcher.deadline(), self._gatherer.due_ms()) if at is not None]
+        due = [at for at in (self._batcher.deadline(), self.gatherer.due_ms()) if at is not None]
         if due:
             self._come_back(max(min(due) - now, 0) / 1_000)
 
@@ -591,17 +557,10 @@ class Producer(LiveObject):
     async def _post_as(self, request: Request[Piece]) -> Answer:
         identity = self._identities.setdefault(request.partition, uuid.uuid4().hex)
         config = self._cluster.config
-        call = Call(
-            "POST",
-            f"{topic_path(self.topic)}/partitions/{request.partition}/records",
-            {"acks": self._acks, "timeout": f"{config.attempt_timeout_ms}ms"},
-            {
-                "Content-Type": ARROW_STREAM,
-                "Shoal-Producer-Id": identity,
-                "Shoal-Producer-Epoch": str(PRODUCER_EPOCH),
-                "Shoal-Producer-Sequence": str(request.sequence),
-            },
-            _stream([piece.batch for piece in request.items], self._compression),
+        call = self._call(request.partition, identity)
+        call = call._replace(
+            headers={**call.headers, "Shoal-Producer-Sequence": str(request.sequence)},
+            body=_stream([piece.batch for piece in request.items], self._compression),
             append=True,
             on_written=lambda: self._written(request),
         )
@@ -612,6 +571,19 @@ class Producer(LiveObject):
             call,
             retry_ms=config.retry.total_ms,
             deposed_grace_ms=DEPOSED_GRACE_MS,
+        )
+
+    def _call(self, partition: int, identity: str) -> Call:
+        """An append to a partition, but for its sequence and its records."""
+        return Call(
+            "POST",
+            f"{topic_path(self.topic)}/partitions/{partition}/records",
+            {"acks": self._acks, "timeout": f"{self._cluster.config.attempt_timeout_ms}ms"},
+            {
+                "Content-Type": ARROW_STREAM,
+                "Shoal-Producer-Id": identity,
+                "Shoal-Producer-Epoch": str(PRODUCER_EPOCH),
+            },
         )
 
     def _written(self, request: Request[Piece]) -> None:
@@ -627,17 +599,17 @@ class Producer(LiveObject):
         return ProduceFailed(f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=definite)
 
     def _fail(self, error: Exception) -> None:
-        first, self._failure = self._failure is None, self._failure or error
-        if first:
-            self._stop(self._failure)
+        if self._failure is None:
+            self._failure = error
+            self._stop()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self) -> None:
         """Nothing more is taken, nothing more will be acknowledged; all that was taken is in the batcher."""
-        if self._gatherer is not None:
-            self._gatherer.stop(error)
-            self._gatherer.seal()
-            while self._absorb():
-                pass
+        error = self._failure or ClientClosed(f"the producer of {self.topic} is closed")
+        self.gatherer.stop(error)
+        self.gatherer.seal()
+        while self._absorb():
+            pass
         if isinstance(error, ProduceFailed):
             error.undelivered = self.undelivered()
         for delivery in self._unsettled:
@@ -664,10 +636,6 @@ class Producer(LiveObject):
     def _ended(self) -> bool:
         return self._aborted or self._failure is not None
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
 
 def _check_options(acks: object, compression: object, partition: object, batching: object) -> None:
     """Where they are given: found later, they would fail records that were taken already."""
@@ -684,10 +652,6 @@ def _check_options(acks: object, compression: object, partition: object, batchin
             batching.validate()
         except ValueError as error:
             raise ShoalError("bad-request", f"batching: {error}") from None
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    loop.call_soon_threadsafe(callback)
 
 
 def _moved(rows: pa.Array | None, by: int) -> pa.Array | None:

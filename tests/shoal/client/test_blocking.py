@@ -408,9 +408,8 @@ def test_a_client_that_is_dropped_says_so_and_delivers(cluster: FakeCluster) -> 
     producer = Client(cluster.urls, QUICK).producer("t", batching=BatchingConfig(linger_ms=60_000))
     gc.collect()
     producer.send(b"kept by its producer")
-    del producer
     with pytest.warns(ResourceWarning, match=r"without close\(\)"):
-        gc.collect()
+        del producer
     wait_until(lambda: threading.active_count() == threads)
     assert stored(cluster, "t") == [b"kept by its producer"]
 

@@ -104,14 +104,14 @@ def test_the_interpreters_end_closes_all_clients_whatever_one_of_them_says(
     cluster.create("t")
     for client in clients:
         client.send("t", b"x")
-    real = Client._flush
+    real = AsyncClient.finish
 
-    def failing(self: Client, timeout_seconds: float | None) -> None:
-        if self is clients[0]:
+    async def failing(self: AsyncClient) -> None:
+        if self is clients[0]._inner:
             raise shoal.ProduceFailed("nobody took it", cause_code="unreachable", definite=True)
-        real(self, timeout_seconds)
+        await real(self)
 
-    monkeypatch.setattr(Client, "_flush", failing)
+    monkeypatch.setattr(AsyncClient, "finish", failing)
     monkeypatch.setattr(
         "shoal.client.blocking._OPEN", type("Open", (list,), {"discard": lambda *_: None})(clients)
     )

@@ -351,18 +351,18 @@ def test_what_nobody_goes_on_with_is_taken_over(
         producer.append(b"a")
         path = producer._inner.lone
         assert path is not None
-        sent = path.begin(b"b", None, None)
+        sent = path.begin(b"b", None)
         assert sent is not None
-        answer = producer._sockets.exchange(sent)
+        answer = producer._inner.sockets.exchange(sent)
         producer.send(b"c")
         producer.flush()
         assert path.settle(sent, answer) is None
         assert sent.chunk is not None
         assert sent.chunk.delivery.place(0) == Place(0, 1)
-        unsent = path.begin(b"d", None, None)
+        unsent = path.begin(b"d", None)
         assert unsent is not None
         producer.flush()
-        assert producer._sockets.exchange(unsent) is not None  # late: the same sequence, a duplicate
+        assert producer._inner.sockets.exchange(unsent) is not None  # late: the same sequence, a duplicate
         path.hand_over(unsent)
         producer.append(b"e")
         assert producer.statistics.records_acknowledged == 5
