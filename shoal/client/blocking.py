@@ -163,7 +163,9 @@ class Client(LiveObject):
                     chunk.size_bytes = size_bytes
                     return chunk.delivery
         try:
-            return producer.gatherer.put(value, key, **options)
+            if options:
+                return producer.gatherer.put(value, key, **options)
+            return producer.gatherer.put(value, key)
         except ProduceFailed:
             self._thread.run(self._inner.forget(producer))
             raise
@@ -231,7 +233,9 @@ class Producer(LiveObject):
         could not be delivered, ShoalError too-large, bad-request or unknown-partition for this one, and
         BufferFull when there was no room for `timeout_seconds`; this record was not taken then.
         """
-        if key is None and value.__class__ is bytes and not options:
+        if options:
+            return self.gatherer.put(value, key, **options)
+        if key is None and value.__class__ is bytes:
             gatherer = self.gatherer
             with gatherer.lock:
                 chunk = gatherer.chunk
@@ -240,7 +244,7 @@ class Producer(LiveObject):
                     chunk.values.append(value)
                     chunk.size_bytes = size_bytes
                     return chunk.delivery
-        return self.gatherer.put(value, key, **options)
+        return self.gatherer.put(value, key)
 
     def send_json(self, value: object, key: Text | None = None, **options: Unpack[SendOptions]) -> Delivery:
         """`send` of a value as compact JSON (None is `null`, no tombstone); `Record.json` reads it. Raises as

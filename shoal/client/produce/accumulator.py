@@ -47,12 +47,8 @@ HEADER_OVERHEAD_BYTES: Final = 16  # offsets of two columns, roughly
 RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
 
 
-class Extra(NamedTuple):
-    """What few records have beside value and key."""
-
-    headers: Headers | None
-    timestamp_us: int | None
-    partition: int | None
+Extra: TypeAlias = "tuple[Headers | None, int | None, int | None]"
+"""Headers, microseconds and partition, which few records have."""
 
 
 class Whole(NamedTuple):
@@ -107,7 +103,7 @@ class Chunk:
     @property
     def partitions(self) -> dict[int, int]:
         """The rows that were sent to a certain partition, and to which."""
-        return {row: extra.partition for row, extra in self.extras.items() if extra.partition is not None}
+        return {row: chosen for row, (_, _, chosen) in self.extras.items() if chosen is not None}
 
     def to_batch(self) -> pa.RecordBatch:
         """The records in DEFAULT_SCHEMA. Those without a time get that of the chunk's first record: at most
@@ -119,10 +115,10 @@ class Chunk:
         if self.extras:
             moments = [self.begun_us] * rows
             heads: list[Headers | None] = [None] * rows
-            for row, extra in self.extras.items():
-                heads[row] = extra.headers
-                if extra.timestamp_us is not None:
-                    moments[row] = extra.timestamp_us
+            for row, (pairs, moment_us, _) in self.extras.items():
+                heads[row] = pairs
+                if moment_us is not None:
+                    moments[row] = moment_us
             times, header_column = pa.array(moments, pa.int64()), _header_column(heads)
         known = self.keys
         keyless = known.count(None) == len(known)
@@ -232,7 +228,7 @@ class Gatherer:
                 raise unknown_partition(self._topic, partition, len(self.partitions))
             size_bytes += more_bytes
         if size_bytes > MAX_RECORD_BYTES + RECORD_OVERHEAD_BYTES:
-            pairs = 0 if extra is None else len(extra.headers or ())
+            pairs = 0 if extra is None else len(extra[0] or ())
             own_bytes = size_bytes - RECORD_OVERHEAD_BYTES - HEADER_OVERHEAD_BYTES * pairs
             if own_bytes > MAX_RECORD_BYTES:
                 raise ShoalError("too-large", f"a record of {own_bytes} bytes: at most {MAX_RECORD_BYTES}")
@@ -472,7 +468,7 @@ def _extra(
     moment_us = None if timestamp is None else timestamp_us(timestamp)
     if partition is not None and (partition.__class__ is not int or partition < 0):
         raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")
-    return Extra(pairs, moment_us, partition), size_bytes
+    return (pairs, moment_us, partition), size_bytes
 
 
 def _pairs(headers: HeadersLike) -> Headers:

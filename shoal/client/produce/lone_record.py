@@ -19,7 +19,7 @@ from typing import Final
 from shoal.client.http.requests import Call
 from shoal.client.http.routes import TopicRoutes, failure_from_problem
 from shoal.client.http.wire import WholeAnswer, request_head
-from shoal.client.produce.accumulator import Chunk, Extra, Gatherer, HeadersLike, LoneRecord, Text
+from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, LoneRecord, Text
 from shoal.client.produce.batcher import Batcher
 from shoal.client.produce.delivery import Piece, Place, ProducerStatistics
 from shoal.errors import ClientClosed
@@ -265,7 +265,7 @@ def _encoded(text: str) -> bytes | str:
 
 
 def _chunk(lone: LoneRecord) -> Chunk:
-    extra = Extra(None, lone.timestamp_us, lone.partition if lone.partition >= 0 else None)
+    extra = (None, lone.timestamp_us, lone.partition if lone.partition >= 0 else None)
     size_bytes = len(lone.value or b"") + len(lone.key or b"")
     return Chunk(
         0,  # due at once

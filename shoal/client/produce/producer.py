@@ -556,7 +556,6 @@ class Producer(LiveObject):
 
     async def _post_as(self, request: Request[Piece]) -> Answer:
         identity = self._identities.setdefault(request.partition, uuid.uuid4().hex)
-        config = self._cluster.config
         call = self._call(request.partition, identity)
         call = call._replace(
             headers={**call.headers, "Shoal-Producer-Sequence": str(request.sequence)},
@@ -565,13 +564,7 @@ class Producer(LiveObject):
             on_written=lambda: self._written(request),
         )
         self._counts.requests += 1
-        return await self._cluster.at_leader(
-            self.topic,
-            request.partition,
-            call,
-            retry_ms=config.retry.total_ms,
-            deposed_grace_ms=DEPOSED_GRACE_MS,
-        )
+        return await self._cluster.at_leader(self.topic, request.partition, call, DEPOSED_GRACE_MS)
 
     def _call(self, partition: int, identity: str) -> Call:
         """An append to a partition, but for its sequence and its records."""
