@@ -181,21 +181,17 @@ class AdminClient(LiveObject):
         """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings. They
         may be named: `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
         body = {**(settings or {}), **named}
-        answer = await self._cluster.anywhere(
-            _json_call("PUT", topic_path(name), body or None), retry_ms=self._retry_ms
-        )
+        answer = await self._cluster.anywhere(_call("PUT", topic_path(name), body or None), retry=True)
         return answer.status == 201, answer.document()
 
     async def alter_topic(self, name: str, **named: Unpack[ChangeableOptions]) -> dict[str, Any]:
         """PATCH /v1/topics/{topic}: the topic with these settings changed, the others as they were."""
-        call = _json_call("PATCH", topic_path(name), dict(named))
-        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+        return await self._ask("PATCH", topic_path(name), dict(named))
 
     async def trim(self, topic: str, partition: int, before: int) -> dict[str, Any]:
         """POST .../trim: drop whole segments whose records all lie below offset `before`. The answer has the
         new `log_start_offset`."""
-        call = _json_call("POST", f"{topic_path(topic)}/partitions/{partition}/trim", {"before": before})
-        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+        return await self._ask("POST", f"{topic_path(topic)}/partitions/{partition}/trim", {"before": before})
 
     async def delete_topic(self, name: str) -> None:
         """DELETE /v1/topics/{topic}: its records are gone for good. Raises unknown-topic if it was not there.
@@ -206,7 +202,7 @@ class AdminClient(LiveObject):
         """
         await self.topic(name)
         try:
-            await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry_ms=self._retry_ms)
+            await self._cluster.anywhere(Call("DELETE", topic_path(name)), retry=True)
         except ShoalError as error:
             if error.code != "unknown-topic":
                 raise
@@ -219,13 +215,11 @@ class AdminClient(LiveObject):
         """POST /v1/kept-topics/{kept}/adopt, by the name it had or by its id: the catalog knows it again,
         under another name if one is given. Returns the topic."""
         path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
-        call = _json_call("POST", path, {} if name is None else {"name": name})
-        return (await self._cluster.anywhere(call, retry_ms=self._retry_ms)).document()
+        return await self._ask("POST", path, {} if name is None else {"name": name})
 
     async def join(self, addresses: Sequence[str]) -> dict[str, Any]:
         """POST /v1/agent/join: the first bootstrap agent contacts the gossip addresses ("host:port")."""
-        call = _json_call("POST", "/v1/agent/join", {"addresses": list(addresses)})
-        return (await self._cluster.at_agent(call)).document()
+        return await self._ask_first("POST", "/v1/agent/join", {"addresses": list(addresses)})
 
     async def leave(self) -> None:
         """POST /v1/agent/leave: the first bootstrap agent hands over and stops. No other is asked instead."""
@@ -234,12 +228,11 @@ class AdminClient(LiveObject):
     async def drain(self, *, undo: bool = False) -> dict[str, Any]:
         """POST or DELETE /v1/agent/drain at the first bootstrap agent: hold and lead nothing, or take that
         back. The answer says how far it is."""
-        call = Call("DELETE" if undo else "POST", "/v1/agent/drain")
-        return (await self._cluster.at_agent(call)).document()
+        return await self._ask_first("DELETE" if undo else "POST", "/v1/agent/drain")
 
     async def drain_status(self) -> dict[str, Any]:
         """GET /v1/agent/drain at the first bootstrap agent."""
-        return (await self._cluster.at_agent(Call("GET", "/v1/agent/drain"))).document()
+        return await self._ask_first("GET", "/v1/agent/drain")
 
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
         """GET /v1/agent/recover at the first bootstrap agent: what recovering by force would do there."""
@@ -251,7 +244,7 @@ class AdminClient(LiveObject):
         """POST /v1/agent/recover at the first bootstrap agent: its replica goes on alone. What only the lost
         replicas had is lost for ever."""
         body = {"topic": topic, "partition": partition, "accept_data_loss": True}
-        return (await self._cluster.at_agent(_json_call("POST", "/v1/agent/recover", body))).document()
+        return await self._ask_first("POST", "/v1/agent/recover", body)
 
     async def force_leave(self, member: str) -> None:
         """POST /v1/members/{member}/force-leave: a failed member counts as left."""
@@ -265,18 +258,22 @@ class AdminClient(LiveObject):
         """POST /v1/keys/{change}: `install`, `use` or `remove` a key on every member. Asks the first
         bootstrap agent, once.
         """
-        call = _json_call("POST", f"/v1/keys/{change}", {"key": key, "force": force})
-        return (await self._cluster.at_agent(call)).document()
+        return await self._ask_first("POST", f"/v1/keys/{change}", {"key": key, "force": force})
 
-    @property
-    def _retry_ms(self) -> int:
-        return self._cluster.config.retry.total_ms
+    async def _ask(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        call = _call(method, path, document)
+        return (await self._cluster.anywhere(call, retry=True)).document()
+
+    async def _ask_first(
+        self, method: str, path: str, document: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return (await self._cluster.at_agent(_call(method, path, document))).document()
 
     async def _get(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any]:
         return (await self._cluster.anywhere(Call("GET", path, params or {}))).document()
 
 
-def _json_call(method: str, path: str, document: dict[str, Any] | None) -> Call:
+def _call(method: str, path: str, document: dict[str, Any] | None) -> Call:
     if document is None:
         return Call(method, path)
     return Call(

@@ -119,6 +119,7 @@ class FakeCluster:
         self.faults: deque[Fault] = deque()
         self.read_faults: deque[Fault] = deque()
         self.auto_create_topics = True
+        self.unheard = 0  # questions for a topic's routes that an agent answers which has not heard of it
         self.ready = True
         self.gossip_is_open = False
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
@@ -351,7 +352,11 @@ class FakeAgent:
         if wait and request.query.get("after_version") == str(self.cluster.version):
             await self.cluster.wait_for_change(str(self.cluster.version), wait)
         wanted = request.query.get("topic")
-        if wanted is not None and wanted not in self.cluster.topics:
+        known = wanted is None or wanted in self.cluster.topics
+        if known and wanted is not None and self.cluster.unheard > 0:
+            self.cluster.unheard -= 1
+            known = False
+        if not known:
             raise ShoalError("unknown-topic", f"there is no topic {wanted!r}")
         topics = [topic for topic in self.cluster.topics.values() if wanted in (None, topic.name)]
         return web.json_response(self.cluster.routes(topics))

@@ -165,9 +165,8 @@ class AsyncConsumer(LiveObject):
             return self
         if self._closed:
             raise ClientClosed(f"the consumer of {self.topic} is closed: make another")
-        retry_ms = self._cluster.config.retry.total_ms
-        await self._cluster.refresh(self.topic, retry_ms=retry_ms)
-        await self._cluster.learn_agents(retry_ms=retry_ms)
+        await self._cluster.refresh(self.topic, retry=True)
+        await self._cluster.learn_agents()
         for known, start in await self._starts():
             first = first_offset(start, known)
             if first > known.high_watermark:

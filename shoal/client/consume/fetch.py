@@ -58,7 +58,7 @@ async def offsets(cluster: Cluster, topic: str, at: str | None = None) -> list[P
     """
     params = {} if at is None else {"at": at}
     call = Call("GET", f"{topic_path(topic)}/offsets", params)
-    document = (await cluster.anywhere(call, retry_ms=cluster.config.retry.total_ms)).document()
+    document = (await cluster.anywhere(call, retry=True)).document()
     try:
         found = [
             PartitionOffsets(
@@ -151,10 +151,7 @@ async def fetch_batches(
         )
         answer = await cluster.at_replica(topic, partition, local)
     if answer is None:
-        retry_ms = cluster.config.retry.total_ms + wait_ms
-        answer = await cluster.at_leader(
-            topic, partition, call, retry_ms=retry_ms, deposed_grace_ms=DEPOSED_GRACE_MS
-        )
+        answer = await cluster.at_leader(topic, partition, call, DEPOSED_GRACE_MS)
     return _decoded(answer, partition, offset)
 
 

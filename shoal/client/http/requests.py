@@ -7,11 +7,12 @@ knows neither records nor topics' contents. aiohttp is met here and nowhere else
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -119,15 +120,23 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+@dataclass(slots=True)
+class _Attempts:
+    """Those of one request that failed: how many, since when, and whether none of them can have happened."""
+
+    settle_ms: int = routes.SETTLE_MS
+    began_ms: int = field(default_factory=now_ms)
+    count: int = 0
+    definite: bool = True
+
+
 class Cluster:
     """A client's view of the agents, and its connections to them."""
 
     def __init__(self, bootstrap: Sequence[str], config: ClientConfig) -> None:
         self.config = config
         self.agents = AgentList([])
-        self.agents.add([url if "://" in url else f"http://{url}" for url in bootstrap])
-        if not self.agents.urls:
-            raise ValueError("at least one agent's URL is needed, for example http://127.0.0.1:7070")
+        self.agents.add(bootstrap)
         self.routes = RouteTable()
         self.retries = 0
         self._looks: dict[str, asyncio.Future[None]] = {}
@@ -163,33 +172,26 @@ class Cluster:
             await self._session.close()
             self._session = None
 
-    async def anywhere(self, call: Call, *, retry_ms: int | None = None) -> Answer:
+    async def anywhere(self, call: Call, *, retry: bool = False) -> Answer:
         """Ask agents in turn until one answers. For requests that may be repeated.
 
-        Raises ShoalError with an agent's refusal, Unreachable when none answered within `retry_ms`
-        (default: every agent once). While none has ever answered, and none listens, what counts is the
-        configuration's `first_contact_ms`.
+        Raises ShoalError with an agent's refusal, Unreachable when none answered: each agent is asked once,
+        with `retry` again and again as the configuration's `retry` says. While none has ever answered, and
+        none listens, the configuration's `first_contact_ms` counts instead.
         """
-        started_ms, attempt, definite = now_ms(), 0, True
-        policy = RetryPolicy(total_ms=retry_ms or 0)
+        attempts = _Attempts(settle_ms=0)
         while True:
             answer, failures = await self._every_agent_once(call)
             if answer is not None:
                 return answer
             # What a living agent said tells more than that another one is down.
             failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
-            definite = definite and all(one.definite for one in failures)
+            definite = all(one.definite for one in failures)
             # Nobody has ever answered: nothing runs yet, or the URLs are wrong.
             unmet = failure.code == routes.UNREACHABLE and not self._answered
-            limits = RetryPolicy(total_ms=self.config.first_contact_ms) if unmet else policy
-            verdict = routes.after_failure(
-                failure, attempt, now_ms() - started_ms, limits, self._rng, settle_ms=0
-            )
-            if (retry_ms is None and not unmet) or not verdict.retry:
-                raise _error(failure, now_ms() - started_ms, definite)
-            attempt += 1
-            self.retries += 1
-            await asyncio.sleep(verdict.delay_ms / 1_000)
+            total_ms = self.config.retry.total_ms if retry else -1
+            limit_ms = self.config.first_contact_ms if unmet else total_ms
+            await self._wait(attempts, failure, RetryPolicy(total_ms=limit_ms), definite=definite)
 
     async def at_agent(self, call: Call) -> Answer:
         """Ask the first bootstrap agent, once: for requests that concern that very agent, or may not be
@@ -200,40 +202,28 @@ class Cluster:
         except AttemptFailed as error:
             raise _error(error.failure, 0, error.failure.definite) from error
 
-    async def at_leader(
-        self,
-        topic: str,
-        partition: int,
-        call: Call,
-        *,
-        retry_ms: int,
-        deposed_grace_ms: int | None = None,
-    ) -> Answer:
-        """Ask the partition's leader, whoever that becomes, until it answers or `retry_ms` are over.
+    async def at_leader(self, topic: str, partition: int, call: Call, deposed_grace_ms: int) -> Answer:
+        """Ask the partition's leader, whoever that becomes, until it answers or the configuration's `retry`
+        gives up, `wait_ms` of the call later.
 
-        For requests that may be repeated. With `deposed_grace_ms`, an attempt is given up that long after the
-        routes have named another leader. Raises ShoalError with the last refusal, Unreachable when there was
-        no answer; both are `definite` only if no attempt can have happened.
+        For requests that may be repeated. An attempt is given up `deposed_grace_ms` after the routes have
+        named another leader. Raises ShoalError with the last refusal, Unreachable when there was no answer;
+        both are `definite` only if no attempt can have happened.
         """
-        started_ms, attempt, verdict, definite = now_ms(), 0, Verdict(retry=True), True
-        policy = RetryPolicy(self.config.retry.base_ms, self.config.retry.cap_ms, retry_ms)
+        attempts, verdict = _Attempts(), Verdict(retry=True)
+        policy = replace(self.config.retry, total_ms=self.config.retry.total_ms + call.wait_ms)
         while True:
             try:
-                attempt_at = self._leader_attempt(topic, partition, call, verdict.through_any)
-                return await self._unless_deposed(topic, partition, attempt_at, deposed_grace_ms)
+                attempt = self._leader_attempt(topic, partition, call, verdict.through_any)
+                return await self._unless_deposed(topic, partition, attempt, deposed_grace_ms)
             except AttemptFailed as error:
                 failure = error.failure
-            definite = definite and failure.definite
             if failure.code == "not-leader" and failure.leader_url is not None:
                 self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
-            verdict = routes.after_failure(failure, attempt, now_ms() - started_ms, policy, self._rng)
-            if not verdict.retry:
-                raise _error(failure, now_ms() - started_ms, definite)
-            attempt += 1
-            self.retries += 1
-            await asyncio.sleep(verdict.delay_ms / 1_000)
+            verdict = await self._wait(attempts, failure, policy, definite=failure.definite)
             if verdict.refresh:
-                await self._refresh_quietly(topic)
+                with contextlib.suppress(ShoalError, Unreachable):  # the next attempt says what is wrong
+                    await self.refresh(topic)
 
     async def post_alone(
         self, url: str, request: bytes, timeout_seconds: float
@@ -279,13 +269,12 @@ class Cluster:
             distance = float("inf")
         self._distances[url] = (distance, now_ms())
 
-    async def refresh(self, topic: str, *, retry_ms: int | None = None) -> str:
+    async def refresh(self, topic: str, *, retry: bool = False) -> str:
         """Fetch the topic's routes from any agent; returns their version. ShoalError unknown-topic if there
         are none.
         """
-        return self._learn(
-            topic, await self.anywhere(Call("GET", "/v1/routes", {"topic": topic}), retry_ms=retry_ms)
-        )
+        call = Call("GET", "/v1/routes", {"topic": topic})
+        return self._learn(topic, await self.anywhere(call, retry=retry))
 
     async def watch(self, topic: str) -> None:
         """Keep the topic's routes fresh by blocking queries, until cancelled."""
@@ -305,18 +294,13 @@ class Cluster:
             delay_ms = min(1_000, self.config.retry.base_ms << min(attempt, 16))
             await asyncio.sleep(delay_ms / 1_000)
 
-    async def learn_agents(self, *, retry_ms: int | None = None) -> None:
+    async def learn_agents(self) -> None:
         """Learn further agents from the member list, so that any bootstrap agent may die afterwards."""
-        document = (await self.anywhere(Call("GET", "/v1/members"), retry_ms=retry_ms)).document()
+        document = (await self.anywhere(Call("GET", "/v1/members"), retry=True)).document()
         members = document.get("members")
         if isinstance(members, list):
-            self.agents.add(
-                [
-                    m["url"]
-                    for m in members
-                    if isinstance(m, dict) and m.get("url") and m.get("status") == "alive"
-                ]
-            )
+            alive = [m for m in members if isinstance(m, dict) and m.get("status") == "alive"]
+            self.agents.add([m["url"] for m in alive if m.get("url")])
 
     def _learn(self, topic: str, answer: Answer) -> str:
         document = answer.document()
@@ -331,14 +315,21 @@ class Cluster:
         self.agents.add([r["url"] for entry in entries for r in entry.get("replicas", []) if r.get("url")])
         return str(document.get("version", ""))
 
-    async def _refresh_quietly(self, topic: str) -> None:
-        """Refresh before another attempt; that attempt reports what is wrong if this one finds no agent
-        either.
-        """
-        try:
-            await self.refresh(topic)
-        except (ShoalError, Unreachable):
-            return
+    async def _wait(
+        self, attempts: _Attempts, failure: Failure, policy: RetryPolicy, *, definite: bool
+    ) -> Verdict:
+        """Wait until the next attempt may begin. Raises what the failure means if there is to be none."""
+        attempts.definite = attempts.definite and definite
+        elapsed_ms = now_ms() - attempts.began_ms
+        verdict = routes.after_failure(
+            failure, attempts.count, elapsed_ms, policy, self._rng, settle_ms=attempts.settle_ms
+        )
+        if not verdict.retry:
+            raise _error(failure, elapsed_ms, attempts.definite)
+        attempts.count += 1
+        self.retries += 1
+        await asyncio.sleep(verdict.delay_ms / 1_000)
+        return verdict
 
     async def _every_agent_once(self, call: Call) -> tuple[Answer | None, list[Failure]]:
         """The first answer, or why there was none; a refusal that every agent would repeat ends the round."""
@@ -368,11 +359,9 @@ class Cluster:
         return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
 
     async def _unless_deposed(
-        self, topic: str, partition: int, attempt: Coroutine[Any, Any, Answer], grace_ms: int | None
+        self, topic: str, partition: int, attempt: Coroutine[Any, Any, Answer], grace_ms: int
     ) -> Answer:
         """Await the attempt, but leave a leader that stays silent while other agents name another one."""
-        if grace_ms is None:
-            return await attempt
         asked = self.routes.leader_url(topic, partition)
         task = asyncio.ensure_future(attempt)
         try:

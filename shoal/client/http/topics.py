@@ -16,34 +16,33 @@ CREATED_TOPIC_SEEN_MS = 10_000
 
 async def find_topic(cluster: Cluster, topic: str) -> None:
     """Learn the topic's routes; let the agents create it if they do that for producers."""
-    retry_ms = cluster.config.retry.total_ms
-    await cluster.learn_agents(retry_ms=retry_ms)
+    await cluster.learn_agents()
     try:
-        await cluster.refresh(topic, retry_ms=retry_ms)
+        await cluster.refresh(topic, retry=True)
     except ShoalError as error:
         if error.code != "unknown-topic":
             raise
-        await _create_topic(cluster, topic, retry_ms)
+        await _create_topic(cluster, topic)
 
 
-async def _create_topic(cluster: Cluster, topic: str, retry_ms: int) -> None:
+async def _create_topic(cluster: Cluster, topic: str) -> None:
     """Create the topic with default settings, as an agent does for a producer, unless that is turned off."""
     agent = (await cluster.anywhere(Call("GET", "/v1/agent"))).document()
     configuration = agent.get("configuration")
     if isinstance(configuration, dict) and configuration.get("auto_create_topics") is False:
         raise ShoalError("unknown-topic", f"there is no topic {topic!r}, and producing does not create it")
     try:
-        await cluster.anywhere(Call("PUT", topic_path(topic)), retry_ms=retry_ms)
+        await cluster.anywhere(Call("PUT", topic_path(topic)), retry=True)
     except ShoalError as error:
         if error.code != "topic-differs":  # somebody was quicker, with settings of their own
             raise
-    deadline_ms = now_ms() + CREATED_TOPIC_SEEN_MS
+    deadline_ms = now_ms() + min(CREATED_TOPIC_SEEN_MS, cluster.config.retry.total_ms)
     while True:
         try:
             await cluster.refresh(topic)
         except ShoalError as error:
             # Another agent may have answered, which has not heard of the new topic yet.
-            if error.code != "unknown-topic" or now_ms() > min(deadline_ms, deadline_ms - retry_ms + 10_000):
+            if error.code != "unknown-topic" or now_ms() > deadline_ms:
                 raise
         else:
             return

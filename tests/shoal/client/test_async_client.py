@@ -379,6 +379,15 @@ async def test_a_topic_is_created_by_producing_unless_that_is_off(cluster: FakeC
     assert "newer" not in cluster.topics
 
 
+async def test_a_topic_that_producing_made_is_waited_for_at_other_agents(cluster: FakeCluster) -> None:
+    """An agent that has not heard of the topic is asked again, also where requests are retried a minute."""
+    cluster.unheard = 3
+    async with AsyncClient(cluster.urls, ClientConfig(retry=RetryPolicy(total_ms=60_000))) as client:
+        await client.send("new", b"a")
+        await client.flush()
+    assert (cluster.unheard, stored(cluster, "new")) == (0, [b"a"])
+
+
 async def test_an_unknown_partition_is_refused_before_anything_is_sent(cluster: FakeCluster) -> None:
     """--partition 7 of a topic with two."""
     cluster.create("t", 2)
