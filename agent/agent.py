@@ -20,6 +20,7 @@ from shoal.agent.config import AgentConfig, ConfigError
 from shoal.agent.directory import Directory, open_directory
 from shoal.agent.durable.data_directory import wipe
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import Names
 from shoal.agent.members.roster import Roster
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.errors import StartError
@@ -75,6 +76,7 @@ class Agent:
         self._dissolved: str | None = None
         self._last_said = ""
         self._goodbyes: list[Callable[[], Awaitable[None]]] = []
+        self._names = Names()
 
     @property
     def config(self) -> AgentConfig:
@@ -124,6 +126,10 @@ class Agent:
 
         Raises StartError, PortError, ConfigError when it cannot start; whatever a part failed with otherwise.
         """
+        with self._names.in_use():
+            return await self._run(stop, on_ready)
+
+    async def _run(self, stop: StopRequest, on_ready: Callable[[Agent], None] | None) -> Outcome:
         parts = AsyncExitStack()
         life = asyncio.create_task(self._live(parts, stop, on_ready), name="agent")
         asked = asyncio.create_task(stop.graceful.wait(), name="stop")
@@ -142,7 +148,7 @@ class Agent:
 
     async def _leave(self) -> None:
         """What the parts that have started want to do before they are closed, the last one first."""
-        logger.info("leaving")
+        logger.info("leaving the cluster")
         for goodbye in reversed(self._goodbyes):
             await goodbye()
 
@@ -150,7 +156,7 @@ class Agent:
         """Leadership first, while everything still works; then no more work."""
         moved = await cluster.joined.host.transfer_all(self.config.shutdown_timeout_ms // 2)
         if moved:
-            logger.info("partitions handed over: %d", moved)
+            logger.info("handed leadership of %d partitions over", moved)
         cluster.node.broker.stopping = True
         cluster.node.watch.changed()
 
@@ -162,7 +168,7 @@ class Agent:
         try:
             await asyncio.wait({task, cut}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not task.cancelled() and task.exception() is not None:
-                logger.warning("could not leave gracefully: %s", task.exception())
+                logger.warning("cannot leave gracefully: %s", task.exception())
         finally:
             for pending in (task, cut):
                 pending.cancel()
@@ -174,13 +180,13 @@ class Agent:
             async with asyncio.timeout(limit_s):
                 await parts.aclose()
         except TimeoutError:
-            logger.warning("not everything closed within %.0f s", limit_s)
+            logger.warning("stopping without closing everything, after %.0f s", limit_s)
 
     async def _live(
         self, parts: AsyncExitStack, stop: StopRequest, on_ready: Callable[[Agent], None] | None
     ) -> None:
         directory = self.directory = await open_directory(self._config, parts, self._wipe_if_dissolved)
-        node = self.node = await start_node(directory, parts, self._rng, stop.ask)
+        node = self.node = await start_node(directory, self._names, parts, self._rng, stop.ask)
         pool = self.pool = await enter_pool(node, parts)
         self._goodbyes.append(pool.membership.leave)
         async with asyncio.TaskGroup() as tasks:
@@ -196,7 +202,7 @@ class Agent:
             if on_ready is not None:
                 running.append(tasks.create_task(self._announce(node, on_ready), name="ready"))
             self._dissolved = await cluster.guard.run()
-            logger.warning("giving this empty cluster up: %s", self._dissolved)
+            logger.warning("dissolving this empty cluster: %s", self._dissolved)
             for task in running:
                 task.cancel()
         await self._until(stop.at_once, pool.membership.leave())

@@ -167,6 +167,7 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
     host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group))
     routes = _make_routes(node, host)
     catalog = _make_catalog(node, host, record)
+    node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
     holding = Holding(
         agent_id=node.agent_id, host=host, catalog=catalog, roster=node.roster, routes=routes.table
     )

@@ -28,10 +28,12 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
+from shoal.agent.log_lines.names import Names
 from shoal.agent.members.contact import Meeting
 from shoal.agent.members.duplicate_identity import Life, TwinWatch
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
 from shoal.agent.members.roster import Roster, first_tags
+from shoal.agent.members.tags import TAG_NAME
 from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
@@ -53,6 +55,7 @@ class Node:
     """An agent that serves, alone. `identity`: with the port of this run. `boot`: of this life, as text."""
 
     directory: Directory
+    names: Names
     identity: AgentIdentity
     url: str
     clock: SystemClock
@@ -93,10 +96,15 @@ class Pool:
 
 
 async def start_node(
-    directory: Directory, parts: AsyncExitStack, rng: random.Random, request_stop: Callable[[], None]
+    directory: Directory,
+    names: Names,
+    parts: AsyncExitStack,
+    rng: random.Random,
+    request_stop: Callable[[], None],
 ) -> Node:
     """Raises PortError, and StartError where another process runs with this identity."""
     config, identity = directory.config, directory.identity
+    names.learn_agent(identity.agent_id, identity.name)
     listener, url = await _listen_http(config, identity, parts)
     kept_http_port = identity.http_port
     identity = replace(identity, http_port=int(listener.getsockname()[1]))
@@ -124,6 +132,7 @@ async def start_node(
         await twins.check(_url_at(config, kept_http_port))
     node = Node(
         directory=directory,
+        names=names,
         identity=identity,
         url=url,
         clock=clock,
@@ -206,6 +215,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     )
 
     def on_event(event: MemberEvent) -> None:
+        node.names.learn_agent(event.member.name, event.member.tags.get(TAG_NAME))
         node.twins.on_event(event)
         node.event_sources.on_member_event(event)
         node.roster.changed()

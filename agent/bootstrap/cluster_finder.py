@@ -91,7 +91,7 @@ class Starter:
         match decision:
             case Found(voters):
                 logger.info(
-                    "founding cluster %s; voters of its catalog: %d", self._config.cluster, len(voters)
+                    "founding cluster %s with %d voters of its catalog", self._config.cluster, len(voters)
                 )
                 return self._record(os.urandom(ID_BYTES), voters)
             case Join(cluster_id, urls):
@@ -106,7 +106,7 @@ class Starter:
         introduction = await self._introduced(cluster_id, urls)
         if introduction is None:
             return None
-        logger.info("joining cluster %s (%s)", self._config.cluster, cluster_id.hex()[:8])
+        logger.info("joined cluster %s (%s)", self._config.cluster, cluster_id.hex()[:8])
         return self._record(cluster_id, introduction.catalog_birth)
 
     async def _introduced(self, cluster_id: bytes, urls: tuple[str, ...]) -> Introduction | None:
@@ -132,7 +132,9 @@ class Starter:
                 own_after_ms = None
                 own = await from_log()
             if own is not None:
-                logger.warning("the record of the cluster is gone: going on with what the catalog's log says")
+                logger.warning(
+                    "the record of the cluster is lost: using the voters in the catalog's log here"
+                )
                 return self._record(cluster_id, own)
             peers = [peer for peer in self._roster.starting_peers() if peer.cluster_id == cluster_id]
             if peers:

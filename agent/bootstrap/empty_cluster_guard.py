@@ -10,6 +10,7 @@ import logging
 
 from shoal.agent.bootstrap.rules import can_never_have_lived, must_dissolve
 from shoal.agent.durable.catalog_version import NO_VERSION
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Foreign, Roster
 from shoal.agent.process.clock import Clock
 from shoal.agent.process.intervals import is_set_within
@@ -22,6 +23,7 @@ SETTLE_MS = 2_000  # a cluster seen for a shorter time may be an agent that is j
 SEAL_TIMEOUT_MS = 3_000
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class Guard:
@@ -76,7 +78,7 @@ class Guard:
         try:
             await self._catalog.propose(Seal(foreign.cluster_id), SEAL_TIMEOUT_MS)
         except ShoalError as error:
-            logger.info("cannot dissolve this empty cluster yet: %s", error)
+            seldom.info("cannot dissolve this empty cluster yet, trying again: %s", error)
             return
         if self._catalog.catalog.sealed_for is not None:
             # The other members must see the seal before its voters are gone.

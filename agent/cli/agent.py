@@ -153,9 +153,12 @@ def _run(config: AgentConfig, *, greet: bool = False) -> int:
     import_no_frames()  # before pyarrow is imported, with all that follows
     keep_freed_memory()
     from shoal.agent.agent import run_agent
+    from shoal.agent.log_lines.repeats import RepeatFilter
     from shoal.agent.process.event_loop import new_event_loop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatFilter())
     direct = config.event_loop == "direct"
     with asyncio.Runner(loop_factory=lambda: new_event_loop(direct=direct)) as runner:
         return runner.run(run_agent(config, lambda agent: _begin(agent, greet)))

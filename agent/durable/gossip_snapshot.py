@@ -25,7 +25,7 @@ async def load_snapshot(disk: Disk, directory: str) -> Snapshot:
         data = await read_whole(disk, path, MAX_SNAPSHOT_BYTES + 1)
         return Snapshot() if data is None else Snapshot.from_bytes(data)
     except (OSError, SnapshotError) as error:
-        logger.warning("ignored %s (%s): peers are found by mDNS or --join alone", path, error)
+        logger.warning("cannot read %s, so peers are found by mDNS or --join alone: %s", path, error)
         return Snapshot()
 
 

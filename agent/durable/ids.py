@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from shoal.agent.log_lines.names import partition_name
+
 ID_BYTES = 16
 """Of a topic and of a cluster: random bytes, made at its birth."""
 _GROUP = struct.Struct("<16sI")
@@ -26,7 +28,8 @@ class GroupId(NamedTuple):
         return _GROUP.pack(self.topic_id, self.partition)
 
     def __str__(self) -> str:
-        return f"{self.topic_id.hex()}/{self.partition}"
+        """For people, so by name."""
+        return partition_name(self.topic_id, self.partition)
 
 
 GROUP_ID_BYTES = _GROUP.size

@@ -44,7 +44,7 @@ class KeyringFile:
         except OSError as error:
             raise StartError(f"cannot read {self.path}: {error.strerror or error}") from None
         if mode & FOR_OTHERS:
-            logger.warning("%s could be read by others (mode %o): it is closed now", self.path, mode)
+            logger.warning("%s could be read by others (mode %o): closed it to them", self.path, mode)
             os.chmod(self.path, FOR_THE_OWNER)
         try:
             if len(text) > MAX_KEYRING_BYTES:
@@ -86,8 +86,8 @@ def settle_keyring(config: AgentConfig, file: KeyringFile) -> Keyring | None:
             raise StartError(f"cannot write {file.path}: {error.strerror or error}") from None
     elif kept is not None and given is not None and given not in kept.keys:
         logger.warning(
-            "--gossip-key is not in %s, which decides: to come back after a rotation that this agent has "
-            "missed, remove that file and give the new key",
+            "--gossip-key is not in %s, whose keys are used: if this agent has missed a rotation, remove that"
+            " file and give the new key",
             file.path,
         )
     return kept

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
     Offer,
@@ -82,10 +83,17 @@ class Shipper:
             )
             held = decode_held(answer)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
-            logger.debug("%s copies nothing of %s now: %s", member.agent_id[:8], replica.group, error)
+            logger.debug(
+                "%s: %s does not copy segments now: %s", replica.group, agent_name(member.agent_id), error
+            )
             return
         if held >= offer.first_index and replica.is_leader and core.term == offer.term:
-            logger.info("%s has %s up to entry %d: appends go on", member.agent_id[:8], replica.group, held)
+            logger.info(
+                "%s: %s has copied up to entry %d and follows again",
+                replica.group,
+                agent_name(member.agent_id),
+                held,
+            )
             replica.shipments.done(receiver)
             core.caught_up(receiver, held, replica.host.clock.now_ms())
             replica.host.schedule(replica)

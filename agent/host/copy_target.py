@@ -22,6 +22,8 @@ from typing import Protocol
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.opener import Plan, Stores, Work, finish_install
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
@@ -53,6 +55,7 @@ MAX_RETRIES = 20
 """Of one piece: an election or a restart of the sender may come between, not more."""
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 class CopyFailed(Exception):
@@ -129,10 +132,10 @@ class Installer:
         try:
             await self._copy_and_install(group, job)
         except (CopyFailed, ShoalError, StoreError, OSError, PeerMessageError, BatchError) as error:
-            logger.warning("the copy of %s is given up, another will be begun: %s", group, error)
+            seldom.warning("%s: cannot copy the log, trying again: %s", group, error)
             self._note_failure(group)
         except Exception:
-            logger.exception("the copy of %s failed", group)
+            logger.exception("%s: copying the log failed; this is a bug", group)
             self._note_failure(group)
         finally:
             del self._jobs[group], self._tasks[group]
@@ -157,7 +160,12 @@ class Installer:
     async def _copy_and_install(self, group: GroupId, job: _Job) -> None:
         replica, plan = self._host.replica(group), self._host.plan(group)
         copy = _Copy(self._stores, plan, replica.identity)
-        logger.info("%s begins at entry %d elsewhere: copying it", group, job.offer.first_index)
+        logger.info(
+            "%s: copying the log from %s, from entry %d on, since the entries before are trimmed",
+            group,
+            agent_name(job.source),
+            job.offer.first_index,
+        )
         try:
             await copy.clear()
             while not copy.may_replace(replica):
@@ -179,7 +187,7 @@ class Installer:
             await finish_install(self._stores, record)
 
         await self._host.reopen(group, install)
-        logger.info("%s: the log of a peer, up to entry %d, is this replica's now", group, copy.last_index)
+        logger.info("%s: copied the log up to entry %d", group, copy.last_index)
 
     async def _fetch(self, group: GroupId, job: _Job, wanted: Wanted) -> tuple[Piece, list[Frame]]:
         identity = self._host.replica(group).identity

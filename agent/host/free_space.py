@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.errors import ShoalError
 from shoal.segment_store.disk.disk import Disk
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 MIN_FREE_BYTES = 64 * 2**20
 """Below it appends and new topics are refused as disk-full, while logs can still write what is under way,
@@ -41,7 +43,7 @@ class FreeSpace:
         try:
             self.size_bytes, _ = await self._disk.free_bytes(self._directory)
         except OSError as error:
-            logger.warning("cannot tell the free space of %s: %s", self._directory, error)
+            seldom.warning("cannot read how much disk is free in %s: %s", self._directory, error)
         self._tell()
 
     def _tell(self) -> None:
@@ -51,13 +53,14 @@ class FreeSpace:
         self._is_short = is_short
         if is_short:
             logger.warning(
-                "the disk of %s is full: %d bytes are free, appends are refused below %d; delete a topic, "
-                "trim a partition or change a topic's retention",
-                self._directory, max(0, self.size_bytes), MIN_FREE_BYTES,
-            )  # fmt: skip
+                "disk full: %d bytes are free in %s, and appends are refused below %d: delete a topic, trim a"
+                " partition or change a topic's retention",
+                max(0, self.size_bytes), self._directory, MIN_FREE_BYTES)  # fmt: skip
         else:
             logger.warning(
-                "the disk of %s has room again: %d bytes are free", self._directory, self.size_bytes
+                "disk has room again: %d bytes are free in %s, and appends are accepted",
+                self.size_bytes,
+                self._directory,
             )
 
     def require(self, least_bytes: int = MIN_FREE_BYTES) -> None:

@@ -197,7 +197,7 @@ class Host:
 
     def _give_up(self, group: GroupId, state: ServingState, reason: str) -> None:
         """The other groups are served all the same."""
-        logger.error("replica %s is %s: %s", group, state, reason)
+        logger.error("%s: the replica here is %s: %s", group, state, reason)
         self._unserved[group] = (state, reason)
         self.changed(group)
 
@@ -519,7 +519,7 @@ class Host:
     def _side_done(self, task: asyncio.Task[None]) -> None:
         self._side_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a task of the host failed", exc_info=task.exception())
+            logger.error("a task of the host failed; this is a bug", exc_info=task.exception())
 
     async def _watch_free_space(self) -> None:
         while True:
@@ -535,7 +535,7 @@ class Host:
             failure = entry.replica.failure
             if failure is None or failure[0] != "disk-full" or entry.plan.folds:
                 continue
-            logger.warning("replica %s is opened again: there is room on the disk", group)
+            logger.warning("%s: opening the replica again, since the disk has room", group)
             await self.close_group(group)
             await self._open(entry.plan)
 
@@ -567,7 +567,7 @@ class Host:
         try:
             self._on_change(group)
         except Exception:
-            logger.exception("the change of %s could not be taken", group)
+            logger.exception("%s: a change of its placement was not taken; this is a bug", group)
 
     async def save_hard_state(self, replica: Replica, state: HardState) -> None:
         """Its commit index is of what this disk holds: neither less, nor what is yet to be truncated."""

@@ -36,7 +36,9 @@ async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
             elif _offer(replica):
                 offered_ms[replica] = now_ms
             elif now_ms - last_ms >= NOBODY_MS:
-                logger.info("the leadership of %s is not handed over: nobody takes it", replica.group)
+                logger.info(
+                    "%s: leadership is not handed over, since no other replica takes it", replica.group
+                )
                 del offered_ms[replica]
         if offered_ms:
             await asyncio.sleep(POLL_S)

@@ -69,5 +69,5 @@ class Receiving:
         except PeerWireError:
             raise
         except Exception:
-            logger.exception("replica %s failed while a message was stepped", replica.group)
+            logger.exception("%s: the replica failed on a message; this is a bug", replica.group)
             replica.fail("damaged", "an internal error; see the agent's log")

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.opener import DamagedReplica, Work
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
@@ -54,6 +56,7 @@ MAX_MENDING = 4
 """Groups mended at the same time: questions and writes beside everything else."""
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 class _Stretch(NamedTuple):
@@ -173,7 +176,7 @@ class Mender:
                 doubtful = [item for item in replica.damaged_ranges if await self._mend_range(replica, item)]
             if doubtful and replica.failure is None and self._host.may_reopen(replica):
                 # Opened anew it finds the damage before it speaks, asks again, and drops what it must.
-                logger.warning("%s: opened anew, to be rid of what was never committed", replica.group)
+                logger.warning("%s: opening the replica again to drop uncommitted entries", replica.group)
                 await self._host.reopen(replica.group, _nothing)
                 return
             self._tell_core(replica)
@@ -191,14 +194,14 @@ class Mender:
             elif await self._mend_entries(replica, item):
                 return True
         except (Damaged, OffsetOutOfRange, ChainBroken) as error:
-            logger.warning("%s: not mended yet: %s", replica.group, error)
+            seldom.warning("%s: damage is not repaired yet: %s", replica.group, error)
             return False
         except StoreError as error:
             replica.fail("damaged", f"damage cannot be mended: {error}")
             return False
         if item in replica.damaged_ranges:  # else it has grown meanwhile
             replica.damaged_ranges = tuple(other for other in replica.damaged_ranges if other != item)
-            logger.warning("%s: mended: %s", replica.group, item)
+            logger.warning("%s: damage repaired: %s", replica.group, item)
         return False
 
     async def _mend_entries(self, replica: Replica, item: DamagedRange) -> bool:
@@ -265,7 +268,7 @@ class Mender:
                 )
                 told = Configuration.from_bytes(answer) if answer else newest
             except (PeerUnavailable, PeerRequestFailed, WireError) as error:
-                logger.info("%s cannot say who holds %s: %s", holder[:8], group, error)
+                seldom.info("%s: %s does not know the replicas: %s", group, agent_name(holder), error)
                 continue
             newest = max(newest, told, key=lambda item: item.index)
         return newest.replicas
@@ -290,7 +293,7 @@ class Mender:
         try:
             missing, answers = await self._mend(stretch)
         except ChainBroken as error:
-            logger.warning("%s: not mended: %s", group, error)
+            seldom.warning("%s: damage is not repaired yet: %s", group, error)
             return False
         if missing is not None:
             if Held.TRIMMED in answers.values():
@@ -299,7 +302,7 @@ class Mender:
             if is_ruled_out and await self._drop(damaged, missing):
                 return True
             return self._quarantine(damaged, item, answers, quarantined)
-        logger.warning("%s: mended: %s", group, item)
+        logger.warning("%s: damage repaired: %s", group, item)
         return True
 
     def _give_up(self, group: GroupId, missing: EntryId) -> None:
@@ -308,7 +311,7 @@ class Mender:
         if group not in self.hopeless:
             self.hopeless.add(group)
             logger.error(
-                "%s: entry %d is trimmed elsewhere: another replica shall take over", group, missing.index
+                "%s: entry %d is trimmed elsewhere: the leader replaces this replica", group, missing.index
             )
 
     async def _drop(self, damaged: DamagedReplica, wanted: EntryId) -> bool:
@@ -317,8 +320,8 @@ class Mender:
         if wanted.index <= damaged.commit_index or 1 < first_index >= wanted.index:
             return False  # without its first entry a log whose head was trimmed does not know the next number
         logger.error(
-            "%s: entry %d of term %d is damaged here, and too many are intact without it: it was never"
-            " committed, and is dropped with what follows",
+            "%s: entry %d of term %d is damaged here and was never committed, since too many intact logs lack"
+            " it: dropping it and what follows",
             damaged.plan.group,
             *wanted,
         )
@@ -346,7 +349,9 @@ class Mender:
         if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
             return False
         logger.error(
-            "%s: QUARANTINED, no voter has it intact and the partition goes on without: %s", plan.group, item
+            "%s: QUARANTINED: no voter has these entries intact, so the partition continues without them: %s",
+            plan.group,
+            item,
         )
         first, last = max(item.first_index, log.first_index), item.last_index
         quarantined.update(LogIndex(index) for index in range(first, last + 1))
@@ -407,7 +412,9 @@ class Mender:
                     held = Held.UNKNOWN
                 answers[replica_id] = held
             except (PeerUnavailable, PeerRequestFailed, PeerMessageError, BatchError) as error:
-                logger.info("%s cannot lend entry %d of %s: %s", peer[:8], wanted.index, stretch.group, error)
+                seldom.info(
+                    "%s: %s cannot provide entry %d: %s", stretch.group, agent_name(peer), wanted.index, error
+                )
         return None, answers
 
     # ---- tasks -----------------------------------------------------------------------------------
@@ -419,9 +426,9 @@ class Mender:
         try:
             await work
         except (StoreError, OSError, DoubledError, ShoalError) as error:
-            logger.error("%s cannot be mended: %s", group, error)
+            logger.error("%s: repair ended: %s", group, error)
         except Exception:
-            logger.exception("mending %s failed", group)
+            logger.exception("%s: repair failed; this is a bug", group)
         finally:
             if self._tasks.get(group) is asyncio.current_task():
                 del self._tasks[group]

@@ -160,7 +160,7 @@ class Turns:
             replica.turn(now_ms)
         except Exception:
             # A bug in one group must not take the others along; this replica says nothing more.
-            logger.exception("replica %s failed in its turn", replica.group)
+            logger.exception("%s: the replica failed in its turn; this is a bug", replica.group)
             replica.fail("damaged", "an internal error; see the agent's log")
             return
         self._set_deadline(replica)
@@ -252,7 +252,7 @@ class Turns:
             if deadline_ms is not None and deadline_ms <= now_ms:
                 replica.core.wake(now_ms)
         except Exception:
-            logger.exception("replica %s failed at a deadline", replica.group)
+            logger.exception("%s: the replica failed at a deadline; this is a bug", replica.group)
             replica.fail("damaged", "an internal error; see the agent's log")
             return
         self.schedule(replica)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.replica import Replica
 from shoal.agent.process.clock import Clock
 from shoal.format.batch import LogIndex
@@ -38,6 +39,7 @@ MAX_CURSOR_BYTES = 1024
 OnDamage = Callable[[GroupId, Sequence[DamagedRange]], None]
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 @dataclass(slots=True)
@@ -200,7 +202,7 @@ class Scrubber:
             finally:
                 await file.close()
         except OSError as error:
-            logger.warning("%s cannot be read, the scrubber begins anew: %s", self._path, error)
+            logger.warning("cannot read the scrubber's position in %s, starting over: %s", self._path, error)
             return None
 
     async def _save(self, cursor: Cursor | None) -> None:
@@ -214,7 +216,7 @@ class Scrubber:
             finally:
                 await file.close()
         except OSError as error:
-            logger.warning("%s cannot be written: %s", self._path, error)
+            seldom.warning("cannot save the scrubber's position in %s: %s", self._path, error)
 
 
 def _group_of(replica: Replica) -> GroupId:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.log_lines.names import agent_name, agent_names
 from shoal.agent.partition.opener import Plan, Stores, Work, finish_recovery
 from shoal.agent.partition.replica import Replica, StampClock
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
@@ -152,7 +153,7 @@ class Recovery:
             )
             return decode_position(answer)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
-            logger.info("%s has no working replica of %s: %s", agent_id[:8], group, error)
+            logger.info("%s: %s has no working replica: %s", group, agent_name(agent_id), error)
             return None
 
     async def recover(self, group: GroupId) -> Assessment:
@@ -164,11 +165,11 @@ class Recovery:
         if replica.core.leader is not None:
             raise ShoalError("recovery-refused", "the partition has a leader again")
         logger.error(
-            "%s: RECOVERED BY FORCE, as an operator asked: the replica here, up to entry %d, goes on alone;"
-            " what only %s had is lost",
+            "%s: RECOVERED BY FORCE, as an operator asked: the replica here, up to entry %d, continues alone;"
+            " records that only %s had are lost",
             group,
             assessment.own.last_index,
-            ", ".join(agent_id[:8] for agent_id in assessment.silent),
+            agent_names(assessment.silent),
         )
         plan = self._host.plan(group)
         await self._host.reopen(group, lambda: self._begin_epoch(replica, plan))

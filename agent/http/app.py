@@ -90,7 +90,7 @@ class Entrance:
         except ConnectionError:
             raise
         except Exception:
-            logger.exception("a request failed unexpectedly: %s %s", request.method, request.raw_path)
+            logger.exception("a request failed: %s %s; this is a bug", request.method, request.raw_path)
             if request.writer.output_size > 0:
                 cut_off(request)
                 raise ConnectionResetError("the answer was cut off") from None

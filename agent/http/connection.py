@@ -397,7 +397,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         except ShoalError as error:
             append.set_exception(error)
         except Exception:
-            logger.exception("an append failed unexpectedly: topic %s", append.request.topic)
+            logger.exception("topic %s: an append failed; this is a bug", append.request.topic)
             append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
         else:
             if not begun:
@@ -464,7 +464,7 @@ class Connection(web.RequestHandler, asyncio.BufferedProtocol):
         """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
         if isinstance(exc, ConnectionError):
             raise exc
-        logger.debug("a connection from %s brought no request: %s", request.remote, message or exc)
+        logger.debug("rejected a connection from %s: %s", request.remote, message or exc)
         if isinstance(exc, LineTooLong):
             error = ShoalError(
                 "too-large", "the request line or a header is too long, or there are too many headers"

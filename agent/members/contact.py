@@ -188,13 +188,13 @@ class Meeting:
         return any(task.result() for task in calls)
 
     def _note_silence(self, address: Address, error: JoinError) -> None:
-        logger.debug("no contact: %s", error)
+        logger.debug("cannot join the pool: %s", error)
         if address not in self._seeds or not self._is_alone():
             return
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._complain_at_s.setdefault(address, now_s + SEED_PATIENCE_S):
             self._complain_at_s[address] = now_s + COMPLAINT_INTERVAL_S
-            logger.warning("no answer from %s; calling on", error)
+            logger.warning("no answer from %s; trying again", error)
 
     # ---- the snapshot of this run -------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Meeting:
                 try:
                     await self._remember(snapshot)
                 except OSError as error:
-                    logger.warning("cannot remember the members of the pool: %s", error)
+                    logger.warning("cannot save the members of the pool for the next start: %s", error)
                 self._kept = snapshot
 
     def _known_peers(self) -> list[Peer]:

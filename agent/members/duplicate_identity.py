@@ -60,7 +60,7 @@ async def find_twin(url: str, own: Life) -> Life | None:
         ):
             life = parse_life(await response.content.read(MAX_ANSWER_BYTES))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        logger.debug("nobody answers at %s: %s", url, error)
+        logger.debug("no answer from %s: %s", url, error)
         return None
     if life is None or life.agent_id != own.agent_id or life.run == own.run:
         return None
@@ -99,4 +99,4 @@ class TwinWatch:
                 f"{url} runs under the id of this agent already: {self._data} is a copy of its directory;"
                 " give this agent an empty --data"
             )
-        logger.error("%s runs under the id of this agent: its data directory is a copy; it should end", url)
+        logger.error("the agent at %s has the id of this one: its data directory is a copy; stop it", url)

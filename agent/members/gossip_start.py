@@ -82,9 +82,8 @@ async def _by_itself(entry: Entry) -> KeyedGossip:
     membership = await listen(choice, config.bind, gossip_on)
     if entry.keyring is None and not config.is_loopback:
         logger.warning(
-            "gossip on %s:%d has no key: whoever reaches it can pretend to be an agent, and have this one"
-            " connect to addresses. Give all agents one (`shoal keygen`, --gossip-key), or let only agents"
-            " reach it",
+            "gossip on %s:%d has no key: any process that reaches it can pose as an agent. Give all agents a"
+            " key (`shoal keygen`, --gossip-key), or let only agents reach the port",
             config.bind,
             membership.port,
         )
@@ -118,12 +117,12 @@ async def _through_serf(entry: Entry) -> KeyedGossip:
     finally:
         if not membership.is_in:
             await membership.stop()
-    logger.info("in the pool through the Serf agent %s at %s:%d", membership.node, host, port)
+    logger.info("in the pool by way of the Serf agent %s at %s:%d", membership.node, host, port)
     own = entry.config.advertised_address
     if plain_address(own) != plain_address(membership.address):
         logger.warning(
-            "the Serf agent %s is at %s, this agent at %s: other agents will not take it for a member; start"
-            " it with --advertise %s",
+            "the Serf agent %s is at %s and this agent at %s, so other agents do not accept it as a member:"
+            " start it with --advertise %s",
             membership.node,
             membership.address,
             own,

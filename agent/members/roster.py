@@ -131,8 +131,8 @@ class Roster:
             ):
                 self._misplaced.add(member.name)
                 logger.warning(
-                    "member %s is at %s but says that it serves at %.100r: it is not taken for an agent; its"
-                    " gossip and HTTP have to have one address (--advertise)",
+                    "member %s is at %s but its URL is %.100r, so it is not accepted as an agent: give its"
+                    " gossip and HTTP one address (--advertise)",
                     member.tags.get(TAG_NAME, member.name),
                     member.address,
                     member.tags[TAG_URL],

@@ -11,6 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.frames_ahead import FramesAhead
 from shoal.agent.peers.frames import Piece
 from shoal.format.batch import Frame, LogIndex
@@ -25,6 +27,7 @@ MAX_QUEUED_REQUESTS = 64
 anew."""
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 Ship = Callable[[ReplicaId, bytes, Sequence[Piece]], None]
 
@@ -102,7 +105,9 @@ class Sender:
             self._on_damage(error)
         except StoreError as error:
             # A failing disk: this follower gets nothing from here; the log reports it to its owner.
-            logger.error("cannot read entries for replica %s: %s", receiver, error)
+            follower = self._core.configuration.find(receiver)
+            to = agent_name(follower.agent_id) if follower else receiver
+            seldom.error("cannot read entries to send to %s: %s", to, error)
         finally:
             del self._behind[receiver]
 

@@ -65,7 +65,7 @@ class Applier(ReplicaObserver):
             self._replica.fail("damaged", f"committed entries cannot be read: {error}")
         except Exception as error:
             # A state machine that went half a step must not go on: this replica would differ from the others.
-            logger.exception("the state machine of %s failed", self._replica.group)
+            logger.exception("%s: applying an entry failed; this is a bug", self._replica.group)
             self._replica.fail("damaged", f"its state machine failed: {error}")
 
     async def _apply_committed(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import struct
 from collections.abc import Callable, Sequence
 
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
 from shoal.agent.partition.state.retention import MAX_OPINION_AGE_MS, PeerDifferences
@@ -97,7 +98,7 @@ class PeerClocks:
             answer = await self._links.request(peer, PeerMessage.CLOCK, b"", ASK_TIMEOUT_MS)
             believed_us, wall_us = _TIMES.unpack(answer)
         except (PeerUnavailable, PeerRequestFailed, struct.error) as error:
-            logger.debug("the clock of %s is not known: %s", peer, error)
+            logger.debug("cannot ask %s for its time: %s", agent_name(peer), error)
             return
         now_ms = self._clock.now_ms()
         half_way_us = (before_ms + now_ms) * 500
@@ -114,12 +115,14 @@ class PeerClocks:
         is_doubted = not self.steady.agrees(wall_us, now_ms)
         if is_doubted and not self._is_doubted:
             logger.warning(
-                "this machine's clock differs by %.0f s from what it was, or from its peers': records are"
-                " stamped as if it did not, until it has stayed for %d minutes or peers have the same time;"
-                " set the clock (chronyc makestep, timedatectl)",
+                "clock skew: this machine's clock jumped, or differs from its peers', by %.0f s. Records are"
+                " stamped as if it did not, for %d minutes or until peers have the same time; set the clock"
+                " (chronyc makestep, timedatectl)",
                 (wall_us - believed_us) / 1e6,
                 SETTLE_MS // 60_000,
             )
+        elif self._is_doubted and not is_doubted:
+            logger.info("clock skew is over: this machine's clock is believed again")
         self._is_doubted = is_doubted
 
     def _tell(self, peer: str, theirs: PeerTime, now_ms: int) -> None:
@@ -130,7 +133,11 @@ class PeerClocks:
         elif peer not in self._told:
             self._told.add(peer)
             difference_s = (theirs.believed_us - own_us) / 1e6
-            logger.warning("the clock of agent %s differs by %.0f s from this one's", peer, difference_s)
+            logger.warning(
+                "clock skew: the clock of %s differs by %.0f s from this agent's; set it there",
+                agent_name(peer),
+                difference_s,
+            )
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
         return _TIMES.pack(self.now_us(), self._clock.now_us())

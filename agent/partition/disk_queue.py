@@ -146,7 +146,7 @@ class DiskOrder:
             self._release()
         except Exception as bug:
             # Nobody else would hear of it in a callback: the replica must not go on half advanced.
-            logger.exception("a durable ready could not be taken")
+            logger.exception("a replica did not take what its disk has synced; this is a bug")
             self._fail(bug)
 
     def _note(self, item: _Item) -> None:

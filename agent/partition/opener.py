@@ -9,6 +9,7 @@ takes its name, registry `active`; from the first of these on the copy counts, a
 there.
 """
 
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,6 +48,8 @@ LOOK_BYTES = 2**20
 
 Work = Callable[[], Awaitable[None]]
 """What is done to a replica's files while it is closed."""
+
+logger = logging.getLogger(__name__)
 
 
 class ReplicaLost(Exception):
@@ -235,6 +238,8 @@ async def _start(
     stored = stores.hard_states.get(plan.group)
     assert stored is not None
     identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    for item in log.damage:
+        logger.error("%s: damage found at the start: %s", plan.group, item)
     try:
         await _check_log(stores, record, stored[1], log, plan)
         floor = await _raise_floor(stores, plan.group, log)

@@ -606,7 +606,7 @@ class Replica:
         if item is None or self.failure is not None:
             return
         if not any(touches(item, known) for known in self.damaged_ranges):
-            logger.error("%s: damage met: %s", self.group, item)
+            logger.error("%s: damage found by a read: %s", self.group, item)
             self.damaged_ranges = tuple(merge([*self.damaged_ranges, item]))
         self.host.damaged(self.group)
 
@@ -621,7 +621,7 @@ class Replica:
         has to lead."""
         if self.failure is not None:
             return
-        logger.error("replica %s: %s", self.group, reason, exc_info=cause)
+        logger.error("%s: the replica here stopped: %s", self.group, reason, exc_info=cause)
         self.say_last_words()
         self.failure = (code, reason)
         self.disk.halt()
@@ -643,7 +643,7 @@ class Replica:
         except Exception:
             # A bug in the core may be why it stops. The others hear of it all the same: see
             # stopped_groups.py.
-            logger.exception("replica %s stops without last words", self.group)
+            logger.exception("%s: cannot tell the followers of the stop; this is a bug", self.group)
             return
         for message in words:
             self._send(message)

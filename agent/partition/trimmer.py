@@ -64,7 +64,7 @@ class Trimmer(ReplicaObserver):
         first_before = log.first_index
         removal = log.trim(before)
         if log.first_index > first_before:
-            logger.info("%s: trimmed, the log begins at offset %d", replica.group, log.start_offset)
+            logger.info("%s: trimmed; the log starts at offset %d", replica.group, log.start_offset)
             replica.core.trimmed(log.first_index)
         self._removals.add(removal)
         removal.add_done_callback(self._removed)
@@ -89,7 +89,7 @@ class Trimmer(ReplicaObserver):
         try:
             self._propose()
         except ShoalError as error:  # overloaded, or leadership is on its way elsewhere: the next check
-            logger.debug("%s: no trim now: %s", replica.group, error)
+            logger.debug("%s: cannot trim now: %s", replica.group, error)
 
     def _note(self, *, by_this_leader: bool) -> None:
         """Take down when segments grew, and how far the log's own time is. What was appended before this

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.frames import (
     FRAME_HEAD,
     MAX_PAYLOAD_BYTES,
@@ -38,6 +40,7 @@ JOINED_BYTES = 16 * 2**10
 """So short a frame is copied into one piece: that is quicker than any list of them."""
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 class Refused(Exception):
@@ -122,7 +125,8 @@ class PeerConnection(asyncio.Protocol):
                 else:
                     self._take(data)
             except PeerWireError as error:
-                logger.warning("the link to %s is closed: %s", self.peer_id or "an unknown peer", error)
+                name = agent_name(self.peer_id) if self.peer_id else self.address
+                seldom.warning("closing the link to %s: %s", name, error)
                 self.refuse(str(error))
             except Refused as error:
                 self.refuse(str(error))
@@ -190,7 +194,7 @@ class PeerConnection(asyncio.Protocol):
 
     def _greet(self, hello: Hello) -> None:
         if self._dialled is not None and (hello.kind, hello.agent_id) != self._dialled[:2]:
-            raise Refused(f"expected agent {self._dialled[1]}, met {hello.agent_id}")
+            raise Refused(f"expected {agent_name(self._dialled[1])}, met {agent_name(hello.agent_id)}")
         if not self._owner.check(hello, self):
             return
         self.kind, self.peer_id, self.boot_nonce = hello.kind, hello.agent_id, hello.boot_nonce

@@ -76,7 +76,7 @@ class Dialler:
     async def dial(self, peer: LinkedPeer, kind: LinkKind) -> bool:
         """True when it was open once; returns when it is closed."""
         if host_of(peer.url) is None:
-            peer.complain(f"no agent's URL: {peer.url!r}")
+            peer.complain(f"its URL {peer.url!r} is not an agent's")
             return False
         parts = urlsplit(peer.url)
         assert parts.hostname is not None

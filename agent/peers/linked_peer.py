@@ -9,6 +9,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.peers.connection import PeerConnection
 from shoal.agent.peers.frames import LinkKind
 
@@ -76,7 +77,7 @@ class LinkedPeer:
         """Once per reason: a peer that is down is dialled every second."""
         if self.last_complaint != reason:
             self.last_complaint = reason
-            logger.warning("peer %s: %s", self.agent_id, reason)
+            logger.warning("the link to %s: %s", agent_name(self.agent_id), reason)
 
 
 @dataclass(frozen=True, slots=True)

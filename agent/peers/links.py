@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 
 from shoal.addresses import host_of, plain_address
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.dialler import Dialler
 from shoal.agent.peers.frames import PROTOCOL, FrameType, Hello, LinkKind, PeerWireError, Piece, RawFrame
@@ -30,6 +32,7 @@ MAX_UNFINISHED_BYTES = 256 * 2**20
 """Of frames that are not complete, over all links: fourteen of the largest. Raft repeats what is cut off."""
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 FrameHandler = Callable[[str, bytes], None]
 
@@ -118,7 +121,7 @@ class Links:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a link's task failed", exc_info=task.exception())
+            logger.error("a link's task failed; this is a bug", exc_info=task.exception())
 
     # Whom to be connected with
 
@@ -202,7 +205,7 @@ class Links:
         except TimeoutError:
             connection.refuse(self._why_it_waited(connection))
         except Refused as error:
-            logger.info("a peer was not accepted: %s", error)
+            seldom.info("refused a link from %s: %s", connection.address, error)
         finally:
             self._lobby.leave(connection)
 
@@ -212,11 +215,9 @@ class Links:
             return "no greeting in time"
         peer = self._peers.get(hello.agent_id)
         if peer is None:
-            return f"agent {hello.agent_id} is no member of the pool, as far as gossip tells here"
-        return (
-            f"agent {hello.agent_id} is at {host_of(peer.url)} as gossip tells, but this came from"
-            f" {connection.address}: start it with an --advertise that it connects from"
-        )
+            return f"{agent_name(hello.agent_id)} is not a member of the pool, according to gossip here"
+        name, at = agent_name(hello.agent_id), host_of(peer.url)
+        return f"{name} is at {at} by gossip, but connects from {connection.address}: check its --advertise"
 
     # What connections report
 
@@ -228,28 +229,27 @@ class Links:
     def check(self, hello: Hello, connection: PeerConnection) -> bool:
         """Whether it may be opened now: False, gossip has not told of this agent at its address yet, and may
         within the time of a greeting. Raises Refused (safety 2, 6, 24)."""
+        name = agent_name(hello.agent_id)
         if hello.cluster_id != self.cluster_id:
-            raise Refused(
-                f"agent {hello.agent_id} belongs to cluster {hello.cluster_id.hex()}, not to this one"
-            )
+            raise Refused(f"{name} belongs to cluster {hello.cluster_id.hex()}, not to this one")
         if hello.agent_id == self.agent_id:
-            logger.error("another process runs under this agent's id: a copied data directory?")
-            raise Refused("this is my own agent id: a data directory was copied")
+            seldom.error("a process at %s has this agent's id: is its data a copy?", connection.address)
+            raise Refused("this is the id of the agent asked: a data directory was copied")
         if hello.expected_agent_id != self.agent_id:
-            raise Refused(f"agent {hello.expected_agent_id} is not here, this is {self.agent_id}")
+            raise Refused(f"this is {agent_name(self.agent_id)}, not {agent_name(hello.expected_agent_id)}")
         if not connection.was_dialled and not self._lives_at(hello.agent_id, connection.address):
             self._lobby.let_wait(connection, hello)
             return False
         peer = self._peers.get(hello.agent_id)
         if peer is None:
-            raise Refused(f"agent {hello.agent_id} has left the pool meanwhile")
+            raise Refused(f"{name} has left the pool")
         if hello.boot_nonce == peer.boot_nonce:
             return True
         control = peer.connections.get(LinkKind.CONTROL)
         heard_lately = self._clock.now_ms() - peer.heard_ms < self._config.silence_after_ms
         if control is not None and control is not connection and heard_lately:
-            logger.error("two live processes use agent id %s: a copied data directory?", hello.agent_id)
-            raise Refused(f"another live process has agent id {hello.agent_id}")
+            seldom.error("two live processes have the id of %s: is the data of one a copy?", name)
+            raise Refused(f"another live process has the id of {name}")
         return True
 
     def opened(self, connection: PeerConnection, hello: Hello) -> None:
@@ -284,8 +284,7 @@ class Links:
             self.requests.fail(peer)
 
     def hold_unfinished(self, difference_bytes: int) -> None:
-        """A connection holds so much more, or less, of a frame that is not complete. Raises PeerWireError:
-        all of them hold too much."""
+        """More, or less, is held of incomplete frames. Raises PeerWireError: all links hold too much."""
         self.unfinished_bytes += difference_bytes
         assert self.unfinished_bytes >= 0
         if difference_bytes > 0 and self.unfinished_bytes > MAX_UNFINISHED_BYTES:
@@ -416,5 +415,5 @@ class Links:
         """The peer's answer. Raises PeerUnavailable, or PeerRequestFailed with the peer's reason."""
         peer = self._peers.get(agent_id)
         if peer is None:
-            raise PeerUnavailable(f"agent {agent_id} is not known here")
+            raise PeerUnavailable(f"{agent_name(agent_id)} is not known here")
         return await self.requests.ask(peer, request_type, payload, timeout_ms)

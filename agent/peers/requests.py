@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.frames import (
     MAX_BULK_PAYLOAD_BYTES,
     FrameType,
@@ -25,6 +27,7 @@ MAX_REQUESTS_IN_FLIGHT = 64
 _OK, _FAILED = 0, 1
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 RequestHandler = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -50,7 +53,9 @@ class Requests:
         """The peer's answer. Raises PeerUnavailable, or PeerRequestFailed with the peer's reason."""
         assert len(payload) < MAX_BULK_PAYLOAD_BYTES
         if len(peer.requests) >= MAX_REQUESTS_IN_FLIGHT:
-            raise PeerUnavailable(f"{MAX_REQUESTS_IN_FLIGHT} requests to {peer.agent_id} are waiting already")
+            raise PeerUnavailable(
+                f"{MAX_REQUESTS_IN_FLIGHT} requests to {agent_name(peer.agent_id)} wait already"
+            )
         self._correlation += 1
         correlation = self._correlation
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -58,11 +63,13 @@ class Requests:
         request = encode_request(correlation, request_type, payload)
         try:
             if not self._send(peer.agent_id, FrameType.REQUEST, request):
-                raise PeerUnavailable(f"agent {peer.agent_id} is not connected, or takes nothing")
+                raise PeerUnavailable(f"{agent_name(peer.agent_id)} is not connected, or takes nothing")
             async with asyncio.timeout(timeout_ms / 1000):
                 return await answer
         except TimeoutError:
-            raise PeerUnavailable(f"agent {peer.agent_id} did not answer within {timeout_ms} ms") from None
+            raise PeerUnavailable(
+                f"{agent_name(peer.agent_id)} did not answer within {timeout_ms} ms"
+            ) from None
         finally:
             peer.requests.pop(correlation, None)
 
@@ -70,7 +77,7 @@ class Requests:
         """The link is lost, and its answers with it."""
         for answer in peer.requests.values():
             if not answer.done():
-                answer.set_exception(PeerUnavailable(f"the link to {peer.agent_id} was lost"))
+                answer.set_exception(PeerUnavailable(f"the link to {agent_name(peer.agent_id)} was lost"))
         peer.requests.clear()
 
     def take_response(self, peer: LinkedPeer, payload: bytes) -> None:
@@ -101,11 +108,11 @@ class Requests:
                 return
             self._respond(peer, correlation, _OK, await handler(peer.agent_id, question))
         except ShoalError as error:
-            logger.info("a request of %s is refused: %s", peer.agent_id[:8], error)
+            seldom.info("refused a request of %s: %s", agent_name(peer.agent_id), error)
             self._respond(peer, correlation, _FAILED, str(error).encode())
         except Exception as error:
             # Whatever failed, the asker must not wait for its timeout to learn of it.
-            logger.exception("a request of %s failed", peer.agent_id)
+            logger.exception("a request of %s failed; this is a bug", agent_name(peer.agent_id))
             self._respond(peer, correlation, _FAILED, str(error).encode())
         finally:
             peer.answering -= 1

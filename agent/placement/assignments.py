@@ -14,6 +14,8 @@ from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_group, decode_hold, encode_lost
@@ -34,6 +36,7 @@ MAX_FILLING = 8
 DISK_FAULTS = (OSError, StoreError, DoubledError)
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class Holding:
@@ -62,7 +65,7 @@ class Holding:
             async with self._catalog.changing:
                 await self._host.finish_retirements()
         except DISK_FAULTS as error:
-            logger.warning("what is left of removed replicas stays until the next start: %s", error)
+            logger.warning("cannot delete the rest of removed replicas before the next start: %s", error)
         await repeat(LOOK_INTERVAL_S, self._look)
 
     async def _look(self) -> None:
@@ -126,7 +129,7 @@ class Holding:
             raise ShoalError("overloaded", f"{MAX_FILLING} replicas are being copied to this agent already")
         await self._catalog.open_replica(group, mine.id)
         self._filling.add(group)
-        logger.info("holding replica %s of %s", mine.id, group)
+        logger.info("%s: this agent holds a replica now, with id %s", group, mine.id)
 
     def _is_filling(self, group: GroupId) -> bool:
         """It is still here, and still a learner."""
@@ -157,7 +160,12 @@ class Holding:
             try:
                 await self._roster.request(leader, PeerMessage.GROUP_LOST, payload, ASK_TIMEOUT_MS)
             except (PeerUnavailable, PeerRequestFailed) as error:
-                logger.info("%s was not told of the lost replica of %s: %s", leader[:8], record.group, error)
+                seldom.info(
+                    "%s: cannot tell %s that the replica here is lost: %s",
+                    record.group,
+                    agent_name(leader),
+                    error,
+                )
             await self._ask(record.group, leader)
 
     # ---- giving up -------------------------------------------------------------------------------
@@ -188,16 +196,18 @@ class Holding:
                 async with self._catalog.changing:
                     await self._retire_if_removed(group, Configuration.from_bytes(answer))
         except (PeerUnavailable, PeerRequestFailed, WireError) as error:
-            logger.info("%s cannot say who holds %s: %s", holder[:8], group, error)
+            seldom.info("%s: %s does not know the replicas: %s", group, agent_name(holder), error)
         except DISK_FAULTS as error:
-            logger.warning("the removed replica of %s cannot be deleted now: %s", group, error)
+            seldom.warning("%s: cannot delete the removed replica here, trying again: %s", group, error)
 
     async def _retire_if_removed(self, group: GroupId, configuration: Configuration) -> None:
         """configuration: a committed one."""
         record = self._host.replica_record(group)
         if record is None or record.state is ReplicaState.REMOVED or not is_removed(record, configuration):
             return
-        logger.info("replica %s of %s was removed from its group: deleting it", record.replica_id, group)
+        logger.info(
+            "%s: the replica %s here was removed from its group: deleting it", group, record.replica_id
+        )
         self._filling.discard(group)
         await self._host.retire_group(group)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.errors import ShoalError
 from shoal.replication.errors import ReplicationError
@@ -110,14 +111,14 @@ class Leading:
         try:
             self._host.transfer(replica.group, to)
         except (ReplicationError, ShoalError) as error:
-            logger.debug("the leadership of %s stays for now: %s", replica.group, error)
+            logger.debug("%s: cannot hand leadership over now: %s", replica.group, error)
             return
         self._begun += 1
         number = 0
         if before is not None and (before.agent_id, before.term) == (target.agent_id, core.term):
             number = before.number + 1
         self._offered[replica.group] = _Offer(target.agent_id, now_ms, core.term, number)
-        logger.info("%s: %s shall lead", replica.group, target.agent_id[:8])
+        logger.info("%s: handing leadership over to %s", replica.group, agent_name(target.agent_id))
 
 
 def _holds_everything(replica: Replica, to: ReplicaId) -> bool:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
@@ -63,6 +65,7 @@ to replace a dead one."""
 NO_REPLICAS: frozenset[ReplicaId] = frozenset()
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 @dataclass(slots=True)
@@ -293,7 +296,11 @@ class Mover:
             learner.goal = statistics.commit_index
         for item in statistics.configuration.replicas:
             if item.learner and item.id in stalled:
-                logger.warning("%s: %s takes nothing; another agent shall", replica.group, item.agent_id[:8])
+                logger.warning(
+                    "%s: the new replica on %s makes no progress; trying another agent",
+                    replica.group,
+                    agent_name(item.agent_id),
+                )
                 self._avoided_ms[item.agent_id] = self._now_ms()
         return frozenset(caught_up), frozenset(stalled)
 
@@ -305,12 +312,13 @@ class Mover:
         return now_ms - learner.since_ms >= limit_ms
 
     def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
+        before = replica.core.configuration
         try:
-            replica.propose_configuration(apply_step(replica.core.configuration, step))
+            replica.propose_configuration(apply_step(before, step))
         except (ReplicationError, ShoalError) as error:
-            logger.debug("the replicas of %s stay for now: %s", replica.group, error)
+            logger.debug("%s: cannot change replicas now: %s", replica.group, error)
             return
-        logger.info("%s: %s", replica.group, step)
+        logger.info("%s: %s", replica.group, _told(step, before))
 
     # ---- learners --------------------------------------------------------------------------------
 
@@ -340,10 +348,22 @@ class Mover:
         try:
             await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
-            logger.info("%s does not hold %s yet: %s", agent_id[:8], led.group, error)
+            seldom.info(
+                "%s: %s has not opened its new replica yet: %s", led.group, agent_name(agent_id), error
+            )
             learner.ask_again_ms = self._now_ms() + HOLD_RETRY_MS
         else:
             learner.told, learner.ask_again_ms = has_all, 0
             # A group may have gone quiet while that replica was not there to be heard; it never asks itself.
             led.core.wake_quiet(self._now_ms())
             led.host.schedule(led)
+
+
+def _told(step: AddLearner | Promote | Remove, before: Configuration) -> str:
+    if isinstance(step, AddLearner):
+        return f"adding a replica on {agent_name(step.agent_id)}"
+    found = before.find(step.replica_id)
+    where = agent_name(found.agent_id) if found else str(step.replica_id)
+    if isinstance(step, Promote):
+        return f"the new replica on {where} has caught up and votes"
+    return f"removing the replica on {where}"

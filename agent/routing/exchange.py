@@ -17,6 +17,7 @@ from typing import Protocol
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.events.change_counter import Watch
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.routing.table import (
@@ -325,7 +326,7 @@ class RouteExchange:
                 if not delta.more:
                     break
         except (PeerUnavailable, PeerRequestFailed, RouteError) as error:
-            logger.debug("cannot ask %s for its placement: %s", peer[:8], error)
+            logger.debug("cannot ask %s which partitions it leads: %s", agent_name(peer), error)
             self._ask_again(peer)
         if self.table.version != before:
             self._watch.changed()

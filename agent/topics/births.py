@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 
 from shoal.agent.host.newborns import Newborns, is_led_here
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
@@ -34,6 +35,7 @@ TELL_TIMEOUT_MS = 5_000
 RETRY_S = 0.2
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class BirthTelling:
@@ -84,7 +86,11 @@ class BirthTelling:
         try:
             final = await self._ask(births)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError, ShoalError) as error:
-            logger.info("%d births that are led here are not in the catalog yet: %s", len(led), error)
+            seldom.info(
+                "cannot register %d new partitions led here in the catalog yet, trying again: %s",
+                len(led),
+                error,
+            )
             return False
         taken = {(birth.topic_id, birth.generation): birth.partitions for birth in final}
         for replica in led:

@@ -175,6 +175,13 @@ class Catalog:
     def by_id(self, topic_id: bytes) -> TopicEntry | None:
         return self._by_id.get(topic_id)
 
+    def name_of(self, topic_id: bytes) -> str | None:
+        """For people; None for a topic that this state knows neither alive nor deleted."""
+        if (entry := self._by_id.get(topic_id)) is not None:
+            return entry.name
+        tombstone = self.tombstones.get(topic_id)
+        return None if tombstone is None else f"deleted topic {tombstone.name}"
+
     def apply(self, offset: int, command: Command) -> Outcome:
         """Fold in the command committed at this offset. A replayed offset changes nothing.
 

@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable
 
 from shoal.agent.durable.catalog_version import CatalogVersion
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_version
@@ -23,6 +25,7 @@ AWAIT_MS = 1_000  # how long a creation waits for the other members to hear of i
 PULL_TIMEOUT_MS = 5_000
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 class _Asking:
@@ -80,7 +83,7 @@ class CatalogExchange:
                 payload = asking.asked.to_bytes()
                 await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, payload, AWAIT_MS)
             except (PeerUnavailable, PeerRequestFailed) as error:
-                logger.debug("%s has not confirmed the catalog's version: %s", peer[:8], error)
+                logger.debug("_catalog: %s has not confirmed the version: %s", agent_name(peer), error)
 
     # ---- requests and hints of peers -------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class CatalogExchange:
         try:
             newer = await self._copy(peer)
         except (PeerUnavailable, PeerRequestFailed, CatalogError) as error:
-            logger.info("cannot follow the catalog at %s: %s", peer[:8], error)
+            seldom.info("_catalog: cannot copy the state from %s, trying again: %s", agent_name(peer), error)
             newer = None
         if newer is not None and newer.version > self._local.catalog.version:
             return newer

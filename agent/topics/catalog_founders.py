@@ -46,7 +46,7 @@ async def birth_from_log(disk: Disk, directory: str, cluster_id: bytes) -> tuple
             disk, path, identity, DEFAULT_SCHEMA, LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES)
         )
     except StoreError as error:
-        logger.warning("the catalog's log here cannot say who votes in it: %s", error)
+        logger.warning("_catalog: cannot read the voters from the log here: %s", error)
         return None
     try:
         if log.last_index == 0:
@@ -56,7 +56,7 @@ async def birth_from_log(disk: Disk, directory: str, cluster_id: bytes) -> tuple
             return None
         configuration = Checkpoint.from_bytes(control_payload(head.data)).configuration
     except (StoreError, FoldError) as error:
-        logger.warning("the catalog's log here cannot say who votes in it: %s", error)
+        logger.warning("_catalog: cannot read the voters from the log here: %s", error)
         return None
     finally:
         await log.close()

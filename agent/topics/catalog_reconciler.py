@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import topic_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
 from shoal.agent.topics.local_catalog import LocalCatalog
@@ -25,6 +27,7 @@ MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
 MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class TopicReplicas:
@@ -97,11 +100,16 @@ class TopicReplicas:
             return True
         try:
             if await self._groups.newborns.give_up(record.group):
-                logger.info("%s/%d was born again: the replica here goes", entry.name, record.group.partition)
+                logger.info(
+                    "%s: the catalog has placed the partition anew: deleting the empty replica here",
+                    record.group,
+                )
             else:
                 self._tell_contradiction(entry, record)
         except Exception as error:  # noqa: BLE001 -- tried again, as deletions are
-            logger.warning("what was given up of %s is not deleted yet: %s", entry.name, error)
+            seldom.warning(
+                "%s: cannot delete the replica that was given up, trying again: %s", record.group, error
+            )
             return False
         return True
 
@@ -109,10 +117,9 @@ class TopicReplicas:
         if (record.group, record.replica_id) not in self._contradictions:
             self._contradictions.add((record.group, record.replica_id))
             logger.error(
-                "%s/%d: the replica here is of another birth of the partition than the catalog's, and is kept"
-                " in %s/%d, not served: `shoal log export` reads it while this agent is stopped",
-                entry.name,
-                record.group.partition,
+                "%s: the replica here does not belong to the partition that the catalog knows. It is kept in"
+                " %s/%d and not served; `shoal log export` reads it while this agent is stopped",
+                record.group,
                 entry.topic_id.hex(),
                 record.group.partition,
             )
@@ -135,7 +142,7 @@ class TopicReplicas:
         results = await asyncio.gather(
             *(self._open(*item, births if item[2] is None else openings) for item in missing)
         )
-        if missing:
+        if any(results):
             logger.info("opened %d of %d replicas", sum(results), len(missing))
         return all(results)
 
@@ -155,7 +162,12 @@ class TopicReplicas:
             try:
                 await self.open_partition(entry, partition, replica_id)
             except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
-                logger.error("cannot open %s/%d: %s: %s", entry.name, partition, type(error).__name__, error)
+                seldom.error(
+                    "%s: cannot open the replica, trying again: %s: %s",
+                    GroupId(entry.topic_id, partition),
+                    type(error).__name__,
+                    error,
+                )
                 return False
         return True
 
@@ -170,7 +182,7 @@ class TopicReplicas:
             replica_id=replica_id,
             awaits_birth=bool(entry.unborn >> partition & 1),
         )
-        tell_cleared_write(self._groups, GroupId(entry.topic_id, partition), f"{entry.name}/{partition}")
+        tell_cleared_write(self._groups, GroupId(entry.topic_id, partition))
 
     def dead_topics(self) -> dict[bytes, set[int]]:
         """Deleted topics, with the partitions of which something may be here. Only a committed deletion leads
@@ -209,20 +221,22 @@ class TopicReplicas:
             for partition in sorted(partitions):
                 await self._groups.delete_group(GroupId(topic_id, partition))
         except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
-            logger.warning("deletion of %s is not finished: %s", topic_id.hex(), error)
+            seldom.warning(
+                "%s: cannot delete all replicas here, trying again: %s", topic_name(topic_id), error
+            )
             return False
         self._held_topics.discard(topic_id)
         return True
 
 
-def tell_cleared_write(groups: Host, group: GroupId, where: str) -> None:
-    """A warning, if one was cleared when the group was opened. where: topic and partition by their names."""
+def tell_cleared_write(groups: Host, group: GroupId) -> None:
+    """A warning, if one was cleared when the group was opened."""
     behind = groups.cleared_writes.get(group)
     if behind is not None:
         logger.warning(
-            "%s: the newest write behind entry %d was incomplete, and was cleared, though the machine had no"
-            " power failure: it may have been acknowledged, and without other replicas it is gone",
-            where,
+            "%s: the newest write, after entry %d, was incomplete and was cleared, though the power had not"
+            " failed. It may have been acknowledged: without other replicas it is lost",
+            group,
             behind,
         )
 

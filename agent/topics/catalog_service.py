@@ -19,6 +19,8 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
+from shoal.agent.log_lines.names import topic_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.state.retention import Retention
@@ -61,6 +63,7 @@ its log, without which nothing of the log goes."""
 MAX_OUTCOMES = 1_024  # proposals waited for at the same time are far fewer: each is an HTTP request
 
 logger = logging.getLogger(__name__)
+seldom = once_a_minute(logger)
 
 
 class Applied(NamedTuple):
@@ -142,7 +145,7 @@ class CatalogService:
             machine=StateMachine(self.apply, self.local.next_offset, self.local.saved_offset),
             replica_id=replica_id,
         )
-        tell_cleared_write(self._groups, CATALOG_GROUP, "_catalog/0")
+        tell_cleared_write(self._groups, CATALOG_GROUP)
 
     async def open_replica(self, group: GroupId, replica_id: ReplicaId) -> None:
         """Open a replica that a committed configuration has added; `changing` is held. ShoalError
@@ -156,7 +159,7 @@ class CatalogService:
         entry = self.catalog.by_id(group.topic_id)
         if entry is None or group.partition >= len(entry.partitions):
             self.exchange.look()
-            raise ShoalError("unknown-topic", f"the catalog here knows no topic {group.topic_id.hex()}")
+            raise ShoalError("unknown-topic", f"{topic_name(group.topic_id)} is not in the catalog here")
         self._replicas.note_held(entry.topic_id)
         await self.local.save()
         await self._replicas.open_partition(entry, group.partition, replica_id)
@@ -192,7 +195,7 @@ class CatalogService:
             except CatalogError as error:
                 # Whoever skipped a command would have another catalog than its peers.
                 self.halted = f"the catalog's record {offset} cannot be understood: {error}"
-                logger.error("%s", self.halted)
+                logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
                 return
             self._apply_command(offset, command)
             is_work |= not isinstance(command, Born)
@@ -207,7 +210,7 @@ class CatalogService:
             self._stray()
         elif isinstance(command, BeginEpoch) and outcome == "done":
             self.local.astray = False
-            logger.warning("the catalog was recovered by force and goes on as %s", self.catalog.version)
+            logger.warning("_catalog: recovered by force; it continues as version %s", self.catalog.version)
         self._outcomes[offset] = Applied(outcome, self.catalog.subject(command))
         if len(self._outcomes) > MAX_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]
@@ -215,7 +218,7 @@ class CatalogService:
     def _stray(self) -> None:
         """What the log goes on from is not the state here; a peer has what it has become."""
         if not self.local.astray:
-            logger.warning("the catalog here (%s) is of another lineage than its log", self.catalog.version)
+            logger.warning("_catalog: state %s is not of its recovered log", self.catalog.version)
         self.local.astray = True
         self.exchange.look()
 
@@ -320,7 +323,7 @@ class CatalogService:
         try:
             await self._begin_epoch(CONFIRM_TIMEOUT_MS)
         except ShoalError as error:
-            logger.info("the recovered catalog has not begun its epoch yet: %s", error)
+            seldom.info("_catalog: cannot begin the recovered epoch yet, trying again: %s", error)
 
     # ---- carrying out ----------------------------------------------------------------------------
 
@@ -352,9 +355,7 @@ class CatalogService:
             try:
                 await self.local.save()
             except OSError as error:
-                logger.warning(
-                    "the catalog's state is not saved, and nothing new is opened until it is: %s", error
-                )
+                seldom.warning("_catalog: cannot save the state, so nothing is opened or deleted: %s", error)
                 return False
             done, deleted = await self._replicas.carry_out()
         for topic_id in deleted:
@@ -374,7 +375,7 @@ class CatalogService:
             else:
                 await self._peers.request(leader, PeerMessage.CATALOG_CONFIRM, topic_id, CONFIRM_TIMEOUT_MS)
         except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
-            logger.warning("deletion of %s is not confirmed: %s", topic_id.hex(), error)
+            seldom.warning("%s: cannot confirm its deletion yet: %s", topic_name(topic_id), error)
             return False
         return True
 

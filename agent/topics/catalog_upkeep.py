@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from shoal.agent.log_lines.names import agent_name, topic_name
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.topics.catalog import BearAgain, ConfirmDeletion, Rebirth, TopicEntry
 from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
@@ -36,6 +38,7 @@ MAX_CONFIRMED_PER_LOOK = 8
 """Each is a command in the catalog's log. The rest at the next look."""
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class _Waiting(NamedTuple):
@@ -120,17 +123,24 @@ class CatalogUpkeep:
                 BearAgain(entry.topic_id, tuple(rebirths)), CONFIRM_TIMEOUT_MS
             )
         except ShoalError as error:
-            logger.info("%s: partitions that nobody leads wait still: %s", entry.name, error)
+            seldom.info(
+                "topic %s: cannot place its partitions without a leader anew, trying again: %s",
+                entry.name,
+                error,
+            )
             return
         if applied.outcome == "done":
             logger.warning(
-                "%s: nobody has led partitions %s: they are born again, on %d live agents",
+                "topic %s: new partitions %s had no leader; placed anew on %d live agents",
                 entry.name,
                 ", ".join(map(str, partitions)),
                 len(members),
             )
         elif applied.outcome == "full":
-            logger.warning("%s: the catalog has no room to give its partitions other voters", entry.name)
+            seldom.warning(
+                "topic %s: cannot place leaderless partitions anew, since the catalog is full: delete topics",
+                entry.name,
+            )
 
     # ---- deletions -------------------------------------------------------------------------------
 
@@ -154,8 +164,15 @@ class CatalogUpkeep:
             try:
                 await self._catalog.propose(ConfirmDeletion(topic_id, holder), CONFIRM_TIMEOUT_MS)
             except ShoalError as error:
-                logger.info("the deletion of %s waits for %s still: %s", topic_id.hex(), holder[:8], error)
+                seldom.info(
+                    "%s: cannot stop waiting for %s, which is gone, trying again: %s",
+                    topic_name(topic_id),
+                    agent_name(holder),
+                    error,
+                )
                 return
             logger.info(
-                "the deletion of %s waits no longer for %s, which is gone", topic_id.hex(), holder[:8]
+                "%s: the deletion no longer waits for %s, which is gone",
+                topic_name(topic_id),
+                agent_name(holder),
             )

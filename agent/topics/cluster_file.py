@@ -123,12 +123,17 @@ async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
         ) from None
     if record is not None and (len(copies) == 1 or copies[0] != copies[1]):
         logger.warning(
-            "a copy of %s was damaged or missing: it is made anew", os.path.join(directory, "cluster")
+            "%s: one of two copies is damaged or missing; writing it again",
+            os.path.join(directory, "cluster"),
         )
         try:
             await save_cluster(disk, directory, record)
         except OSError as error:
-            logger.warning("it cannot be written now, and is with the next news: %s", error)
+            logger.warning(
+                "%s: cannot write the copy now; the next change of the catalog writes both: %s",
+                os.path.join(directory, "cluster"),
+                error,
+            )
     return record
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.host.host import Host
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
@@ -71,9 +72,9 @@ class Keeping:
             if item.topic_id not in self._reported:
                 self._reported.add(item.topic_id)
                 logger.warning(
-                    "topic %s (%s): the catalog does not know it; replicas of %d of its partitions are here,"
-                    " and are kept: `shoal topic adopt` lists such topics and takes them back",
-                    item.name or "of an unknown name",
+                    "topic %s (%s) is not in the catalog; replicas of %d of its partitions are here, and are"
+                    " kept: `shoal topic adopt` lists such topics and takes them back",
+                    item.name or "of unknown name",
                     item.topic_id.hex(),
                     len(item.partitions),
                 )
@@ -94,7 +95,7 @@ class Keeping:
             try:
                 found[peer] = [] if answer is None else decode_kept(answer)
             except CatalogError as error:
-                logger.warning("what %s keeps cannot be read: %s", peer[:8], error)
+                logger.warning("cannot read the list of unknown topics from %s: %s", agent_name(peer), error)
         catalog = self._local.catalog
         return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
 
@@ -121,7 +122,12 @@ class Keeping:
             try:
                 remembered = None if answer is None else decode_remembered(answer)
             except CatalogError as error:
-                logger.warning("what %s remembers cannot be read: %s", peer[:8], error)
+                logger.warning(
+                    "cannot read the settings of %s from %s: %s",
+                    topic.name or topic.topic_id.hex(),
+                    agent_name(peer),
+                    error,
+                )
                 continue
             if remembered is not None and remembered.entry.topic_id == topic.topic_id:
                 found.append(remembered)
@@ -137,5 +143,5 @@ class Keeping:
         try:
             return await self._peers.request(peer, PeerMessage.CATALOG_KEPT, payload, ASK_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
-            logger.info("%s cannot say what it keeps: %s", peer[:8], error)
+            logger.info("%s did not list its unknown topics: %s", agent_name(peer), error)
             return None

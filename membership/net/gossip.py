@@ -270,7 +270,7 @@ class Membership:
             async with asyncio.timeout(bound_ms / 1000):
                 await self._left.wait()
         except TimeoutError:
-            logger.warning("the leave of %s is not complete after %d ms", self.local_name, bound_ms)
+            logger.warning("left without hearing that all members know it, after %d ms", bound_ms)
 
     async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
         """Exchange state with each address (names stand for all their addresses); how
@@ -488,7 +488,7 @@ class Membership:
         try:
             self._running().respond(query.key, payload, self._now_ms())
         except (KeyError, ValueError) as fault:
-            logger.warning("the query %s of %s is not answered: %s", query.name, query.source_node, fault)
+            logger.warning("cannot answer query %s of %s: %s", query.name, query.source_node, fault)
 
     def _take_reply(self, reply: QueryReply) -> None:
         asked = self._asked.get(reply.key)
@@ -502,7 +502,7 @@ class Membership:
                 return
             self._last_conflict_log_s = now_s
             claimant = change.member
-            logger.warning("the name %s is claimed from %s as well", claimant.name, claimant.endpoint)
+            logger.warning("two members are %s: another one is at %s", claimant.name, claimant.endpoint)
         member = as_agent(self._member(change.member), self._hosted.silent)
         self._on_event(MemberEvent(change.kind.value, member))
 

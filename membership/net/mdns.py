@@ -171,7 +171,7 @@ class Discovery:
             if not await info.async_request(zeroconf, RESOLVE_TIMEOUT_MS):
                 return
         except BadTypeInNameException as fault:
-            logger.debug("ignored the service %r: %s", name, fault)
+            logger.debug("ignored the mDNS service %r: %s", name, fault)
             return
         found = decode_announcement(info.properties, info.parsed_addresses(IPVersion.V4Only), info.port)
         if found is None or found.agent_id == self._agent_id or self._heard.get(name) == found:

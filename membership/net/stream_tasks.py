@@ -95,7 +95,7 @@ class StreamTasks:
             async with asyncio.timeout(probe.timeout_ms / 1000):
                 reached = await ping_over_stream(probe, self._local_node(), self._envelope, self.intake)
         except (OSError, StreamFault, WireError) as fault:
-            logger.debug("stream probe of %s: %s", probe.node, fault)
+            logger.debug("cannot probe %s over TCP: %s", probe.node, fault)
         self._deliver(StreamProbed(probe.sequence, reached))
 
     def exchange(self, exchange: Exchange) -> None:
@@ -108,7 +108,7 @@ class StreamTasks:
         try:
             state = await self.pull(host, port, join=exchange.join)
         except (OSError, StreamFault, WireError) as fault:
-            logger.debug("state exchange with %s:%d: %s", host, port, fault)
+            logger.debug("cannot exchange state with %s:%d: %s", host, port, fault)
             return
         self._deliver(Exchanged(state))
 
@@ -144,7 +144,7 @@ class StreamTasks:
                 )
         except (OSError, StreamFault, WireError) as fault:
             peer = writer.get_extra_info("peername") or ("somebody",)
-            logger.debug("a stream from %s: %s", peer, fault)
+            logger.debug("rejected a stream from %s: %s", peer, fault)
             self._on_stranger(f"a stream from {peer[0]}", fault)
             return
         if isinstance(request, PushPull):

@@ -74,7 +74,7 @@ class HostedWatch:
             try:
                 result = await self._ask(request, expected - answered)
             except QueryError as error:
-                logger.debug("cannot ask who is alive: %s", error)
+                logger.debug("cannot ask the pool which agents are alive: %s", error)
                 return
             answered |= {payload.decode(errors="replace") for payload in result.answers.values()}
         self._take(expected, answered)
@@ -86,6 +86,6 @@ class HostedWatch:
         silent = frozenset(name for name, missed in self._misses.items() if missed >= MISSES)
         if silent != self.silent:
             for name in sorted(silent - self.silent):
-                logger.warning("%s does not answer, though the Serf agent before it lives", name)
+                logger.warning("agent %s does not answer, though its Serf agent is alive", name)
             differing, self.silent = silent ^ self.silent, silent
             self._changed(differing)

@@ -187,7 +187,7 @@ class SerfMembership:
         try:
             await self._tell_tags()
         except RpcError as error:
-            logger.warning("the Serf agent does not tell that this agent leaves: %s", error.detail)
+            logger.warning("cannot announce by the Serf agent that this agent leaves: %s", error.detail)
 
     async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
         """Have the Serf agent join each address; how many answered. Raises JoinError."""
@@ -286,7 +286,7 @@ class SerfMembership:
                 continue
             if now_s - self._last_conflict_s >= CONFLICT_LOG_INTERVAL_S:
                 self._last_conflict_s = now_s
-                logger.warning("the agent %s is claimed by node %s as well", self.local_name, node.name)
+                logger.warning("two Serf nodes serve %s: the other is %s", self.local_name, node.name)
                 self._call(self._on_event, MemberEvent("conflict", as_agent(node)))
 
     async def _keep_list(self) -> None:
@@ -295,7 +295,7 @@ class SerfMembership:
             try:
                 await self._fetch()
             except RpcError as error:
-                logger.debug("the Serf agent's list cannot be had: %s", error)
+                logger.debug("cannot read the Serf agent's member list: %s", error)
                 await asyncio.sleep(RETRY_INTERVAL_MS / 1_000)
 
     async def _keep_tags(self) -> None:
@@ -309,7 +309,7 @@ class SerfMembership:
                     await self._fetch()
             except RpcError as error:
                 level = logging.WARNING if error.reason == "refused" and str(error) != last else logging.DEBUG
-                logger.log(level, "the Serf agent does not do as it is asked: %s", error.detail)
+                logger.log(level, "the Serf agent refused a request: %s", error.detail)
                 last = str(error)
                 await asyncio.sleep(RETRY_INTERVAL_MS / 1_000)
 
@@ -323,7 +323,7 @@ class SerfMembership:
         if now_s - self._last_conflict_s >= CONFLICT_LOG_INTERVAL_S:
             self._last_conflict_s = now_s
             logger.error(
-                "the Serf agent %s speaks for %s now: each agent needs a Serf agent of its own",
+                "the Serf agent %s serves agent %s now: give each agent a Serf agent of its own",
                 self._node,
                 self._told_tags().get(TAG_AGENT),
             )
@@ -363,7 +363,7 @@ class SerfMembership:
         try:
             return self._on_query(PoolQuery(record.name, record.payload))
         except Exception:
-            logger.exception("the query %s is not answered", record.name)
+            logger.exception("cannot answer query %s", record.name)
             return None
 
     # What goes out
@@ -409,7 +409,7 @@ class SerfMembership:
         try:
             self._sends.put_nowait(work)
         except asyncio.QueueFull:
-            logger.warning("%d messages wait for the Serf agent: one more is dropped", MAX_QUEUED)
+            logger.warning("dropping a message: the Serf agent is slow", extra={"repeats": True})
 
     async def _keep_sending(self) -> None:
         while True:
@@ -417,7 +417,7 @@ class SerfMembership:
             try:
                 await work()
             except RpcError as error:
-                logger.warning("not told to the pool: %s", error.detail)
+                logger.warning("cannot send a message to the pool: %s", error.detail, extra={"repeats": True})
             self._news.set()
 
     async def keys(self) -> KeyReport:
@@ -491,7 +491,7 @@ async def _wait(event: asyncio.Event, longest_ms: int) -> None:
 def _look_at_end(task: asyncio.Task[None]) -> None:
     """These tasks end by being cancelled; anything else is a fault that must not stay unheard."""
     if not task.cancelled() and (fault := task.exception()) is not None:
-        logger.error("gossip over the Serf agent has failed", exc_info=fault)
+        logger.error("gossip over the Serf agent failed; this is a bug", exc_info=fault)
 
 
 def _node(found: RpcMember, known: Member | None, now_ms: int) -> Member:

@@ -379,7 +379,7 @@ class SerfClient(Commands):
         while True:
             await self._connection.closed.wait()
             self._fault = self._connection.fault
-            logger.warning("%s: connecting again", self._fault.detail)
+            logger.warning("lost the Serf agent, connecting again: %s", self._fault.detail)
             self._take(await self._reconnect())
             logger.info("connected to the Serf agent at %s:%d again", self.host, self.port)
 

@@ -158,5 +158,5 @@ async def open_disk(prefer: Literal["ring", "threads"] = "ring") -> Disk:
 
         return RingDisk()
     except (ImportError, OSError) as error:
-        logger.warning("io_uring is not available (%s): the disk runs on %d threads instead", error, THREADS)
+        logger.warning("io_uring is not available, using %d threads for the disk: %s", THREADS, error)
         return ThreadDisk()

@@ -22,7 +22,7 @@ async def _close(file: File) -> None:
     try:
         await file.close()
     except OSError as error:
-        logger.warning("%s: closing failed: %s", file.path, error)
+        logger.warning("cannot close %s: %s", file.path, error)
 
 
 class Handle:

@@ -496,7 +496,7 @@ class RingDisk(ThreadDisk):
             operation.done(operation.error)
         except Exception:
             # One caller's bug must not keep the completions of the others.
-            logger.exception("the completion of an operation on %s was not taken", operation.file.path)
+            logger.exception("the result for %s was not taken; this is a bug", operation.file.path)
 
     async def close(self) -> None:
         """Wait for what is in flight, then give the ring back."""

@@ -17,6 +17,7 @@ ONLY_ENTRY_INTERVALS = 10
 """How much later than others the first entry of a log is indexed while no other follows: there is nothing to
 be found in it, and a thousand logs may have just begun."""
 
+REPEATS = {"repeats": True}  # lines that a handler may hold back for a while
 logger = logging.getLogger(__name__)
 
 
@@ -91,7 +92,9 @@ class IndexWriter:
             if is_no_space(error):
                 # The index saves time, it proves nothing that the segment does not: the next append tries
                 # again.
-                logger.warning("%s: index not written: %s", self._files.directory, error)
+                logger.warning(
+                    "cannot write the index in %s: %s", self._files.directory, error, extra=REPEATS
+                )
             else:
                 self._progress.index_failed(DiskFailed(f"{self._files.directory}: index: {error}"))
         else:
@@ -140,7 +143,7 @@ class IndexWriter:
                 except FileNotFoundError:
                     continue  # trimmed meanwhile
                 except OSError as error:
-                    logger.warning("%s: reserved space not given back: %s", segment.path, error)
+                    logger.warning("cannot free the space reserved in %s: %s", segment.path, error)
 
     async def _release_rest(self, sealed: Segment) -> None:
         if not may_be_reused(sealed):

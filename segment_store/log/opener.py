@@ -226,7 +226,7 @@ async def recover(files: SegmentFiles) -> Recovered:
     for note in opening.notes:
         logger.debug("%s: %s", files.directory, note)
     for damage in opening.damage:
-        logger.error("%s", damage)
+        logger.debug("damage found: %s", damage)  # their owner says so, with the name of the partition
     return Recovered(
         opening.segments,
         opening.damage,

@@ -41,7 +41,7 @@ class Preallocator:
         try:
             await segment.reserve(file, wanted)
         except OSError as error:
-            logger.debug("%s: no blocks reserved ahead: %s", segment.path, error)
+            logger.debug("cannot reserve space ahead in %s: %s", segment.path, error)
         finally:
             self._task = None
             self._ended()

@@ -415,7 +415,7 @@ class Writer:
             self._fail(refusal)
             return
         self._refusing = refusal
-        logger.warning("appends refused: %s", refusal)
+        logger.debug("refusing appends: %s", refusal)  # its owner says so, by the name of the partition
         refused: list[Append] = []
         try:
             await self.preallocator.wait()
@@ -463,13 +463,13 @@ class Writer:
     def index_failed(self, failure: DiskFailed) -> None:
         """See index_writer.Progress; what is queued is told when its turn comes."""
         self.failure = self.failure or failure
-        logger.error("%s: this log accepts no append until it is opened again", self.failure)
+        logger.error("refusing appends until the log is opened again: %s", self.failure)
 
     def _fail(self, failure: DiskFailed) -> None:
         """Nothing is written any more; everybody who waits is told."""
         if self.failure is None:
             self.failure = failure
-            logger.error("%s: this log accepts no append until it is opened again", failure)
+            logger.error("refusing appends until the log is opened again: %s", failure)
         waiting = list(self._queue)
         self._queue.clear()
         self.queued_bytes = 0

@@ -98,7 +98,7 @@ async def test_a_member_is_taken_from_its_own_address_only() -> None:
         peer = await RawPeer.connect(a)
         peer.writer.write(hello_of(a, identity(1)))
         refusal = await peer.closed()
-        assert b"is at 127.0.0.2 as gossip tells, but this came from 127.0.0.1" in refusal
+        assert b"is at 127.0.0.2 by gossip, but connects from 127.0.0.1" in refusal
         peer.writer.close()
         assert not any(known.control for known in a.links.statistics())
         a.links.set_addresses({identity(1): at("127.0.0.1", 2)})
