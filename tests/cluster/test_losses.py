@@ -89,7 +89,7 @@ def mend(agents: Any, victim: Any, topic_id: str, everything: list[int]) -> None
     wait_until(lambda: numbers_at(victim.url, TOPIC, end[0]) == end, "its end is mended")
     wait_until(lambda: numbers_at(victim.url, TOPIC, 0) == everything, "what a read meets is mended")
     assert damaged(victim.url) == []
-    assert "mended" in pathlib.Path(victim.log).read_text()
+    assert "damage repaired" in pathlib.Path(victim.log).read_text()
 
 
 def destroy(agents: Any, *victims: Any) -> None:

@@ -105,7 +105,7 @@ async def test_agents_come_back_without_being_told_anything(
     assert clusters(again) == clusters(cluster)
     assert again[0].agent.membership.clocks.member >= former.member
     assert [
-        FILE_NAME in record.getMessage() for record in caplog.records if "ignored" in record.getMessage()
+        FILE_NAME in record.getMessage() for record in caplog.records if "cannot read" in record.getMessage()
     ] == [True]
     await again[1].crash()
     back = await agents.start("a1", expect=3, gossip_port=base + 1).until_ready()

@@ -61,7 +61,7 @@ async def test_what_no_power_failure_tore_is_not_cleared_in_silence(
             await eventually(lambda: is_served(agent))
         read = (await agent.call("GET", "/v1/topics/t/partitions/0/records", offset=0))[1]
         assert len(read["records"]) == 5
-        warned = [said for said in caplog.messages if said.startswith("t/0: the newest write")]
+        warned = [one for one in caplog.records if one.message.startswith("t/0: the newest write")]
         cleared = (await agent.call("GET", "/v1/agent"))[1]["cleared_writes"]
         status = await run("status", agent=agent.agent.url)
         if power_failed:

@@ -156,7 +156,7 @@ async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
         count = len(pool.calls)
         await pool.until(lambda: len(pool.calls) >= count + 10)
         assert [record.getMessage() for record in caplog.records] == [
-            "no answer from nobody there yet; calling on"
+            "no answer from nobody there yet; trying again"
         ]
     pool = Pool()
     pool.present = [member("b")]
@@ -300,9 +300,9 @@ async def test_a_disk_that_refuses_the_snapshot_is_said(caplog: pytest.LogCaptur
         raise OSError(28, "No space left on device")
 
     async with meeting(pool, remember=refuse):
-        await pool.until(lambda: "cannot remember" in caplog.text)
+        await pool.until(lambda: "cannot save" in caplog.text)
         await asyncio.sleep(0.02)
-    assert caplog.text.count("cannot remember") == 1
+    assert caplog.text.count("cannot save") == 1
 
 
 def test_a_found_agent_that_is_a_member_is_not_called() -> None:

@@ -262,7 +262,7 @@ async def test_an_agent_that_others_may_reach_says_that_it_has_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And what to do. One on loopback, or with a key, says nothing."""
-    text = "has no key: whoever reaches it can pretend to be an agent"
+    text = "has no key: any process that reaches it can pose as an agent"
     caplog.set_level(logging.WARNING)
     async with agents_in(tmp_path) as agents:
         await agents.alone("inside")

@@ -151,7 +151,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
             await asyncio.sleep(0.05)
     assert fixture.groups.deleted == []
     assert [record for record in caplog.messages if "t1" in record and "shoal topic adopt" in record] != []
-    assert len([record for record in caplog.records if "does not know" in record.message]) == 1
+    assert len([record for record in caplog.records if "is not in the catalog" in record.message]) == 1
     assert fixture.service.keeping.here() == [Kept(entry().topic_id, "t1", 2, (0, 1))]
     record = ClusterRecord.from_bytes(fixture.records[-1].to_bytes())
     assert record.kept[entry().topic_id] == (old.version, entry())

@@ -14,6 +14,7 @@ import pytest
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.newborns import Newborns
+from shoal.agent.log_lines.names import Names
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
@@ -394,7 +395,9 @@ async def test_what_contradicts_the_catalog_is_kept_and_told_once(caplog: pytest
         FIRST: ReplicaRecord(FIRST, ReplicaId(0, 0), ReplicaState.ACTIVE),
         SECOND: ReplicaRecord(SECOND, ReplicaId(0, 2 * BIRTH_ORDINALS), ReplicaState.ACTIVE),
     }
-    with caplog.at_level(logging.ERROR):
+    names = Names()
+    names.find_topic = catalog.name_of
+    with caplog.at_level(logging.ERROR), names.in_use():
         async with fixture.running():
             await fixture.until(lambda: len(caplog.records) == 2)
             for number in range(2, 4):
