@@ -45,7 +45,7 @@ ROOMS = {
         membership/wire segment_store/disk segment_store/errors shoal/__init__ shoal/client shoal/client/http
         shoal/spark""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
-        segment_store/check segment_store/disk segment_store/errors segment_store/format""",
+        segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce""",
     "agent/cli/terminal": "shoal/client shoal/client/http",

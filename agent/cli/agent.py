@@ -1,7 +1,7 @@
 """`shoal agent` and `shoal dev`: run an agent in this process.
 
-Law of this file: it gathers flags, environment and file into an AgentConfig, and hands over to run_agent;
-what the values mean is decided there.
+Law of this file: it gathers flags, environment and file into an AgentConfig for run_agent. The meaning of a
+value is decided there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.terminal.output import CliError, example, say
+from shoal.agent.cli.terminal.options import example, option
+from shoal.agent.cli.terminal.output import CliError, UsageError, say
 
 if TYPE_CHECKING:
     from shoal.agent.agent import Agent
@@ -29,96 +30,59 @@ DEV_PREFIX = "shoal-dev-"
 ABANDONED_SECONDS = 60
 """A directory that was changed since may belong to a run that has not taken its lock yet."""
 COLLECTED_OBJECTS = 10_000
-"""New objects between two collections of the youngest: a third of a millisecond each, where 700, the default,
-would have tens of them a second look at the same requests in flight."""
+"""New objects between two collections of the youngest generation: a third of a millisecond each. The default
+of 700 would look at the same requests in flight tens of times."""
+
+HttpPort = Annotated[int | None, option("PORT", "HTTP; default 7070, or the next free port.")]
+
+app = typer.Typer()
 
 
-ScrubOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Read what is stored again, so fast; default 8388608; 0: never."),
-]
-WeightOption = Annotated[
-    int | None, typer.Option("--weight", metavar="N", help="Its share of the replicas; default 100.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `shoal`."""
-    app.command(
-        epilog=example(
-            "shoal agent --data /var/lib/shoal",
-            "shoal agent --data d2 --bind 10.0.0.8 --cluster prod --join 10.0.0.7:7946 --expect 3",
-        )
-    )(agent)
-    app.command(epilog=example("shoal dev", "shoal dev --http-port 8080"))(dev)
-
-
+@app.command(
+    epilog=example(
+        "shoal agent --data /var/lib/shoal",
+        "shoal agent --data d2 --bind 10.0.0.8 --cluster prod --join 10.0.0.7:7946 --expect 3",
+    )
+)
 def agent(
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Where everything is kept.")] = None,
-    bind: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Listen here; the default is 127.0.0.1.")
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        typer.Option(metavar="ADDR", help="The address others reach this agent at, if not --bind's."),
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="HTTP; default 7070, or the next one that is free.")
-    ] = None,
-    gossip_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Gossip; default 7946, or the next one that is free.")
-    ] = None,
+    data: Annotated[str | None, option("DIR", "The data directory.")] = None,
+    bind: Annotated[str | None, option("ADDR", "Address to listen on; default 127.0.0.1.")] = None,
+    advertise: Annotated[str | None, option("ADDR", "Address that others use, if not --bind's.")] = None,
+    http_port: HttpPort = None,
+    gossip_port: Annotated[int | None, option("PORT", "Gossip; default 7946, or the next free port.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The cluster; given, it is also looked for by mDNS.")
+        str | None, option("NAME", "The cluster; a given name is searched by mDNS too.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="This agent's name; default HOST-xxxxxxxx.")
-    ] = None,
-    join: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="Gossip address of a member; may be repeated."),
-    ] = None,
-    expect: Annotated[
-        int | None, typer.Option(metavar="N", help="Start a new cluster only once N agents have met.")
-    ] = None,
+    name: Annotated[str | None, option("NAME", "This agent's name; default HOST-xxxxxxxx.")] = None,
+    join: Annotated[list[str] | None, option("HOST:PORT", "Gossip address of a member; repeatable.")] = None,
+    expect: Annotated[int | None, option("N", "Found a cluster only when N agents have met.")] = None,
     failure_domain: Annotated[
-        str | None,
-        typer.Option(metavar="D", help="What fails together, as a rack; replicas prefer different ones."),
+        str | None, option("D", "Rack or zone; replicas are spread over domains.")
     ] = None,
-    weight: WeightOption = None,
+    weight: Annotated[int | None, option("N", "Its share of the replicas; default 100.")] = None,
     replace_after: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Replace the replicas of an agent gone for so long; default 5m."),
+        str | None, option("TIME", "Replace an agent's replicas after this absence; default 5m.")
     ] = None,
-    scrub_bytes_per_s: ScrubOption = None,
-    gossip: Annotated[
-        str | None, typer.Option(metavar="KIND", help="embedded, the default, or serf: by a Serf agent.")
+    scrub_bytes_per_s: Annotated[
+        int | None, option("N", "Rate at which stored data are verified; default 8388608; 0: never.")
     ] = None,
+    gossip: Annotated[str | None, option("KIND", "embedded, the default, or serf: by a Serf agent.")] = None,
     serf_rpc: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="That Serf agent's RPC; default 127.0.0.1:7373."),
+        str | None, option("HOST:PORT", "That Serf agent's RPC; default 127.0.0.1:7373.")
     ] = None,
-    serf_auth_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Its rpc_auth, if it has one.")
-    ] = None,
+    serf_auth_key: Annotated[str | None, option("KEY", "Its rpc_auth, if it has one.")] = None,
     gossip_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY|@FILE", help="Seal gossip with this key; `shoal keygen` prints one."),
+        str | None, option("KEY|@FILE", "Encrypt gossip with this key; `shoal keygen` prints one.")
     ] = None,
     gossip_label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only meet agents of the same label; Serf has none.")
+        str | None, option("NAME", "Meet only agents of this label; Serf has none.")
     ] = None,
-    cores: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Run N agents on this host, each with a directory of its own."),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="TOML with the same names as the flags.")
-    ] = None,
+    cores: Annotated[int | None, option("N", "Run N agents, each with a directory of its own.")] = None,
+    config: Annotated[str | None, option("FILE", "TOML with the same names as the flags.")] = None,
 ) -> None:
-    """Run an agent. Flags win over SHOAL_* variables, those over the file.
+    """Run an agent. Flags win over SHOAL_* variables, and variables over the file.
 
-    SIGTERM or Ctrl-C hands leadership over and leaves; a second one stops at once.
+    SIGTERM or Ctrl-C hands leadership over and leaves the cluster; a second one stops at once.
     """
     flags = dict(locals())  # every parameter, and nothing else yet: their names are those of the settings
     del flags["config"]
@@ -144,7 +108,7 @@ def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dic
     try:
         return AgentConfig.from_sources(flags, environment, file)
     except ConfigError as error:
-        raise CliError(str(error), exit_code=2) from error
+        raise UsageError(str(error)) from error
 
 
 def _run(config: AgentConfig, *, greet: bool = False) -> int:
@@ -165,35 +129,29 @@ def _run(config: AgentConfig, *, greet: bool = False) -> int:
 
 
 def _begin(agent: Agent, greet: bool) -> None:
-    """The agent serves. What its start has made lives as long as it does: the collector need not go through
-    half a million objects again and again while requests wait (a tenth of a small request's time)."""
+    """The agent serves. The half million objects of its start live as long as it does, so the collector need
+    not look at them again while requests wait (a tenth of a small request's time)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_OBJECTS, *gc.get_threshold()[1:])
     if greet:
-        _greet(agent)
+        say(f"ready: {agent.url}")
+        print(f"curl --data-binary hello {agent.url}/v1/topics/greetings/records")
+        print(f"curl {agent.url}/v1/topics/greetings/partitions/0/records")
+        print(f"curl {agent.url}/v1/members", flush=True)
 
 
-def dev(
-    http_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="HTTP; default 7070, or the next one that is free.")
-    ] = None,
-) -> None:
-    """Run one agent for trying things out: no configuration, temporary data, alone.
+@app.command(epilog=example("shoal dev", "shoal dev --http-port 8080"))
+def dev(http_port: HttpPort = None) -> None:
+    """Run one agent alone for a first try: no configuration, temporary data.
 
-    The data are removed when it ends.
+    The data are removed when the agent ends.
     """
     clear_abandoned(tempfile.gettempdir(), time.time())
     directory = tempfile.mkdtemp(prefix=DEV_PREFIX)
     say(f"data: {directory} (removed when this ends)")
-    flags = {
-        "data": directory,
-        "http_port": http_port,
-        "mdns": False,
-        "expect": 1,
-        "name": "dev",
-        "cluster": "dev",
-    }
+    alone = {"mdns": False, "expect": 1, "name": "dev", "cluster": "dev"}
+    flags = {"data": directory, "http_port": http_port, **alone}
     try:
         code = _run(_configuration(flags, {}, {}), greet=True)
     finally:
@@ -202,8 +160,8 @@ def dev(
 
 
 def clear_abandoned(parent: str, now_s: float) -> list[str]:
-    """Remove the data of `shoal dev` runs that could not (kill -9, a crash): this user's own directories that
-    no living process holds. One that is about to begin is left alone. Returns what was removed."""
+    """Remove the data of `shoal dev` runs that were killed: this user's directories that no living process
+    holds. A run that is about to begin is left alone. Returns the removed paths."""
     from shoal.segment_store.disk.lock import LOCK_FILE, DirectoryLock
     from shoal.segment_store.errors import NotOwner
 
@@ -219,16 +177,8 @@ def clear_abandoned(parent: str, now_s: float) -> list[str]:
         try:
             lock.acquire()
         except (NotOwner, OSError):
-            continue  # it runs, or is somebody's whom this process may not touch
+            continue  # it runs, or this process may not touch it
         shutil.rmtree(entry.path, ignore_errors=True)
         lock.release()
         removed.append(entry.path)
     return removed
-
-
-def _greet(running: Agent) -> None:
-    url = running.url
-    say(f"ready: {url}")
-    print(f"curl --data-binary hello {url}/v1/topics/greetings/records")
-    print(f"curl {url}/v1/topics/greetings/partitions/0/records")
-    print(f"curl {url}/v1/members", flush=True)

@@ -1,6 +1,6 @@
 """`shoal members`, `shoal status`, and joining and leaving by hand.
 
-Law of this file: it shows what agents say. What counts as healthy, and what helps, is decided in health.py.
+Law of this file: it shows documents of agents. health.py decides what is healthy, and what helps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ from shoal.agent.cli.examine.health import (
     replacements,
 )
 from shoal.agent.cli.terminal.completion import complete_member
-from shoal.agent.cli.terminal.output import (
+from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
-    CliError,
     Output,
     OutputOption,
-    age_text,
+    argument,
     example,
+    flag,
+    option,
+)
+from shoal.agent.cli.terminal.output import (
+    CliError,
+    age_text,
     listed,
     plural,
     say,
@@ -44,25 +49,19 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long --wait waits.")]
+TimeoutOption = Annotated[float, option("SECONDS", "How long --wait waits.", "--timeout")]
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `shoal`."""
-    app.command(epilog=example("shoal members", "shoal members --wait 3 --timeout 30 --output json"))(members)
-    app.command(epilog=example("shoal status", "shoal status --wait && ./start-the-load"))(status)
-    app.command(epilog=example("shoal join 10.0.0.7:7946"))(join)
-    app.command(epilog=example("shoal leave --agent http://10.0.0.7:7070"))(leave)
-    app.command("force-leave", epilog=example("shoal force-leave host-1a2b3c4d"))(force_leave)
-
-
+@app.command(epilog=example("shoal members", "shoal members --wait 3 --timeout 30 --output json"))
 def members(
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
-    wait: Annotated[int, typer.Option(min=0, metavar="N", help="Return once N members are alive.")] = 0,
+    wait: Annotated[int, option("N", "Return once N members are alive.", min=0)] = 0,
     timeout: TimeoutOption = 60.0,
 ) -> None:
-    """The members: who is alive, where, for how long, and how many partitions each holds and leads."""
+    """List the members: status, address, time in that status, and partitions held and led."""
 
     async def work(client: AdminClient) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -88,9 +87,8 @@ def members(
 
 
 def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
-    """The table. A failure domain is shown only where somebody chose one: the default is the agent's own
-    name; ids only where names do not tell everybody apart.
-    """
+    """Show the table. Failure domains are shown where one was configured: the default is the agent's name.
+    Ids are shown where two members share a name."""
     headers = ["NAME", "STATUS", "ADDRESS", "URL", "PARTITIONS", "LEADS", "FOR"]
     rows = [_member_row(member) for member in found]
     if any(name_of(member, found) != member.get("name") for member in found):
@@ -124,33 +122,27 @@ def _alive(document: Mapping[str, Any]) -> int:
 
 def _member_row(member: Mapping[str, Any]) -> list[object]:
     partitions = member.get("partitions") or []
-    present = member["status"] in (
-        "alive",
-        "suspect",
-        "leaving",
-    )  # others lead nothing, whatever they last said
+    present = member["status"] in ("alive", "suspect", "leaving")  # others lead nothing
+    since = member.get("since")
     return [
         member.get("name") or member["id"],
         f"{member['status']}, drained" if member.get("drained") else member["status"],
         f"{member['address']}:{member['gossip_port']}",
         member.get("url"),
-        None if member["status"] == "left" else len(partitions),  # what it last said, and does not hold
+        None if member["status"] == "left" else len(partitions),
         sum(1 for partition in partitions if present and partition.get("role") == "leader"),
-        _age(member.get("since")),
+        age_text(time.time() - datetime.fromisoformat(since).timestamp()) if since else None,
     ]
 
 
-def _age(since: str | None) -> str | None:
-    return None if not since else age_text(time.time() - datetime.fromisoformat(since).timestamp())
-
-
+@app.command(epilog=example("shoal status", "shoal status --wait && ./start-the-load"))
 def status(
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
-    wait: Annotated[bool, typer.Option("--wait", help="Return once all is well.")] = False,
+    wait: Annotated[bool, flag("Return once the cluster is healthy.", "--wait")] = False,
     timeout: TimeoutOption = 60.0,
 ) -> None:
-    """Is all well? Names failed members, partitions without leader, and those with replicas missing.
+    """Is the cluster healthy? Names failed members, leaderless and under-replicated partitions.
 
     The exit code is 0 only if there are none.
     """
@@ -227,13 +219,12 @@ def _show_report(report: Mapping[str, Any]) -> None:
         print(line)
 
 
+@app.command(epilog=example("shoal join 10.0.0.7:7946"))
 def join(
-    addresses: Annotated[
-        list[str], typer.Argument(metavar="HOST:PORT...", help="Gossip addresses of members.")
-    ],
+    addresses: Annotated[list[str], argument("HOST:PORT...", "Gossip addresses of members.")],
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
-    """Have the agent contact members of the cluster it should belong to."""
+    """Let the agent contact members of the cluster that it should join."""
     document = with_admin(agent, lambda client: client.join(addresses))
     reached = document.get("joined", 0)
     say(f"{reached} of {plural(len(addresses), 'address')} answered")
@@ -241,21 +232,18 @@ def join(
         raise CliError("no address answered", "give gossip addresses (default port 7946), not HTTP ones")
 
 
+@app.command(epilog=example("shoal leave --agent http://10.0.0.7:7070"))
 def leave(agent: AgentOption = DEFAULT_AGENT) -> None:
-    """Have the agent hand its leadership over, leave the cluster and stop."""
+    """Let the agent hand over its leadership, leave the cluster and stop."""
     with_admin(agent, lambda client: client.leave())
     say("the agent is leaving")
 
 
+@app.command("force-leave", epilog=example("shoal force-leave host-1a2b3c4d"))
 def force_leave(
-    member: Annotated[
-        str,
-        typer.Argument(
-            metavar="MEMBER", help="The name or id of a failed member.", autocompletion=complete_member
-        ),
-    ],
+    member: Annotated[str, argument("MEMBER", "The name or id of a failed member.", complete_member)],
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
-    """Count a failed member as left, so that it is no longer waited for."""
+    """Count a failed member as left, so that the cluster no longer waits for it."""
     with_admin(agent, lambda client: client.force_leave(member))
     say(f"{member} counts as left")

@@ -1,7 +1,7 @@
-"""`shoal drain`: have an agent give its replicas and its leadership away, and watch it.
+"""`shoal drain`: move an agent's replicas and leadership to other agents, and watch the move.
 
-Law of this file: the agent remembers the wish and the cluster carries it out; here it is asked for, watched
-and taken back. What is said at the end, and with which exit code, is decided in `verdict`, which is pure.
+Law of this file: it requests, watches and takes back a drain. The agent stores the request, and the cluster
+carries it out. `verdict`, which is pure, decides the last message and the exit code.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.agent.cli.terminal.completion import complete_member
-from shoal.agent.cli.terminal.output import (
+from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
-    CliError,
     Output,
     OutputOption,
+    argument,
     example,
-    plural,
-    say,
-    show_json,
+    flag,
+    option,
 )
+from shoal.agent.cli.terminal.output import CliError, plural, say, tell
 from shoal.agent.cli.terminal.progress import Bar
 from shoal.agent.cli.terminal.run import with_admin
 
@@ -34,54 +34,46 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 STUCK_SECONDS = 10.0
-"""No replica went for so long, and the agent says what keeps them: nothing will change by waiting."""
+"""A drain is stuck when no replica has moved for so long and the agent reports the replicas that block it."""
+
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `shoal`."""
-    app.command(
-        epilog=example(
-            "shoal drain herring && shoal leave --agent http://10.0.0.7:7070", "shoal drain herring --undo"
-        )
-    )(drain)
-
-
+@app.command(
+    epilog=example(
+        "shoal drain herring && shoal leave --agent http://10.0.0.7:7070", "shoal drain herring --undo"
+    )
+)
 def drain(
     member: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MEMBER",
-            help="A member's name or id; by default the agent asked.",
-            autocompletion=complete_member,
-        ),
+        argument("MEMBER", "A member's name or id; by default the agent asked.", complete_member),
     ] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
-    undo: Annotated[bool, typer.Option("--undo", help="Take it back: it holds replicas again.")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until the agent is empty.")] = True,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to watch.")
-    ] = 3_600.0,
+    undo: Annotated[bool, flag("Let the agent hold replicas again.", "--undo")] = False,
+    wait: Annotated[bool, flag("Watch until the agent is empty.", "--wait/--no-wait")] = True,
+    timeout: Annotated[float, option("SECONDS", "How long to watch.", "--timeout")] = 3_600.0,
 ) -> None:
     """Move an agent's replicas and leadership to the others, so that it can be stopped for good.
 
-    It lasts until --undo, over restarts too. Interrupted, it goes on; run again, it is watched again. The
-    exit code is 0 once nothing is left on the agent and it is safe to stop.
+    A drain lasts until --undo, also over restarts. It goes on when this command is interrupted; the same
+    command watches it again. The exit code is 0 once the agent is empty and safe to stop.
     """
     url = agent if member is None else with_admin(agent, lambda client: _url_of(client, member))
     if undo:
         document = with_admin(url, lambda client: client.drain(undo=True))
-        _show(document, output, f"{document['name']} takes replicas again")
+        tell(document, output, f"{document['name']} takes replicas again")
         return
     document = with_admin(url, lambda client: client.drain())
     if wait:
         try:
             document = with_admin(url, lambda client: _watch(client, document, timeout))
         except KeyboardInterrupt:
-            say(f"{document['name']} goes on being drained; run this again to watch, --undo takes it back")
+            say(f"the drain of {document['name']} goes on; run this again to watch, --undo takes it back")
             raise
     message, advice, safe = verdict(document, waited=wait)
-    _show(document, output, message if safe or not wait else "")
+    tell(document, output, message if safe or not wait else "")
     if wait and not safe:
         raise CliError(message, advice)
 
@@ -98,7 +90,7 @@ async def _url_of(client: AdminClient, member: str) -> str:
     if found[0]["status"] not in ("alive", "suspect"):
         raise CliError(
             f"{member} is {found[0]['status']}: it cannot hand anything over",
-            "its replicas are made anew elsewhere after --replace-after",
+            "other agents get new replicas after --replace-after",
         )
     return str(found[0]["url"])
 
@@ -125,26 +117,19 @@ async def _watch(client: AdminClient, document: Mapping[str, Any], timeout_s: fl
 
 
 def verdict(document: Mapping[str, Any], *, waited: bool) -> tuple[str, str, bool]:
-    """What is to say, what to do, and whether the agent can be stopped."""
+    """The message, the advice, and whether the agent is safe to stop."""
     name = document["name"]
     if document["safe_to_stop"]:
-        return f"{name} holds nothing any more: it is safe to stop", "", True
+        return f"{name} holds no replicas: it is safe to stop", "", True
     left = f"{plural(document['replicas'], 'replica')} left, {document['leads']} of them leading"
     if not document["draining"]:
-        return f"{name} was told to take replicas again meanwhile ({left})", "", False
+        return f"{name} was told to take replicas again ({left})", "", False
     if document["blocked"]:
         return (
-            f"{name} cannot give everything away ({left}): {'; '.join(document['blocked'])}",
+            f"the drain of {name} is stuck ({left}): {'; '.join(document['blocked'])}",
             "start more agents, and it goes on by itself; --undo takes it back",
             False,
         )
     if not waited:
         return f"{name} is being drained ({left})", "", False
     return f"{name} is not empty yet ({left})", "it goes on by itself; run this again to watch", False
-
-
-def _show(document: Mapping[str, Any], output: Output, message: str) -> None:
-    if output is Output.JSON:
-        show_json(document)
-    elif message:
-        say(message)

@@ -1,6 +1,6 @@
 """The command `shoal`: which commands there are, and how any of them ends.
 
-Law of this file: it composes; the commands live in the files beside it. Nothing heavy is imported here:
+Law of this file: it composes. The commands live in the files beside it. It imports nothing heavy, so that
 --help answers at once.
 """
 
@@ -19,7 +19,8 @@ from shoal.agent.cli import agent as agent_commands
 from shoal.agent.cli import cluster, drain, keys, partition, spark, topic
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
-from shoal.agent.cli.terminal.output import CliError, drop_stdout, example, fail, reopen_closed, say
+from shoal.agent.cli.terminal.options import argument, example, flag, option
+from shoal.agent.cli.terminal.output import CliError, drop_stdout, fail, reopen_closed, say
 from shoal.agent.process.footprint import import_no_frames
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -34,17 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-agent_commands.register(app)
-doctor.register(app)
-cluster.register(app)
-drain.register(app)
-keys.register(app)
-topic.register(app)
-partition.register(app)
-produce.register(app)
-consume.register(app)
-log.register(app)
-spark.register(app)
+own = typer.Typer()
+single = (agent_commands.app, doctor.app, cluster.app, drain.app, keys.app, produce.app, consume.app, own)
+groups = (keys.keys, topic.topics, partition.partitions, log.logs, spark.spark)
+for commands in (*single, *groups):
+    app.add_typer(commands)
 
 
 def _version(wanted: bool) -> None:
@@ -56,13 +51,12 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(
-        False, "--version", "-V", "-v", callback=_version, is_eager=True, help="Show the version."
-    ),
-    agent: str | None = typer.Option(
-        None, "--agent", metavar="URL[,URL]", help="As the commands' own --agent, for any of them."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="As --output json, for any command that has it."),
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", "-v", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+    agent: Annotated[str | None, option("URL[,URL]", "As --agent behind any command.", "--agent")] = None,
+    as_json: Annotated[bool, flag("As --output json behind any command that has it.", "--json")] = False,
 ) -> None:
     """Options before the command."""
     if agent is not None:
@@ -81,7 +75,7 @@ def _restore(variable: str, value: str | None) -> None:
 
 
 def _json_defaults(command: Any) -> dict[str, Any]:
-    """`output` for every command below that shows documents or records; elsewhere it names a file."""
+    """`output` of every command below that shows documents or records; of others it is a file."""
     defaults: dict[str, Any] = {}
     for name, below in getattr(command, "commands", {}).items():
         if getattr(below, "commands", None):
@@ -95,22 +89,20 @@ def _may_be_json(default: object) -> bool:
     return isinstance(default, Enum) and "json" in [member.value for member in type(default)]
 
 
-@app.command(epilog=example("shoal version"))
-def version() -> None:
+@own.command("version", epilog=example("shoal version"))
+def show_version() -> None:
     """Show the version."""
     print(f"shoal {__version__}")
 
 
-@app.command("help", epilog=example("shoal help topic create"))
-def help_(
-    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="As it is typed.")] = None,
-) -> None:
+@own.command("help", epilog=example("shoal help topic create"))
+def show_help(command: Annotated[list[str] | None, argument("COMMAND", "A command.")] = None) -> None:
     """Show a command's help, as its --help does."""
     raise AssertionError("main() has made --help of it")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 only if all went well."""
+    """Run one command; returns its exit code, 0 only for success."""
     reopen_closed()
     code: object = 0
     words = sys.argv[1:] if arguments is None else arguments
@@ -133,10 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit:
-        drop_stdout()  # how typer ends where the reader has seen enough (`| head`) before all was done
+        drop_stdout()  # typer ends so where the reader (`| head`) closed the pipe before the command ended
         return BROKEN_PIPE
     except BrokenPipeError:
-        drop_stdout()  # all was done, and the reader has seen enough of it: nothing failed for that
+        drop_stdout()  # the command had ended: nothing failed
     except OSError as error:
         drop_stdout()
         fail(f"{error.filename or 'the output cannot be written'}: {error.strerror or error}")

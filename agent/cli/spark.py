@@ -1,6 +1,6 @@
 """`shoal spark package`: Shoal's files for Spark's executors.
 
-Law of this file: it writes what shoal.spark.setup says; Spark itself is not imported.
+Law of this file: it writes the files that shoal.spark.setup lists. It does not import Spark.
 """
 
 from __future__ import annotations
@@ -8,39 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from shoal.agent.cli.terminal.options import example, group, option
+from shoal.agent.cli.terminal.output import CliError, say
 
-from shoal.agent.cli.terminal.output import CliError, example, say
+EXAMPLES = ("shoal spark package -o shoal-spark.zip", "spark-submit --py-files shoal-spark.zip pipeline.py")
+Target = Annotated[Path, option("FILE", "The zip to write.", "-o", "--output")]
 
-EXAMPLE = example(
-    "shoal spark package -o shoal-spark.zip", "spark-submit --py-files shoal-spark.zip pipeline.py"
-)
-Target = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The zip to write.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `shoal`."""
-    spark = typer.Typer(
-        help="For Spark clusters whose workers do not have Shoal installed.",
-        epilog=EXAMPLE,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    spark.callback()(_group)
-    spark.command("package", epilog=EXAMPLE)(package)
-    app.add_typer(spark, name="spark")
+spark = group("spark", "For Spark clusters whose workers do not have Shoal installed.", *EXAMPLES)
 
 
-def _group() -> None:
-    """For Spark clusters whose workers do not have Shoal installed."""
-
-
+@spark.command("package", epilog=example(*EXAMPLES))
 def package(output: Target = Path("shoal-spark.zip")) -> None:
     """Write a zip for --py-files, sc.addPyFile or spark.addArtifacts(pyfile=True)."""
     from shoal.spark.setup import package as write
 
     if output.suffix.lower() != ".zip":
-        raise CliError(f"{output} must end with .zip: Spark puts nothing else on its workers' path")
+        raise CliError(f"{output} must end with .zip: Spark puts no other file on its workers' path")
     try:
         count = write(output)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What the settings of a topic are called on the command line, and how they are shown.
+"""The settings of a topic as options of the command line, and as people read them.
 
-Law of this file: it translates between options and documents; what is allowed the agents decide.
+Law of this file: it translates between options and documents. The agents decide which settings are legal.
 """
 
 from __future__ import annotations
@@ -8,28 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from shoal.agent.cli.terminal.amounts import duration_text, size_bytes
-from shoal.agent.cli.terminal.output import CliError, plural, size_text
+from shoal.agent.cli.terminal.options import option
+from shoal.agent.cli.terminal.output import UsageError, plural, size_text
 
 RetentionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retention", metavar="TIME|none", help="How long batches are kept, as 7d; default: for ever."
-    ),
+    str | None, option("TIME|none", "How long batches are kept, as 7d; default: for ever.", "--retention")
 ]
 RetentionBytesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retention-bytes", metavar="SIZE|none", help="How much of each partition is kept, as 10GiB."
-    ),
+    str | None, option("SIZE|none", "Size of each partition to keep, as 10GiB.", "--retention-bytes")
 ]
 SegmentBytesOption = Annotated[
-    str | None, typer.Option("--segment-bytes", metavar="SIZE", help="How large a file grows; default 64MiB.")
+    str | None, option("SIZE", "Largest size of a segment file; default 64MiB.", "--segment-bytes")
 ]
 SegmentAgeOption = Annotated[
-    str | None, typer.Option("--segment-age", metavar="TIME|none", help="How old one grows; default 1d.")
+    str | None, option("TIME|none", "Greatest age of a segment file; default 1d.", "--segment-age")
 ]
 
 
@@ -55,9 +48,7 @@ def factor_of(text: str) -> int | str:
     if text == "all":
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise CliError(
-            f"--replication-factor {text!r} is neither a number nor `all`", "give 1 or more", exit_code=2
-        )
+        raise UsageError(f"--replication-factor {text!r} is neither a number nor `all`", "give 1 or more")
     return int(text)
 
 
@@ -74,14 +65,14 @@ def shown_settings(document: Mapping[str, Any]) -> str:
 
 
 def replicas_text(factor: object, fewest: int | None) -> str | int:
-    """`3`, or `1 of 3` where a partition has fewer replicas than wanted."""
+    """`3`, or `1 of 3` where a partition has fewer replicas than configured."""
     if isinstance(factor, int) and fewest is not None and fewest < factor:
         return f"{fewest} of {factor}"
     return factor if isinstance(factor, int) else str(factor)
 
 
 def fewest_replicas(partitions: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of the voters that a partition has, the fewest; None where nobody has said."""
+    """The smallest number of voters of any partition; None where it is unknown."""
     counts = [
         sum(1 for replica in partition["replicas"] if replica.get("role") != "learner")
         for partition in partitions

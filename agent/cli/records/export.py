@@ -1,7 +1,7 @@
 """Records of stored frames into a file: Arrow, Parquet or NDJSON.
 
-Law of this file: whole batches at a time; each becomes its columns after `offset`, since a log may have gaps
-where it is damaged. A file that is named appears only when it is complete.
+Law of this file: whole batches at a time, with a column `offset` in front, since a damaged log may have gaps.
+A named file appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 
 import pyarrow as pa
 
-from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.output import CliError, UsageError
 from shoal.format.batch import DEFAULT_SCHEMA, BatchError, Kind, to_record_batch
 from shoal.format.records import render_ndjson
 from shoal.segment_store.check.examination import StoredFrame
@@ -25,7 +25,7 @@ PARTIAL_SUFFIX = ".partial"
 
 
 class ExportFormat(StrEnum):
-    """What is written."""
+    """The form of the file."""
 
     ARROW = "arrow"
     PARQUET = "parquet"
@@ -36,7 +36,7 @@ class Exporter:
     """Takes frames in order; `records` says how many records were written."""
 
     def __init__(self, form: ExportFormat, to: str | None) -> None:
-        """Raises CliError: binary to a terminal, Parquet to a pipe, a file that exists."""
+        """Raises UsageError: binary to a terminal, Parquet to a pipe, a file that exists."""
         self.records = 0
         self._form = form
         self._to = to
@@ -44,16 +44,12 @@ class Exporter:
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
-        if to is None:
-            self._refuse_stdout()
-        elif os.path.exists(to):
-            raise CliError(f"{to} exists", "give another --to FILE", exit_code=2)
-
-    def _refuse_stdout(self) -> None:
-        if self._form is ExportFormat.PARQUET:
-            raise CliError("a Parquet file cannot be a stream", "give --to FILE", exit_code=2)
-        if self._form is ExportFormat.ARROW and sys.stdout.isatty():
-            raise CliError("an Arrow stream is binary", "give --to FILE, or a pipe", exit_code=2)
+        if to is not None and os.path.exists(to):
+            raise UsageError(f"{to} exists", "give another --to FILE")
+        if to is None and form is ExportFormat.PARQUET:
+            raise UsageError("a Parquet file cannot be a stream", "give --to FILE")
+        if to is None and form is ExportFormat.ARROW and sys.stdout.isatty():
+            raise UsageError("an Arrow stream is binary", "give --to FILE, or a pipe")
 
     def __enter__(self) -> Self:
         if self._to is None:
@@ -83,7 +79,7 @@ class Exporter:
             os.unlink(self._to + PARTIAL_SUFFIX)
 
     def take(self, frame: StoredFrame) -> None:
-        """Write one frame's records; frames without records are passed over."""
+        """Write one frame's records; a frame without records is skipped."""
         if frame.stamp.kind is not Kind.DATA or not frame.stamp.record_count:
             return
         try:
@@ -95,7 +91,7 @@ class Exporter:
         if self._form is ExportFormat.NDJSON:
             self._sink.write(render_ndjson(batch, base))
             return
-        offsets = pa.array(range(base, base + batch.num_rows), pa.int64())
+        offsets = pa.arange(base, base + batch.num_rows)
         batch = pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=self._schema)
         if self._form is ExportFormat.ARROW:
             self._writer.write_batch(batch)

@@ -1,7 +1,6 @@
 """Lines into records: reading files without blocking the loop, and keys out of JSON by the chunk.
 
-Law of this file: whole chunks at a time; no step is taken for a single record but Python's own list
-operations.
+Law of this file: whole chunks at a time; only Python's own list operations touch a single record.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.json
 
+from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.run import ADVICE
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_RECORD_BYTES
 from shoal.format.records import parse_ndjson
@@ -24,9 +25,7 @@ CHUNKS_AHEAD_MAX = 8  # chunks read and not yet taken: 2 MiB of reading ahead
 
 
 class Chunk(NamedTuple):
-    """Lines without their ends, blank ones left out; `first_line` is the number (from 1) of the first in
-    `source`.
-    """
+    """Lines without their line feeds; `first_line` is the number (from 1) of the first in `source`."""
 
     source: str
     first_line: int
@@ -34,15 +33,15 @@ class Chunk(NamedTuple):
     read_bytes: int
 
 
-class LineTooLong(ValueError):
-    """A line over MAX_RECORD_BYTES: no such record would be accepted, and it is not collected in memory."""
+class LineTooLong(CliError):
+    """A line over MAX_RECORD_BYTES. No agent accepts such a record, and it is not collected in memory."""
 
 
 class LineReader:
     """Reads files one after the other in a thread; `next` awaits chunks. "-" is standard input.
 
-    The thread is a daemon that only ever blocks in read(2) or on the bound of CHUNKS_AHEAD_MAX, so that a
-    command that is interrupted need not wait for a terminal's next line.
+    The thread is a daemon that blocks in read(2) or on the bound of CHUNKS_AHEAD_MAX only, so an interrupted
+    command does not wait for a terminal's next line.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -68,7 +67,7 @@ class LineReader:
             self._put(None)
         except (OSError, LineTooLong) as error:
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = path  # reading, unlike opening, does not say what
+                error.filename = path  # os.read, unlike os.open, does not name it
             self._put(error)
 
     def _read_one(self, path: str) -> None:
@@ -81,7 +80,7 @@ class LineReader:
                 rest += data
                 if len(rest) > MAX_RECORD_BYTES:
                     detail = f"line {first_line} of {name} is longer than {MAX_RECORD_BYTES >> 20} MiB"
-                    raise LineTooLong(detail)
+                    raise LineTooLong(detail, ADVICE["too-large"])
                 continue
             lines = (rest + head).split(b"\n")
             rest = tail
@@ -96,12 +95,12 @@ class LineReader:
         self._room.acquire()
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: nobody reads on
+        except RuntimeError:  # the loop is closed
             raise SystemExit from None  # ends this thread only
 
 
 def _total_bytes(paths: Sequence[str]) -> int | None:
-    """The bytes that will be read, None if that is not known (a pipe, a terminal). Raises OSError."""
+    """The size of the files; None for a pipe or a terminal. Raises OSError."""
     total = 0
     for path in paths:
         if path == "-" or not os.path.isfile(path):
@@ -125,7 +124,7 @@ def keys_of(lines: list[bytes], key_field: str) -> pa.Array:
 
 
 def _text_keys(lines: list[bytes], key_field: str) -> pa.Array | None:
-    """The quick way, for lines that are all objects with text in that field; None if they are not."""
+    """A quick way for lines that are all objects with text in that field; None for others."""
     body = b"\n".join(lines)
     try:
         table = pyarrow.json.read_json(
@@ -153,9 +152,7 @@ def without_blanks(chunk: Chunk, *, strip: bool) -> tuple[list[bytes], list[int]
 
 
 def located(error: ShoalError, chunk: Chunk, numbers: list[int] | None) -> tuple[str, int]:
-    """Where in the input an error about a record lies, as `FILE:LINE`, and how many good records precede
-    it.
-    """
+    """The place of an error about a record, as `FILE:LINE`, and the number of good records before it."""
     record = error.extra.get("record")
     if not isinstance(record, int):
         return f"{chunk.source}:{chunk.first_line}", 0

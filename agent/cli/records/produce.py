@@ -1,7 +1,7 @@
 """`shoal produce`: lines into a topic, at a rate, until every one is acknowledged.
 
-Law of this file: it moves chunks from the reader to the producer and counts; batching, routing and retries
-are the client's.
+Law of this file: it moves chunks from the reader to the producer and counts. The client batches, routes and
+retries.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import sys
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.agent.cli.records.produce_input import InputFormat, Shape, good_lines, headers_of, whole_file
+from shoal.agent.cli.records.produce_input import InputFormat, Shape, headers_of, whole_file
 from shoal.agent.cli.terminal.completion import complete_topic
-from shoal.agent.cli.terminal.output import (
+from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
-    CliError,
     Output,
     OutputOption,
+    argument,
     example,
-    plural,
-    say,
-    show_json,
+    flag,
+    option,
 )
+from shoal.agent.cli.terminal.output import CliError, UsageError, plural, say, show_json
 from shoal.agent.cli.terminal.run import ADVICE, with_client
 
 if TYPE_CHECKING:
@@ -38,40 +38,11 @@ if TYPE_CHECKING:
     from shoal.client.async_client import AsyncClient, Producer
     from shoal.client.produce.batcher import Pacer
 
-INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, what is in flight may still be answered
+INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, requests in flight may still be answered
 PROGRESS_SECONDS = 0.1
 LINGER_MS = 25  # at 20,000 records/s over 6 partitions: requests of 80 records, 240 of them a second
 
-
-KeyFieldOption = Annotated[
-    str | None,
-    typer.Option(metavar="FIELD", help="Lines are JSON objects; this field is the record's key."),
-]
-KeySeparatorOption = Annotated[
-    str | None,
-    typer.Option("--key-separator", "-K", metavar="TEXT", help="Lines are a key, this text, and a value."),
-]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of every record; repeatable."),
-]
-NullOption = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="A line, or value, that is TEXT stands for no value, as \\N."),
-]
-PartitionOption = Annotated[
-    int | None,
-    typer.Option(
-        "--partition",
-        "-p",
-        min=0,
-        metavar="P",
-        help="Send everything to this partition instead of by key.",
-    ),
-]
-ProgressOption = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Show progress; default: on a terminal.")
-]
+app = typer.Typer()
 
 
 class Acks(StrEnum):
@@ -103,84 +74,74 @@ class Settings:
     progress: bool | None
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended."""
 
-    sent: int = 0
-    acknowledged: int = 0
-    seconds: float = 0.0
-    retries: int = 0
-    leader_changes: int = 0
-    interrupted: bool = False
-    error: CliError | None = None
+    sent: int
+    acknowledged: int
+    seconds: float
+    retries: int
+    leader_changes: int
+    interrupted: bool
+    error: CliError | None
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `shoal`."""
-    app.command(
-        epilog=example(
-            "echo hello | shoal produce greetings",
-            "shoal produce flights flights.ndjson --key-field carrier --rate 20000",
-            "shoal consume flights --output json | shoal produce copy --format json",
-            "shoal produce people --key ann --tombstone",
-        )
-    )(produce)
-
-
+@app.command(
+    epilog=example(
+        "echo hello | shoal produce greetings",
+        "shoal produce flights flights.ndjson --key-field carrier --rate 20000",
+        "shoal consume flights --output json | shoal produce copy --format json",
+        "shoal produce people --key ann --tombstone",
+    )
+)
 def produce(
-    topic: Annotated[
-        str,
-        typer.Argument(
-            metavar="TOPIC", help="The topic; created if it does not exist.", autocompletion=complete_topic
-        ),
-    ],
+    topic: Annotated[str, argument("TOPIC", "The topic; created if it does not exist.", complete_topic)],
     files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILE", help="Files of lines; none or - is standard input."),
+        list[str] | None, argument("FILE", "Files of lines; none or - is standard input.")
     ] = None,
-    key_field: KeyFieldOption = None,
-    key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
+    key_field: Annotated[
+        str | None, option("FIELD", "Lines are JSON objects; this field is the record's key.")
     ] = None,
-    key_separator: KeySeparatorOption = None,
-    header: HeaderOption = None,
+    key: Annotated[str | None, option("KEY", "The key of every record.", "--key", "-k")] = None,
+    key_separator: Annotated[
+        str | None, option("TEXT", "Lines are a key, this text, and a value.", "--key-separator", "-K")
+    ] = None,
+    header: Annotated[
+        list[str] | None, option("NAME=VALUE", "A header of every record; repeatable.", "--header", "-H")
+    ] = None,
     form: Annotated[
-        InputFormat,
-        typer.Option("--format", help="Lines as they are, or records as `consume --output json` has them."),
+        InputFormat, flag("Lines as they are, or records as `consume --output json` has them.", "--format")
     ] = InputFormat.TEXT,
-    whole: Annotated[bool, typer.Option("--whole", help="Each file is one value, and not lines.")] = False,
-    tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="Send one record with this --key and no value.")
-    ] = False,
-    null: NullOption = None,
-    compression: Annotated[
-        Compression | None, typer.Option("--compression", "-z", help="Of the stored batches.")
+    whole: Annotated[bool, flag("Each file is one value, not lines.", "--whole")] = False,
+    tombstone: Annotated[bool, flag("Send one record with this --key and no value.", "--tombstone")] = False,
+    null: Annotated[
+        str | None, option("TEXT", "A line or value that is TEXT means no value, as \\N.")
     ] = None,
-    partition: PartitionOption = None,
-    acks: Annotated[
-        Acks, typer.Option(help="Wait for a majority of disks, the leader's disk, or nothing.")
-    ] = Acks.ALL,
-    rate: Annotated[float | None, typer.Option(metavar="N", help="At most N records a second.")] = None,
-    progress: ProgressOption = None,
+    compression: Annotated[Compression | None, flag("Of the stored batches.", "--compression", "-z")] = None,
+    partition: Annotated[
+        int | None, option("P", "Send all records to this partition, not by key.", "--partition", "-p", min=0)
+    ] = None,
+    acks: Annotated[Acks, flag("Wait for a majority of disks, the leader's disk, or nothing.")] = Acks.ALL,
+    rate: Annotated[float | None, option("N", "At most N records a second.")] = None,
+    progress: Annotated[
+        bool | None, flag("Show progress; default: on a terminal.", "--progress/--no-progress")
+    ] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Send lines as records. Blank lines are skipped. Retries never store a line twice.
+    """Send lines as records. Blank lines are skipped. Retries store no line twice.
 
     The exit code is 0 only if every record was acknowledged.
     """
     if rate is not None and not rate > 0:
-        raise CliError(
-            f"--rate {rate:g} is not positive", "leave it out to send as fast as possible", exit_code=2
-        )
+        raise UsageError(f"--rate {rate:g} is not positive", "leave it out to send as fast as possible")
     pairs = headers_of(header or [])
     shape = Shape(form, key_field, key, key_separator, pairs, null, whole, tombstone)
     shape.check(tuple(files or ()))
     paths = () if tombstone else tuple(files or ["-"])
     if "-" in paths and not whole and sys.stdin.isatty():
         say("each line is a record; Ctrl-D ends")
-        progress = bool(progress)  # unless it was asked for: it would be drawn over what is typed
+        progress = bool(progress)  # by default none: it would be drawn over the typed text
     z = None if compression is None else str(compression)
     settings = Settings(topic, paths, shape, z, partition, str(acks), rate, progress)
     outcome = with_client(agent, lambda client: _run(client, settings))
@@ -194,7 +155,7 @@ def produce(
 async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     from shoal.agent.cli.records.input_lines import LineReader
     from shoal.agent.cli.terminal.progress import Progress
-    from shoal.client.produce.batcher import BatchingConfig
+    from shoal.client.produce.batcher import BatchingConfig, Pacer
 
     try:
         reader = LineReader(() if settings.shape.whole else settings.paths)
@@ -213,57 +174,54 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
         compression=settings.compression,  # type: ignore[arg-type]
         batching=BatchingConfig(linger_ms=LINGER_MS),
     )
-    run = _Run(client, producer, settings, reader, Progress(reader.total_bytes, shown=settings.progress))
-    return await run.until(interrupted)
+    pacer = None if settings.rate is None else Pacer(settings.rate, time.monotonic() * 1_000)
+    progress = Progress(reader.total_bytes, shown=settings.progress)
+    return await _Run(client, producer, settings, reader, progress, pacer).until(interrupted)
 
 
+@dataclass
 class _Run:
-    """One run: the task that sends, the one that shows progress, and how they end."""
+    """One run: a task that sends, a task that shows progress, and how both end."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        producer: Producer,
-        settings: Settings,
-        reader: LineReader,
-        progress: Progress,
-    ) -> None:
-        self._client = client
-        self._producer = producer
-        self._settings = settings
-        self._reader = reader
-        self._progress = progress
-        self._read_bytes = 0
-        self._pacer: Pacer | None = None
+    client: AsyncClient
+    producer: Producer
+    settings: Settings
+    reader: LineReader
+    progress: Progress
+    pacer: Pacer | None
+    read_bytes: int = 0
 
     async def until(self, interrupted: asyncio.Event) -> Outcome:
-        """Send everything, or what can be sent before `interrupted`."""
-        outcome = Outcome()
+        """Send all records, or those that can be sent before `interrupted`."""
         started = time.monotonic()
         sending = asyncio.create_task(self._send())
         stopper = asyncio.create_task(interrupted.wait())
         showing = asyncio.create_task(self._show())
-        failing = asyncio.create_task(self._producer.failure())  # standard input may be silent meanwhile
+        failing = asyncio.create_task(self.producer.failure())  # standard input may be silent meanwhile
         try:
             await asyncio.wait((sending, stopper, failing), return_when=asyncio.FIRST_COMPLETED)
-            outcome.interrupted = stopper.done() and not sending.done()
+            was_interrupted = stopper.done() and not sending.done()
             if not sending.done():
                 sending.cancel()
-            outcome.error = await self._finished(sending)
-            if outcome.error is None and failing.done():
-                outcome.error = _explained(failing.result())
+            error = await self._finished(sending)
+            if error is None and failing.done():
+                error = _explained(failing.result())
         finally:
             for task in (stopper, showing, failing):
                 task.cancel()
-            self._progress.close()
-        counts = self._producer.statistics
-        outcome.seconds = time.monotonic() - started
-        outcome.sent, outcome.acknowledged = counts.records_sent, counts.records_acknowledged
-        outcome.retries, outcome.leader_changes = self._client.retries, self._client.leader_changes
-        return outcome
+            self.progress.close()
+        counts, client = self.producer.statistics, self.client
+        return Outcome(
+            counts.records_sent,
+            counts.records_acknowledged,
+            time.monotonic() - started,
+            client.retries,
+            client.leader_changes,
+            was_interrupted,
+            error,
+        )
 
     async def _finished(self, sending: asyncio.Task[None]) -> CliError | None:
-        from shoal.agent.cli.records.input_lines import LineTooLong
         from shoal.client.async_client import ProduceFailed
         from shoal.errors import ShoalError
 
@@ -274,11 +232,9 @@ class _Run:
         except ProduceFailed as error:
             return _explained(error)
         except ShoalError as error:
-            if not self._producer.statistics.records_sent:
+            if not self.producer.statistics.records_sent:
                 raise
             return CliError(f"{error.detail} ({error.code})", ADVICE.get(error.code, ""))
-        except LineTooLong as error:
-            return CliError(str(error), ADVICE["too-large"])
         except OSError as error:
             if isinstance(error, ConnectionError):
                 raise
@@ -288,43 +244,39 @@ class _Run:
         return None
 
     async def _send(self) -> None:
-        from shoal.agent.cli.records.input_lines import LineTooLong
         from shoal.client.async_client import ProduceFailed
-        from shoal.client.produce.batcher import Pacer
 
-        async with self._producer as producer:
-            if self._settings.rate is not None:
-                self._pacer = Pacer(self._settings.rate, time.monotonic() * 1_000)
+        async with self.producer as producer:
             try:
                 await self._send_whole(producer)
-                while (chunk := await self._reader.next()) is not None:
-                    done_bytes = self._read_bytes + chunk.read_bytes
+                while (chunk := await self.reader.next()) is not None:
+                    done_bytes = self.read_bytes + chunk.read_bytes
                     await self._send_chunk(producer, chunk)
-                    self._read_bytes = done_bytes
+                    self.read_bytes = done_bytes
             except asyncio.CancelledError:
-                with contextlib.suppress(TimeoutError, ProduceFailed):  # the count says what is missing
+                with contextlib.suppress(TimeoutError, ProduceFailed):  # the summary counts what is missing
                     async with asyncio.timeout(INTERRUPTED_GRACE_SECONDS):
                         await producer.flush()
                 raise
-            except (CliError, LineTooLong, OSError):
-                await producer.flush()  # what was read before the fault is whole
+            except (CliError, OSError):
+                await producer.flush()  # the records before the fault are whole
                 raise
 
     async def _send_whole(self, producer: Producer) -> None:
         """Files that are a value each, and the tombstone."""
-        shape = self._settings.shape
+        shape = self.settings.shape
         if shape.tombstone:
             await self._send_batch(producer, shape.one(None), 0)
-        for path in self._settings.paths if shape.whole else ():
+        for path in self.settings.paths if shape.whole else ():
             data = await asyncio.to_thread(whole_file, path)
             await self._send_batch(producer, shape.one(data), len(data))
 
     async def _send_chunk(self, producer: Producer, chunk: Chunk) -> None:
-        from shoal.agent.cli.records.input_lines import located
+        from shoal.agent.cli.records.input_lines import located, without_blanks
         from shoal.errors import ShoalError
 
-        shape = self._settings.shape
-        lines, numbers = good_lines(chunk, shape)
+        shape = self.settings.shape
+        lines, numbers = without_blanks(chunk, strip=shape.strips)
         if not lines:
             return
         bad: CliError | None = None
@@ -333,7 +285,7 @@ class _Run:
         except ShoalError as error:
             where, good = located(error, chunk, numbers)
             what = error.detail.partition(": ")[2] or error.detail
-            bad = CliError(f"{where}: {what}", "the lines before it were sent: mend it and send the rest")
+            bad = CliError(f"{where}: {what}", "the lines before it were sent: correct it and send the rest")
             batch = shape.batch(lines[:good]) if good else None
         if batch is not None:
             await self._send_batch(producer, batch, chunk.read_bytes)
@@ -341,32 +293,32 @@ class _Run:
             raise bad
 
     async def _send_batch(self, producer: Producer, batch: Any, read_bytes: int) -> None:
-        if self._pacer is None:
+        if self.pacer is None:
             await producer.send_batch(batch)
-            await asyncio.sleep(0)  # neither send_batch nor the next chunk need have waited: let answers in
+            await asyncio.sleep(0)  # neither send_batch nor the next chunk need wait: let answers in
             return
         sent = 0
         while sent < batch.num_rows:
-            rows = self._pacer.take(batch.num_rows - sent, time.monotonic() * 1_000)
+            rows = self.pacer.take(batch.num_rows - sent, time.monotonic() * 1_000)
             if rows:
                 await producer.send_batch(batch.slice(sent, rows))
                 sent += rows
-                self._read_bytes += read_bytes * rows // batch.num_rows
+                self.read_bytes += read_bytes * rows // batch.num_rows
             else:
-                await asyncio.sleep(self._pacer.wait_ms(batch.num_rows - sent) / 1_000)
+                await asyncio.sleep(self.pacer.wait_ms(batch.num_rows - sent) / 1_000)
 
     async def _show(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            remark = _retries(self._client.retries) if self._client.retries else ""
-            self._progress.update(self._producer.statistics.records_acknowledged, self._read_bytes, remark)
+            remark = _retries(self.client.retries) if self.client.retries else ""
+            self.progress.update(self.producer.statistics.records_acknowledged, self.read_bytes, remark)
 
 
 def _explained(error: Exception) -> CliError:
     from shoal.client.async_client import ProduceFailed
 
     if not isinstance(error, ProduceFailed):
-        raise error  # a bug, and no fault of the cluster: it is not to be explained away
+        raise error  # a bug, no fault of the cluster
     return CliError(str(error), ADVICE.get(error.cause_code, ""))
 
 
@@ -377,15 +329,9 @@ def _retries(count: int) -> str:
 def _report(outcome: Outcome, output: Output) -> None:
     rate = outcome.acknowledged / max(outcome.seconds, 0.001)
     if output is Output.JSON:
-        document: dict[str, Any] = {
-            "sent": outcome.sent,
-            "acknowledged": outcome.acknowledged,
-            "seconds": round(outcome.seconds, 3),
-            "records_per_second": round(rate),
-            "retries": outcome.retries,
-            "leader_changes": outcome.leader_changes,
-        }
-        show_json(document)
+        document = outcome._asdict()
+        del document["interrupted"], document["error"]
+        show_json(document | {"seconds": round(outcome.seconds, 3), "records_per_second": round(rate)})
     text = (
         f"{plural(outcome.acknowledged, 'record')} acknowledged in {outcome.seconds:.1f} s ({rate:,.0f}/s), "
         f"{_retries(outcome.retries)}, {plural(outcome.leader_changes, 'leader change')}"

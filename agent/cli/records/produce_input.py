@@ -1,6 +1,6 @@
-"""What a run of `shoal produce` makes records of: lines, lines of JSON, whole files, or a tombstone.
+"""The input of `shoal produce` as records: lines, lines of JSON, whole files, or a tombstone.
 
-Law of this file: whole chunks at a time. Which options go together is decided here; sending is produce.py's.
+Law of this file: whole chunks at a time. It decides which options go together, and sends nothing.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.output import CliError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.agent.cli.records.input_lines import Chunk
 
 CARRIED_ON = frozenset({"topic", "partition", "offset"})
-"""Fields of `shoal consume --output json` that say where a record was, and not what it is."""
+"""Fields of `shoal consume --output json` that name the place of a record: they are passed over."""
 
 
 class InputFormat(StrEnum):
-    """What a line is."""
+    """The content of a line."""
 
     TEXT = "text"
     JSON = "json"
@@ -30,8 +29,8 @@ class InputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How input becomes records. At most one of the three sources of a key is given; `null`: a line that
-    stands for no value."""
+    """How input becomes records. At most one of the three sources of a key is given. A line that is `null`
+    means no value."""
 
     form: InputFormat = InputFormat.TEXT
     key_field: str | None = None
@@ -47,28 +46,24 @@ class Shape:
         keys = {"--key-field": self.key_field, "--key": self.key, "--key-separator": self.key_separator}
         given = [name for name, value in keys.items() if value is not None]
         if len(given) > 1:
-            raise CliError(f"{' and '.join(given)} both say what the key is", "give one", exit_code=2)
+            raise UsageError(f"{' and '.join(given)} both say what the key is", "give one")
         lines_only = [name for name in given if name != "--key"] + ["--null"] * (self.null is not None)
         if (self.whole or self.tombstone) and (lines_only or self.form is InputFormat.JSON):
             what = "--whole" if self.whole else "--tombstone"
             other = lines_only[0] if lines_only else "--format json"
-            raise CliError(f"{other} is about lines, and {what} reads none", "leave one out", exit_code=2)
+            raise UsageError(f"{other} is about lines, and {what} reads none", "leave one out")
         if self.form is InputFormat.JSON and (given or self.headers or self.null is not None):
-            raise CliError(
-                "--format json: each line says its own key and headers",
-                "leave those options out",
-                exit_code=2,
+            raise UsageError(
+                "--format json: each line has its own key and headers", "leave those options out"
             )
         if self.tombstone and (self.key is None or files or self.whole):
-            raise CliError(
-                "--tombstone is one record without a value", "give --key KEY and no file", exit_code=2
-            )
+            raise UsageError("--tombstone is one record without a value", "give --key KEY and no file")
         if self.key_separator == "":
-            raise CliError("--key-separator is empty", "give one such as : or a tab", exit_code=2)
+            raise UsageError("--key-separator is empty", "give one such as : or a tab")
 
     @property
     def strips(self) -> bool:
-        """Whether blanks around a line are no part of it: JSON."""
+        """Whether blanks around a line are removed, as for JSON."""
         return self.key_field is not None or self.form is InputFormat.JSON
 
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
@@ -114,7 +109,7 @@ class Shape:
 
 
 def _split(lines: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes | None]]:
-    """Keys and values: what stands before and after the first separator."""
+    """Keys and values: the text before and after the first separator."""
     from shoal.errors import ShoalError
 
     parts = [line.partition(separator) for line in lines]
@@ -131,15 +126,13 @@ def headers_of(texts: list[str]) -> tuple[tuple[str, str], ...]:
     for text in texts:
         cut = min((text.find(sign) for sign in "=:" if sign in text), default=-1)
         if cut < 1:
-            raise CliError(
-                f"--header {text!r} has no name and value", "give one like trace=af31", exit_code=2
-            )
+            raise UsageError(f"--header {text!r} has no name and value", "give one like trace=af31")
         pairs.append((text[:cut].strip(), text[cut + 1 :].strip()))
     return tuple(pairs)
 
 
 def whole_file(path: str) -> bytes:
-    """All that it holds; "-" is standard input. Raises OSError, and CliError for more than a record can."""
+    """A file's content; "-" is standard input. Raises OSError, and CliError above MAX_RECORD_BYTES."""
     import sys
 
     from shoal.format.batch import MAX_RECORD_BYTES
@@ -154,10 +147,3 @@ def whole_file(path: str) -> bytes:
         limit = f"a record may have at most {MAX_RECORD_BYTES >> 20} MiB"
         raise CliError(f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB", limit)
     return data
-
-
-def good_lines(chunk: Chunk, shape: Shape) -> tuple[list[bytes], list[int] | None]:
-    """The lines of a chunk that hold a record, and their numbers."""
-    from shoal.agent.cli.records.input_lines import without_blanks
-
-    return without_blanks(chunk, strip=shape.strips)

@@ -1,6 +1,6 @@
-"""`--format`: a template that says how each record is written.
+"""`--format`: a template for each record.
 
-Law of this file: pure. A template is taken apart once; then it makes bytes of records.
+Law of this file: pure. A template is parsed once; then it renders records.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.output import UsageError
 from shoal.client.consume.record import Record
 from shoal.format.timestamps import format_time
 
-FIELDS: Final[dict[str, tuple[str, Callable[[Record], bytes]]]] = {
-    "t": ("topic", lambda record: record.topic.encode()),
-    "p": ("partition", lambda record: b"%d" % record.partition),
-    "o": ("offset", lambda record: b"%d" % record.offset),
-    "k": ("key", lambda record: record.key or b""),
-    "v": ("value", lambda record: record.value or b""),
-    "h": ("headers, name=value with commas between", lambda record: _headers(record)),
-    "d": ("time, as 2026-01-01T05:00:00.000000Z", lambda record: format_time(record.timestamp_us).encode()),
-    "T": ("time, in milliseconds since 1970", lambda record: b"%d" % (record.timestamp_us // 1_000)),
-    "%": ("a percent sign", lambda _: b"%"),
+FIELDS: Final[dict[str, Callable[[Record], bytes]]] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "k": lambda record: record.key or b"",
+    "v": lambda record: record.value or b"",
+    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
+    "d": lambda record: format_time(record.timestamp_us).encode(),
+    "T": lambda record: b"%d" % (record.timestamp_us // 1_000),
+    "%": lambda _: b"%",
 }
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PART: Final = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|([^%\\]+)", re.DOTALL)
@@ -32,16 +32,16 @@ HELP: Final = (
 
 
 class Template:
-    """`%k %v\\n` and the like. What is not there (a null key) is written as nothing."""
+    """`%k %v\\n` and the like. A null key or value is written as nothing."""
 
     def __init__(self, text: str) -> None:
-        """Raises CliError."""
+        """Raises UsageError."""
         self._parts: list[bytes | Callable[[Record], bytes]] = []
         for field, escape, plain in _PART.findall(text):
             self._parts.append(_part(text, field, escape, plain))
 
     def render(self, records: Iterable[Record]) -> bytes:
-        """The records, one after the other; what stands between them is the template's own."""
+        """The records, one after the other; only the template stands between them."""
         parts = self._parts
         return b"".join(
             part if isinstance(part, bytes) else part(record) for record in records for part in parts
@@ -52,14 +52,10 @@ def _part(text: str, field: str, escape: str, plain: str) -> bytes | Callable[[R
     if plain:
         return plain.encode()
     if field in FIELDS:
-        return FIELDS[field][1]
+        return FIELDS[field]
     if escape in _ESCAPES:
         return _ESCAPES[escape]
     if len(escape) == 3:
         return bytes([int(escape[1:], 16)])
     wrong = f"\\{escape}" if escape else f"%{field}"
-    raise CliError(f"--format {text!r}: {wrong} stands for nothing", HELP, exit_code=2)
-
-
-def _headers(record: Record) -> bytes:
-    return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
+    raise UsageError(f"--format {text!r}: {wrong} stands for nothing", HELP)

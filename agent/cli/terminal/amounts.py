@@ -1,6 +1,6 @@
 """Sizes, durations and moments as people type them.
 
-Law of this file: pure, and it raises CliError only. Time is an argument.
+Law of this file: pure, and it raises UsageError only. Time is an argument.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.output import UsageError
 
 UNLIMITED: Final = "none"
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?i?b?)", re.IGNORECASE)
@@ -22,12 +22,12 @@ MOMENT_FORMS: Final = "@2026-01-01T05:00:00Z, @2026-01-01, @1h (an hour ago), or
 
 
 def size_bytes(text: str, option: str) -> int | None:
-    """64MiB (powers of 1024), 64MB (of 1000), 64M (as MiB) or bytes; None for `none`. Raises CliError."""
+    """64MiB (powers of 1024), 64MB (of 1000), 64M (as MiB) or bytes; None for `none`. Raises UsageError."""
     if text == UNLIMITED:
         return None
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise CliError(f"{option} {text!r} is no size", "give one like 64MiB or 1GB, or `none`", exit_code=2)
+        raise UsageError(f"{option} {text!r} is no size", "give one like 64MiB or 1GB, or `none`")
     unit = match[2].lower()
     base = 1_000 if unit.endswith("b") and "i" not in unit else 1_024
     factor: int = base ** _SIZE_POWERS[unit.rstrip("b").rstrip("i")]
@@ -35,20 +35,18 @@ def size_bytes(text: str, option: str) -> int | None:
 
 
 def duration_text(text: str, option: str) -> str | None:
-    """A duration as agents take it, `7d`; weeks become days, None for `none`. Raises CliError."""
+    """A duration as agents take it, `7d`; weeks become days, None for `none`. Raises UsageError."""
     if text == UNLIMITED:
         return None
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise CliError(
-            f"{option} {text!r} is no duration", "give one like 30m, 12h, 7d or 2w, or `none`", exit_code=2
-        )
+        raise UsageError(f"{option} {text!r} is no duration", "give one like 30m, 12h, 7d or 2w, or `none`")
     return f"{7 * int(match[1])}d" if match[2] == "w" else f"{match[1]}{match[2]}"
 
 
 def moment_ms(text: str, now_ms: int) -> int:
     """Milliseconds since the epoch of what stands after an `@`: a time, a date (UTC where no zone is named),
-    a number, or how long ago. Raises CliError."""
+    a number, or how long ago. Raises UsageError."""
     stripped = text.strip().removeprefix("-")
     ago = _DURATION.fullmatch(stripped)
     if ago is not None:
@@ -58,7 +56,7 @@ def moment_ms(text: str, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise CliError(f"@{text} is no time", f"give {MOMENT_FORMS}", exit_code=2) from None
+        raise UsageError(f"@{text} is no time", f"give {MOMENT_FORMS}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1_000)
@@ -66,7 +64,7 @@ def moment_ms(text: str, now_ms: int) -> int:
 
 def start_of(text: str, now_ms: int) -> str:
     """What --from means, as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
-    CliError."""
+    UsageError."""
     word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
     if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]+", word):
         return word
@@ -74,6 +72,6 @@ def start_of(text: str, now_ms: int) -> str:
         return f"@{moment_ms(word[1:], now_ms)}"
     if word.startswith("-") and _DURATION.fullmatch(word[1:]):
         return f"@{moment_ms(word, now_ms)}"
-    raise CliError(
-        f"--from {text!r} is no place", f"give earliest, latest, -10, an offset, or a time: {MOMENT_FORMS}", 2
+    raise UsageError(
+        f"--from {text!r} is no place", f"give earliest, latest, -10, an offset, or a time: {MOMENT_FORMS}"
     )

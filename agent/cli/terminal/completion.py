@@ -1,6 +1,6 @@
-"""What the shell completes: names of topics and members, asked of the agent in a moment or not at all.
+"""Names of topics and members for the shell's completion, asked of one agent in half a second.
 
-Law of this file: the standard library only, one request, no word to the terminal.
+Law of this file: one request, nothing is printed, and every failure completes nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import json
 import os
 from typing import Any
 
-from shoal.agent.cli.terminal.output import DEFAULT_AGENT, CliError, agent_urls
-
-ANSWER_SECONDS = 0.5
-"""For whoever has pressed a key: later, nothing is completed."""
+ANSWER_SECONDS = 0.5  # somebody has pressed a key and waits
 ANSWER_BYTES_MAX = 1 << 20
 
 
 def complete_topic(incomplete: str) -> list[str]:
-    """The topics whose names begin so, of the agent that SHOAL_AGENT names; none if it does not answer."""
+    """Topics whose names begin so, from the agent in SHOAL_AGENT; none if it does not answer."""
     return _names("topics", incomplete)
 
 
@@ -29,10 +26,12 @@ def complete_member(incomplete: str) -> list[str]:
 def _names(what: str, incomplete: str) -> list[str]:
     from urllib.request import urlopen  # only now: no other command needs it
 
+    from shoal.client.http.routes import bootstrap_urls
+
     try:
-        url = agent_urls(os.environ.get("SHOAL_AGENT") or DEFAULT_AGENT)[0]
+        url = bootstrap_urls(os.environ.get("SHOAL_AGENT") or None)[0].rstrip("/")
         with urlopen(f"{url}/v1/{what}", timeout=ANSWER_SECONDS) as answer:  # noqa: S310
             listed: list[dict[str, Any]] = json.loads(answer.read(ANSWER_BYTES_MAX))[what]
-    except (CliError, OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError):
         return []
     return sorted({str(entry["name"]) for entry in listed if str(entry.get("name")).startswith(incomplete)})

@@ -11,37 +11,15 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-DEFAULT_AGENT = "http://127.0.0.1:7070"
-
-
-class Output(StrEnum):
-    """How a document is shown."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-AgentOption = Annotated[
-    str,
-    typer.Option(
-        "--agent",
-        envvar="SHOAL_AGENT",
-        metavar="URL[,URL]",
-        help="An agent's URL, or several: any may be down.",
-    ),
-]
-OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")
-]
+from shoal.agent.cli.terminal.options import Output
 
 
 class CliError(Exception):
-    """A failure to report: what is wrong, and what to do. Ends the command with `exit_code`."""
+    """A failure: what is wrong, and what to do. Ends the command with `exit_code`."""
 
     def __init__(self, message: str, advice: str = "", exit_code: int = 1) -> None:
         super().__init__(message)
@@ -50,21 +28,11 @@ class CliError(Exception):
         self.exit_code = exit_code
 
 
-def example(*lines: str) -> str:
-    """The epilog of a command's help."""
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+class UsageError(CliError):
+    """Options or arguments that cannot be used. Ends the command with 2."""
 
-
-def agent_urls(text: str) -> list[str]:
-    """The URLs of --agent. Raises CliError."""
-    urls = [part.strip().rstrip("/") for part in text.split(",") if part.strip()]
-    urls = [url if "://" in url else f"http://{url}" for url in urls]
-    for url in urls:
-        if not url.startswith(("http://", "https://")) or url.endswith("://"):
-            raise CliError(f"--agent {url!r} is no URL", f"give one like {DEFAULT_AGENT}", exit_code=2)
-    if not urls:
-        raise CliError("--agent names no URL", f"give one like {DEFAULT_AGENT}", exit_code=2)
-    return urls
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message, advice, exit_code=2)
 
 
 def say(text: str) -> None:
@@ -84,6 +52,24 @@ def show_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
+def tell(document: Any, output: Output, *lines: str) -> None:
+    """A result: as JSON on stdout, or in words on stderr, without lines that are empty."""
+    if output is Output.JSON:
+        show_json(document)
+        return
+    for line in filter(None, lines):
+        say(line)
+
+
+def confirm(question: str, subject: str, *, yes: bool) -> None:
+    """Ask on a terminal, unless `yes` was given. `subject` says what is about to happen. Raises CliError."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{subject} needs a yes", "add --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
 def show_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[object]],
@@ -91,10 +77,10 @@ def show_table(
     whole: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """A table on stdout. Cells that are numbers stand at the right. On a terminal that is too narrow the
-    columns `spare` are left out, one after the other, and then cells are folded, but for the columns `whole`:
-    those hold what people copy."""
-    cells = [["-" if cell is None or cell == "" else _text(cell) for cell in row] for row in rows]
+    """A table on stdout. Columns of numbers are aligned at the right. A terminal that is too narrow loses the
+    columns `spare`, one after the other. Then cells are folded, except in the columns `whole`: people copy
+    those."""
+    cells = [[_text(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
     if sys.stdout.isatty():
         kept = _fitting(headers, cells, spare, shutil.get_terminal_size().columns)
@@ -143,17 +129,19 @@ def age_text(seconds: float) -> str:
 
 
 def reopen_closed() -> None:
-    """A stream that the caller has closed (`>&-`) swallows what is written to it."""
+    """Replace streams that the caller has closed (`>&-`) by ones that discard."""
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for the process's life
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def drop_stdout() -> None:
-    """After a broken pipe: let nothing else be written there, not even by the interpreter as it ends."""
+    """Discard all further output after a broken pipe, also the interpreter's own at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _text(cell: object) -> str:
+    if cell is None or cell == "":
+        return "-"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
@@ -162,7 +150,7 @@ def _text(cell: object) -> str:
 def _fitting(
     headers: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], width: int
 ) -> list[int]:
-    """The columns that are shown in so many characters: all, or without some of those that can be spared."""
+    """The columns that fit into `width` characters: all, or without some of `spare`."""
     widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
     kept = list(range(len(headers)))
     for name in spare:

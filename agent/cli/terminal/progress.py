@@ -1,6 +1,6 @@
 """A line of progress on stderr: redrawn in place on a terminal, written anew now and then elsewhere.
 
-Law of this file: what it shows is given to it; it costs nothing between two updates.
+Law of this file: it shows given values, and costs nothing between two updates.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ class Progress:
         if self._total_bytes:
             share = min(1.0, read_bytes / self._total_bytes)
             text = f"{share:4.0%}  {text}"
-            room = shutil.get_terminal_size().columns - len(text) - 5
-            if self._terminal and room >= 10:
-                width = min(BAR_WIDTH_MAX, room)
-                text = f"[{'#' * round(share * width):<{width}}] {text}"
+            if self._terminal:
+                text = _bar(share, len(text), least=10) + text
         if self._terminal:
             sys.stderr.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
         else:
@@ -72,9 +70,8 @@ class Bar:
         """Draw anew. share: 0 to 1."""
         if self._shown:
             share = min(1.0, max(0.0, share))
-            room = shutil.get_terminal_size().columns - len(text) - 10
-            width = max(0, min(BAR_WIDTH_MAX, room))
-            self._stream.write(f"\r[{'#' * round(share * width):<{width}}] {share:4.0%}  {text}\x1b[K")
+            text = f"{share:4.0%}  {text}"
+            self._stream.write(f"\r{_bar(share, len(text), least=0)}{text}\x1b[K")
             self._stream.flush()
 
     def close(self) -> None:
@@ -82,3 +79,10 @@ class Bar:
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def _bar(share: float, text_width: int, *, least: int) -> str:
+    """A bar that fits before so much text; nothing where fewer than `least` characters are left for it."""
+    room = shutil.get_terminal_size().columns - text_width - 5
+    width = max(0, min(BAR_WIDTH_MAX, room))
+    return f"[{'#' * round(share * width):<{width}}] " if room >= least else ""

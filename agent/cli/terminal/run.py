@@ -1,7 +1,7 @@
 """Runs a command's work against a cluster, and turns every failure into one line and an exit code.
 
-Law of this file: the only place that knows which exceptions end a command and what advice belongs to each.
-The client is imported when work begins, so that --help stays quick.
+Law of this file: no other place knows which exceptions end a command, and the advice for each. The client is
+imported when work begins, so that --help stays quick.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shoal.agent.cli.terminal.output import DEFAULT_AGENT, CliError, agent_urls
+from shoal.agent.cli.terminal.options import DEFAULT_AGENT
+from shoal.agent.cli.terminal.output import CliError, UsageError
 
 if TYPE_CHECKING:
     from shoal.client.async_admin import AdminClient
@@ -36,58 +37,50 @@ ADVICE = {
     "beyond-end": "start at --from latest, or at an offset within the log",
     "too-large": "a record may have at most 8 MiB",
 }
-
+NOBODY_ADVICE = "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"
 
 TOLD_WITH_CLUSTER = ("not-enough-members", "unknown-topic", "unknown-member")
-"""What another cluster's agent would have answered otherwise: these are told with who was asked."""
-
+"""Another cluster's agent may answer otherwise: these errors name the agent that was asked."""
 
 HTTP_ADVICE = ": create it with PUT "
-"""Where advice for those who speak HTTP begins: here `ADVICE` has the command."""
+"""The advice for HTTP clients begins here; `ADVICE` has the command instead."""
 
 
-def with_client(
-    agent: str, work: Callable[[AsyncClient], Awaitable[T]], config: ClientConfig | None = None
-) -> T:
-    """Run `work` with a client of the agents named. Raises CliError for every failure that has an
-    explanation.
-    """
-    urls = _urls(agent)
+def with_client(agent: str, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Run `work` with a client of these agents. Raises CliError for every failure with a known cause."""
     from shoal.client.async_client import AsyncClient
 
-    return _explained(AsyncClient(urls, _at_once(config)), work)
+    return _explained(AsyncClient(_urls(agent), _settings()), work)
 
 
 def with_admin(
-    agent: str, work: Callable[[AdminClient], Awaitable[T]], config: ClientConfig | None = None
+    agent: str, work: Callable[[AdminClient], Awaitable[T]], attempt_timeout_ms: int | None = None
 ) -> T:
-    """As with_client, for what needs no records: it starts without what those take."""
-    urls = _urls(agent)
+    """As with_client, without pyarrow: for commands without records."""
     from shoal.client.async_admin import AdminClient
 
-    return _explained(AdminClient(urls, _at_once(config)), work)
+    return _explained(AdminClient(_urls(agent), _settings(attempt_timeout_ms)), work)
 
 
-def _at_once(config: ClientConfig | None) -> ClientConfig:
-    """A command says at once that no agent is there: whoever typed it sees that sooner than it can wait."""
+def _settings(attempt_timeout_ms: int | None = None) -> ClientConfig:
+    """A command fails at once where no agent answers, instead of waiting for one to start."""
     from shoal.client.http.requests import ClientConfig
 
-    return replace(config or ClientConfig(), first_contact_ms=0)
+    config = ClientConfig(first_contact_ms=0)
+    return config if attempt_timeout_ms is None else replace(config, attempt_timeout_ms=attempt_timeout_ms)
 
 
 def _urls(agent: str) -> list[str]:
-    urls = agent_urls(agent)
     from shoal.client.http.routes import bootstrap_urls
 
     try:
-        bootstrap_urls(urls)
+        return bootstrap_urls(agent)
     except ValueError as error:
-        raise CliError(f"--agent: {error}", f"give one like {DEFAULT_AGENT}", exit_code=2) from error
-    return urls
+        raise UsageError(f"--agent: {error}", f"give one like {DEFAULT_AGENT}") from error
 
 
 async def _whom(client: AdminClient) -> str:
-    """The agent that answered and its cluster, for people; nothing if it does not answer any more."""
+    """The name of the agent that answered, its cluster and URL; nothing if it no longer answers."""
     from shoal.client.http.requests import Unreachable
     from shoal.errors import ShoalError
 
@@ -117,7 +110,4 @@ def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
     except ShoalError as error:
         raise CliError(f"{error.detail} ({error.code})", ADVICE.get(error.code, "")) from error
     except Unreachable as error:
-        advice = (
-            "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"
-        )
-        raise CliError(error.detail, advice) from error
+        raise CliError(error.detail, NOBODY_ADVICE) from error
