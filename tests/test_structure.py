@@ -106,6 +106,7 @@ PURE = (
     "shoal/format/hash_ranges.py",
     "shoal/format/records.py",
     "shoal/format/partitioner.py",
+    "shoal/format/producer_table.py",
     "shoal/format/row_encoding.py",
     "shoal/spark/options.py",
     "shoal/spark/plan.py",

@@ -25,10 +25,10 @@ from shoal.format.batch import (
     Message,
     Offset,
     ProducerStamp,
-    encode_producer_table,
     message_from_batch,
     to_record_batch,
 )
+from shoal.format.producer_table import encode_producer_table
 from shoal.format.records import RecordColumns, columns_to_message
 
 FLUSH_BYTES = 2**20

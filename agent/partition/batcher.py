@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shoal.agent.submission import Answer, Submission
 from shoal.errors import ShoalError
-from shoal.format.batch import GatheredRange
+from shoal.format.producer_table import GatheredRange
 from shoal.format.records import RecordColumns
 
 MAX_BATCH_BYTES = 4 * 2**20

@@ -1,13 +1,12 @@
 """A request's only record batch, admitted where it was received: the bytes that came are the bytes stored.
 
 An Arrow stream is schema, batch, end. The schema is checked and not stored, so there is room before the
-batch's body for its prefix, its canonical metadata and whatever the caller wants between them and the body (a
-stamp, of which nothing is known here). Streams of any other shape are StreamDecoder's, and so is every check.
+batch's body for its prefix, its canonical metadata and room for the caller (a stamp, which is unknown here).
+StreamDecoder reads streams of any other shape, and makes every check.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from shoal.format.arrow_stream import (
     DEFAULT_SCHEMA,
     END_OF_STREAM,
     MAX_RECORDS_PER_BATCH,
+    PREFIX,
     Message,
     StreamDecoder,
     check_batch,
@@ -25,9 +25,8 @@ from shoal.format.arrow_stream import (
 )
 from shoal.format.row_encoding import RowShape, row_shape
 
-_PREFIX = struct.Struct("<4si")
-# Streams of equal batches (so many records of one size) begin with the same bytes, from which nothing but
-# what is remembered follows. At most 256 of at most 4 KiB; when full they are forgotten, not searched.
+# Streams of equal batches (the same number of records of one size) begin with the same bytes, and an _Opening
+# follows from these bytes alone. At most 256 of at most 4 KiB; a full cache is cleared.
 _REMEMBERED_MAX: Final = 256
 _REMEMBERED_BYTES_MAX: Final = 4096
 # A kept batch keeps the memory of its whole request alive: that must be mostly the batch itself.
@@ -36,7 +35,7 @@ _ROW_BYTES_MAX: Final = 128 * 1024
 
 
 class _Opening(NamedTuple):
-    """What a stream's bytes up to its first body mean."""
+    """The meaning of a stream's bytes up to its first body."""
 
     fields: RecordBatchHeader
     body_length: int  # as sent
@@ -47,7 +46,7 @@ class _Opening(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A batch in its place, and what the stream's first bytes were before they were overwritten."""
+    """A batch in its place, and the stream's first bytes, which were overwritten."""
 
     message: Message
     opening: bytes
@@ -68,7 +67,7 @@ class PlaceReader:
         """The batch of the stream in `memory[start:]`, with its `place`; None when the stream is not one
         plain batch, and nothing has changed then. Raises BatchError as StreamDecoder.
 
-        The message owns `memory` from now on: what stood before the body is overwritten.
+        The message owns `memory` from now on: the bytes before the body are overwritten.
         """
         opening_bytes, opening = self._last
         body_at = start + len(opening_bytes)
@@ -118,11 +117,11 @@ class PlaceReader:
         try:
             fields, stored_length, canonical = read_layout(metadata, header)
         except BatchError:
-            return None  # what is wrong with it depends on what follows: for the ordinary way to say
+            return None  # the fault depends on the following bytes: StreamDecoder names it
         if fields.record_count > MAX_RECORDS_PER_BATCH:
             return None
         size = len(canonical) + len(self._room)
-        head = b"".join((_PREFIX.pack(CONTINUATION, size), canonical, self._room))
+        head = b"".join((PREFIX.pack(CONTINUATION, size), canonical, self._room))
         row = row_shape(fields, canonical) if self._has_rows and stored_length <= _ROW_BYTES_MAX else None
         if row is not None and row.body_bytes != stored_length:
             row = None
@@ -135,7 +134,7 @@ def _first_body(memory: memoryview, start: int) -> int | None:
     for _ in range(2):
         if position + 8 > len(memory):
             return None
-        mark, size = _PREFIX.unpack_from(memory, position)
+        mark, size = PREFIX.unpack_from(memory, position)
         if mark != CONTINUATION or size <= 0:
             return None
         position += 8 + size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -40,7 +40,7 @@ MAX_FRAME_BYTES: Final = 17 * 2**20
 MAX_RECORD_BYTES: Final = 8 * 2**20
 MAX_RECORDS_PER_BATCH: Final = 1_000_000
 MAX_UNCOMPRESSED_BYTES: Final = 64 * 2**20
-"""Of one compressed body, unpacked: what every reader must be able to hold. Four times a plain body."""
+"""Of one compressed body, unpacked: every reader must be able to hold it. Four times a plain body."""
 
 CONTINUATION: Final = b"\xff\xff\xff\xff"
 END_OF_STREAM: Final = CONTINUATION + b"\0\0\0\0"
@@ -65,7 +65,8 @@ DEFAULT_SCHEMA: Final = pa.schema(
 )
 """The columns of a topic that declares no schema. All nullable: Spark refuses any other."""
 
-_PREFIX = struct.Struct("<4si")
+PREFIX: Final = struct.Struct("<4si")
+"""Before each message: CONTINUATION, and the size of its metadata."""
 _I64 = struct.Struct("<q")
 _MAX: Final = pc.get_function("max")
 
@@ -78,8 +79,8 @@ class Message(NamedTuple):
     record_count: int
     max_timestamp_us: int  # 0 for a batch without records or a schema without a timestamp column
     place: memoryview | None = None
-    """Writable memory of this message alone, if it lies so that it can be stored where it is: prefix and
-    metadata, zeros for whatever is to stand between the two, the body."""
+    """Writable memory of this message alone, if it can be stored where it is: prefix, metadata, zeros for a
+    stamp, body."""
 
 
 def message_from_batch(batch: pa.RecordBatch) -> Message:
@@ -87,12 +88,12 @@ def message_from_batch(batch: pa.RecordBatch) -> Message:
     if batch.num_rows > MAX_RECORDS_PER_BATCH:
         raise BatchError("limit", f"more than {MAX_RECORDS_PER_BATCH} records in a batch")
     encoded = memoryview(batch.serialize())
-    metadata_size = _PREFIX.unpack_from(encoded)[1]
+    metadata_size = PREFIX.unpack_from(encoded)[1]
     body = encoded[8 + metadata_size :]
     if len(body) > MAX_BODY_BYTES or metadata_size > MAX_METADATA_BYTES:
         raise BatchError("limit", f"a batch may have at most {MAX_BODY_BYTES} bytes")
     metadata = bytes(encoded[8 : 8 + metadata_size])
-    return Message(metadata, body, batch.num_rows, _max_timestamp_us(batch))
+    return Message(metadata, body, batch.num_rows, _greatest(_timestamps(batch, batch.schema)))
 
 
 def _timestamps(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Array | None:
@@ -100,13 +101,8 @@ def _timestamps(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Array | None:
     return None if position < 0 else batch.column(position)
 
 
-def _max_timestamp_us(batch: pa.RecordBatch) -> int:
-    timestamps = _timestamps(batch, batch.schema)
-    return 0 if timestamps is None else _greatest(timestamps)
-
-
-def _greatest(timestamps: pa.Array) -> int:
-    if not len(timestamps):
+def _greatest(timestamps: pa.Array | None) -> int:
+    if timestamps is None or not len(timestamps):
         return 0
     greatest = _MAX.call([timestamps]).value  # pc.max, without its wrapper
     return 0 if greatest is None else int(greatest)
@@ -119,12 +115,6 @@ def decode_stream(data: bytes | memoryview) -> tuple[pa.Schema, list[pa.RecordBa
             return reader.schema, list(reader)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("invalid", str(error)) from error
-
-
-def _require_equal(offered: pa.Schema, wanted: pa.Schema) -> None:
-    """Names, order, types and nullability count; metadata do not."""
-    if not offered.equals(wanted, check_metadata=False):
-        raise BatchError("schema", f"the stream's schema is not the topic's: {_difference(offered, wanted)}")
 
 
 def _refuse_encoded(field: pa.Field) -> None:
@@ -220,7 +210,7 @@ class StreamDecoder:
         parts = self._take(8)
         if parts is None:
             return False
-        mark, size = _PREFIX.unpack(b"".join(parts))
+        mark, size = PREFIX.unpack(b"".join(parts))
         if mark != CONTINUATION:
             raise BatchError("magic", "this is not an Arrow IPC stream")
         if size == 0:
@@ -273,19 +263,21 @@ class StreamDecoder:
             offered = _read_schema_cached(metadata, header)
         else:
             offered = _read_schema(metadata, header)
-        _require_equal(offered, self._schema)
+        if not offered.equals(self._schema, check_metadata=False):
+            difference = _difference(offered, self._schema)
+            raise BatchError("schema", f"the stream's schema is not the topic's: {difference}")
         self._schema_seen = True
 
     @property
     def pending(self) -> tuple[bytes, MessageHeader] | None:
-        """Metadata and header of the record batch whose body comes next, if that is where the stream is."""
+        """Metadata and header of the record batch whose body comes next, if one does."""
         return self._pending
 
     def _admit(self, metadata: bytes, header: MessageHeader, body: list[memoryview]) -> Message:
         fields, stored_length, canonical = read_layout(metadata, header)
         if fields.record_count > self._max_records_per_batch:
             raise BatchError("limit", f"more than {self._max_records_per_batch} records in a batch")
-        framed = b"".join((_PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
+        framed = b"".join((PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
         view = memoryview(framed)[: 8 + len(canonical) + stored_length]
         stored = view[8 + len(canonical) :]
         max_timestamp_us = check_batch(view, stored, fields, self._schema)
@@ -297,18 +289,17 @@ def check_batch(framed: memoryview, body: memoryview, fields: RecordBatchHeader,
     BatchError."""
     unpacked_bytes = _unpacked_bytes(fields, body)
     batch = _read_validated(framed, schema)
-    if unpacked_bytes > MAX_RECORD_BYTES:  # else no record can be larger
-        _check_record_sizes(batch)
+    if unpacked_bytes > MAX_RECORD_BYTES and (largest := largest_record_bytes(batch)) > MAX_RECORD_BYTES:
+        detail = f"a record has {largest} bytes with its key, value and headers"
+        raise BatchError("limit", f"{detail}, at most {MAX_RECORD_BYTES} are accepted")
     timestamps = _timestamps(batch, schema)
-    if timestamps is None:
-        return 0
-    if timestamps.null_count:
+    if timestamps is not None and timestamps.null_count:
         raise BatchError("invalid", "a record has no timestamp")
     return _greatest(timestamps)
 
 
 def read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHeader, int, bytes]:
-    """What a record batch's metadata say, how much of its body is used, and they in canonical form."""
+    """A record batch's header, the used length of its body, and its metadata in canonical form."""
     read = _read_layout_cached if len(metadata) <= _CACHED_LAYOUT_BYTES else _read_layout
     return read(metadata, header)
 
@@ -322,8 +313,8 @@ def _read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHea
     return fields, stored_length, encode_record_batch_header(fields._replace(body_length=stored_length))
 
 
-# Batches of equal shape (so many records of one size) have equal metadata to the byte, and both functions
-# know nothing else: what was read once costs a look-up (refusals are not kept). At most 256 of at most 4 KiB.
+# Batches of equal shape (the same number of records of one size) have equal metadata to the byte, and both
+# functions depend on nothing else. Refusals are not cached. At most 256 entries of at most 4 KiB.
 _CACHED_LAYOUT_BYTES: Final = 4096
 _read_layout_cached = lru_cache(maxsize=256)(_read_layout)
 _read_header_cached = lru_cache(maxsize=256)(read_message_header)
@@ -331,7 +322,7 @@ _read_header_cached = lru_cache(maxsize=256)(read_message_header)
 
 def _read_schema(metadata: bytes, header: MessageHeader) -> pa.Schema:
     require_little_endian(metadata, header)
-    framed = pa.py_buffer(_PREFIX.pack(CONTINUATION, len(metadata)) + metadata)
+    framed = pa.py_buffer(PREFIX.pack(CONTINUATION, len(metadata)) + metadata)
     try:
         offered = pa.ipc.read_schema(framed)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -344,8 +335,8 @@ def _read_schema(metadata: bytes, header: MessageHeader) -> pa.Schema:
     return offered
 
 
-# A producer sends the same schema bytes with every request: what was read once costs a look-up (refusals are
-# not kept). At most 64 of at most 4 KiB each.
+# A producer sends the same schema bytes with every request. Refusals are not cached. At most 64 entries of at
+# most 4 KiB.
 _CACHED_SCHEMA_BYTES: Final = 4096
 _read_schema_cached = lru_cache(maxsize=64)(_read_schema)
 
@@ -370,10 +361,10 @@ def _unpacked_bytes(header: RecordBatchHeader, body: memoryview) -> int:
 
 
 def unpacked_bytes(framed: bytes | memoryview) -> int:
-    """What the body of a framed record batch will take in memory, as it says itself. Nothing is unpacked;
-    Arrow refuses a body that unpacks to anything else. Raises BatchError."""
+    """The size in memory that a framed record batch declares for its body. Nothing is unpacked; Arrow refuses
+    a body that unpacks to another size. Raises BatchError."""
     view = memoryview(framed)
-    size = _PREFIX.unpack_from(view)[1]
+    size = PREFIX.unpack_from(view)[1]
     metadata = bytes(view[8 : 8 + size])
     header = read_message_header(metadata)
     return _unpacked_bytes(read_record_batch_header(metadata, header), view[8 + size :])
@@ -389,16 +380,13 @@ def _read_validated(framed: memoryview, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def largest_record_bytes(batch: pa.RecordBatch) -> int:
-    """The largest record's bytes, keys, values and headers (names and values) together, if that is more than
+    """The largest record's bytes, with key, value and headers (names and values), if they exceed
     MAX_RECORD_BYTES; else any number up to that, which is found sooner."""
     sizes = [size for column in batch.columns if (size := _value_bytes(column)) is not None]
     at_most = sum(pc.max(size).as_py() or 0 for size in sizes)
     if at_most <= MAX_RECORD_BYTES or not sizes:
         return int(at_most)
-    total = sizes[0]
-    for size in sizes[1:]:
-        total = pc.add(total, size)
-    return int(pc.max(total).as_py() or 0)
+    return int(pc.max(reduce(pc.add, sizes)).as_py() or 0)
 
 
 def _value_bytes(column: pa.Array) -> pa.Array | None:
@@ -408,10 +396,7 @@ def _value_bytes(column: pa.Array) -> pa.Array | None:
         return pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
     if pa.types.is_struct(kind):
         sizes = [size for part in column.flatten() if (size := _value_bytes(part)) is not None]
-        total = sizes[0] if sizes else None
-        for size in sizes[1:]:
-            total = pc.add(total, size)
-        return total
+        return reduce(pc.add, sizes) if sizes else None
     if not pa.types.is_list(kind):
         return None
     inner = _value_bytes(pc.list_flatten(column))
@@ -421,16 +406,6 @@ def _value_bytes(column: pa.Array) -> pa.Array | None:
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()))
     begins = pa.concat_arrays([pa.array([0], pa.int64()), ends])[: len(column)]
     return pc.subtract(sums.take(ends), sums.take(begins))
-
-
-def _check_record_sizes(batch: pa.RecordBatch) -> None:
-    largest = largest_record_bytes(batch)
-    if largest > MAX_RECORD_BYTES:
-        detail = (
-            f"a record has {largest} bytes with its key, value and headers, at most {MAX_RECORD_BYTES} are"
-            " accepted"
-        )
-        raise BatchError("limit", detail)
 
 
 def _one_line(error: Exception) -> str:

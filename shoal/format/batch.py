@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -17,74 +16,24 @@ from typing import Any, Final, NamedTuple, NewType
 import pyarrow as pa
 from crc32c import crc32c
 
-from shoal.format.arrow_metadata import BatchError
-from shoal.format.arrow_stream import (
-    CONTINUATION,
-    DEFAULT_SCHEMA,
-    END_OF_STREAM,
-    HEADERS_COLUMN,
-    KEY_COLUMN,
-    MAX_BODY_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_RECORD_BYTES,
-    MAX_RECORDS_PER_BATCH,
-    MAX_UNCOMPRESSED_BYTES,
-    TIMESTAMP_COLUMN,
-    VALUE_COLUMN,
-    Message,
-    StreamDecoder,
-    decode_stream,
-    message_from_batch,
-    unpacked_bytes,
-)
-
-__all__ = [
-    "DEFAULT_SCHEMA",
-    "END_OF_STREAM",
-    "FORMAT_VERSION",
-    "HEADERS_COLUMN",
-    "KEY_COLUMN",
-    "MAX_BODY_BYTES",
-    "MAX_FRAME_BYTES",
-    "MAX_RECORDS_PER_BATCH",
-    "MAX_RECORD_BYTES",
-    "MAX_UNCOMPRESSED_BYTES",
-    "STAMP_BYTES",
-    "TIMESTAMP_COLUMN",
-    "VALUE_COLUMN",
-    "BatchError",
-    "Flag",
-    "Frame",
-    "GatheredRange",
-    "Kind",
-    "LogIdentity",
-    "LogIndex",
-    "Message",
-    "Offset",
-    "ProducerStamp",
-    "Stamp",
-    "StreamDecoder",
-    "Term",
-    "control_frame",
-    "control_payload",
-    "decode_producer_table",
-    "decode_stream",
-    "encode_producer_table",
-    "is_frame",
-    "is_whole",
-    "message_from_batch",
-    "parse_frame",
-    "parse_stamp",
-    "producer_id_from_text",
-    "schema_frame",
-    "schema_message",
-    "stamp_message",
-    "stamp_of",
-    "timestamps_of",
-    "to_record_batch",
-    "unpacked_bytes",
-    "view_frame",
-]
+# Names imported "as" themselves are re-exported: storage and replication know the format by this file alone.
+from shoal.format.arrow_metadata import BatchError as BatchError
+from shoal.format.arrow_stream import CONTINUATION, PREFIX
+from shoal.format.arrow_stream import DEFAULT_SCHEMA as DEFAULT_SCHEMA
+from shoal.format.arrow_stream import END_OF_STREAM as END_OF_STREAM
+from shoal.format.arrow_stream import HEADERS_COLUMN as HEADERS_COLUMN
+from shoal.format.arrow_stream import KEY_COLUMN as KEY_COLUMN
+from shoal.format.arrow_stream import MAX_BODY_BYTES as MAX_BODY_BYTES
+from shoal.format.arrow_stream import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+from shoal.format.arrow_stream import MAX_RECORD_BYTES as MAX_RECORD_BYTES
+from shoal.format.arrow_stream import MAX_UNCOMPRESSED_BYTES as MAX_UNCOMPRESSED_BYTES
+from shoal.format.arrow_stream import TIMESTAMP_COLUMN as TIMESTAMP_COLUMN
+from shoal.format.arrow_stream import VALUE_COLUMN as VALUE_COLUMN
+from shoal.format.arrow_stream import Message as Message
+from shoal.format.arrow_stream import StreamDecoder as StreamDecoder
+from shoal.format.arrow_stream import decode_stream as decode_stream
+from shoal.format.arrow_stream import message_from_batch as message_from_batch
+from shoal.format.arrow_stream import unpacked_bytes as unpacked_bytes
 
 Term = NewType("Term", int)  # 0 = none
 LogIndex = NewType("LogIndex", int)  # the first entry is 1
@@ -92,8 +41,6 @@ Offset = NewType("Offset", int)  # the first record is 0
 
 FORMAT_VERSION: Final = 1
 STAMP_BYTES: Final = 128
-MAX_GATHERED_RANGES: Final = 2**16
-"""Requests gathered into one batch: far above what one loop turn brings, and 2.3 MiB at most when decoded."""
 
 # A stamp, little endian. The crc covers every byte of the message but its own four.
 _STAMP = struct.Struct(
@@ -108,25 +55,22 @@ _STAMP = struct.Struct(
     "24s"  # 104 reserved zeros
 )
 assert _STAMP.size == STAMP_BYTES
-_MAGIC: Final = b"SHOL"
-_CRC_OFFSET: Final = 4
-_CRC_END: Final = _CRC_OFFSET + 4
-JOINED_BODY_BYTES: Final = 16 * 2**10
-"""So short a body is copied once more: that is quicker than one more call."""
-STAMP_MAGIC: Final = _MAGIC
-STAMP_CHECKSUM_AT: Final = _CRC_OFFSET
+STAMP_MAGIC: Final = b"SHOL"
+STAMP_CHECKSUM_AT: Final = 4
 STAMP_BODY_LENGTH_AT: Final = 48
+_CHECKSUM_END: Final = STAMP_CHECKSUM_AT + 4
+JOINED_BODY_BYTES: Final = 16 * 2**10
+"""A body up to this size is copied once more, which is quicker than one more call."""
 _NO_PRODUCER: Final = bytes(16)
 _RESERVED: Final = bytes(24)
 _NO_STAMP: Final = bytes(STAMP_BYTES)
 
-_PREFIX = struct.Struct("<4si")
 _CRC = struct.Struct("<I")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 
 
 class Kind(IntEnum):
-    """What a frame is. Only DATA frames have records."""
+    """The kind of a frame. Only DATA frames have records."""
 
     SCHEMA = 0
     DATA = 1
@@ -151,10 +95,7 @@ class Flag(IntFlag):
 _KNOWN_FLAGS: Final = int(Flag.FIRST_OF_SEGMENT | Flag.GATHERED | Flag.LANES)
 # Looked up by number: calling an enumeration costs as much as the rest of a stamp.
 _KINDS: Final = tuple(Kind)
-_LAST_KIND: Final = len(_KINDS) - 1
 _FLAGS: Final = tuple(map(Flag, range(_KNOWN_FLAGS + 1)))
-
-
 _new_stamp = tuple.__new__  # from twelve fields at once: 0.1 us less than the constructor of the NamedTuple
 
 
@@ -181,7 +122,7 @@ def producer_id_from_text(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Which log a frame belongs to; it seeds every checksum, so that no other log's frame passes for ours.
+    """The log of a frame. It seeds every checksum, so that no other log's frame passes for ours.
 
     `log_epoch` changes only when an operator recovers a log unsafely.
     """
@@ -227,14 +168,6 @@ class Frame(NamedTuple):
     data: bytes | memoryview
 
 
-class GatheredRange(NamedTuple):
-    """The rows that one request brought to a gathered batch."""
-
-    producer: ProducerStamp
-    first_row: int
-    rows: int
-
-
 def stamp_message(
     message: Message,
     identity: LogIdentity,
@@ -249,8 +182,8 @@ def stamp_message(
     producer: ProducerStamp | None = None,
     control: bytes = b"",
 ) -> Frame:
-    """`message` in its stored form: where it lies, if it has a place that no stamp was written to, else with
-    one copy of the body. BatchError("limit") above MAX_FRAME_BYTES."""
+    """`message` in its stored form: in its place, if it has one without a stamp, else with one copy of the
+    body. BatchError("limit") above MAX_FRAME_BYTES."""
     if producer is not None and producer.in_lanes:
         flags |= Flag.LANES
     fields = (
@@ -280,10 +213,10 @@ def _stamp_in_place(place: memoryview, stamp_at: int, stamp: Stamp, identity: Lo
     packed = _pack_stamp(stamp)
     body_at = stamp_at + STAMP_BYTES
     assert len(place) == body_at + stamp.body_length <= MAX_FRAME_BYTES
-    checksum = crc32c(packed[:_CRC_OFFSET], crc32c(place[:stamp_at], identity.seed))
-    checksum = crc32c(place[body_at:], crc32c(packed[_CRC_OFFSET + 4 :], checksum))
+    checksum = crc32c(packed[:STAMP_CHECKSUM_AT], crc32c(place[:stamp_at], identity.seed))
+    checksum = crc32c(place[body_at:], crc32c(packed[_CHECKSUM_END:], checksum))
     place[stamp_at:body_at] = packed
-    _CRC.pack_into(place, stamp_at + _CRC_OFFSET, checksum)
+    _CRC.pack_into(place, stamp_at + STAMP_CHECKSUM_AT, checksum)
     return Frame(stamp, place.toreadonly())
 
 
@@ -296,13 +229,13 @@ def _assemble(
     if 8 + metadata_size + stamp.body_length > MAX_FRAME_BYTES:
         raise BatchError("limit", f"a stored batch may have at most {MAX_FRAME_BYTES} bytes")
     packed = _pack_stamp(stamp)
-    head = b"".join((_PREFIX.pack(CONTINUATION, metadata_size), metadata, control, padding, _MAGIC))
+    head = b"".join((PREFIX.pack(CONTINUATION, metadata_size), metadata, control, padding, STAMP_MAGIC))
     checksum = crc32c(head, identity.seed)
     if stamp.body_length <= JOINED_BODY_BYTES:
-        rest = packed[_CRC_END:] + body
+        rest = packed[_CHECKSUM_END:] + body
         return Frame(stamp, b"".join((head, _CRC.pack(crc32c(rest, checksum)), rest)))
-    checksum = crc32c(body, crc32c(packed[_CRC_END:], checksum))
-    return Frame(stamp, b"".join((head, _CRC.pack(checksum), packed[_CRC_END:], body)))
+    checksum = crc32c(body, crc32c(packed[_CHECKSUM_END:], checksum))
+    return Frame(stamp, b"".join((head, _CRC.pack(checksum), packed[_CHECKSUM_END:], body)))
 
 
 def _pack_stamp(stamp: Stamp) -> bytes:
@@ -311,7 +244,7 @@ def _pack_stamp(stamp: Stamp) -> bytes:
     assert producer is None or (len(producer.producer_id) == 16 and any(producer.producer_id))
     producer_id, epoch, sequence, _ = producer or (_NO_PRODUCER, 0, 0, False)
     return _STAMP.pack(
-        _MAGIC,
+        STAMP_MAGIC,
         0,
         FORMAT_VERSION,
         stamp.kind,
@@ -398,7 +331,7 @@ def schema_frame(
 def parse_stamp(buffer: bytes | memoryview, position: int) -> tuple[Stamp, int]:
     """The stamp of the frame at `position`, and the frame's whole length; the body need not be there.
 
-    The checksum is NOT verified: lengths are bounded, everything else is hearsay.
+    The checksum is NOT verified: only the lengths are bounded.
     Raises BatchError: short, magic, version, length, invalid.
     """
     stamp_position, total, fields = _read_stamp(buffer, position)
@@ -412,8 +345,8 @@ def is_whole(stamp: Stamp, data: bytes | memoryview) -> bool:
 
 
 def stamp_of(frame: memoryview) -> Stamp:
-    """Of a whole frame that is_frame has found good."""
-    metadata_size = _PREFIX.unpack_from(frame, 0)[1]
+    """The stamp of a whole frame that is_frame has accepted."""
+    metadata_size = PREFIX.unpack_from(frame, 0)[1]
     return _decode_stamp(_STAMP.unpack_from(frame, 8 + metadata_size - STAMP_BYTES))
 
 
@@ -425,21 +358,16 @@ def parse_frame(
     if position + total > len(buffer):
         raise BatchError("short", "the buffer ends inside a frame")
     data = bytes(buffer[position : position + total])
-    if verify and total > JOINED_BODY_BYTES:
-        _verify(memoryview(data), stamp_position - position, fields[1], identity.seed)
-    elif verify:  # what is short is copied more quickly than looked at
-        checksum_position = stamp_position - position + _CRC_OFFSET
-        checksum = crc32c(data[:checksum_position], identity.seed)
-        if crc32c(data[checksum_position + 4 :], checksum) != fields[1]:
-            raise BatchError("checksum", "a frame's checksum does not hold")
+    if verify:
+        checked = data if total <= JOINED_BODY_BYTES else memoryview(data)  # short bytes are copied sooner
+        _verify(checked, stamp_position - position, fields[1], identity.seed)
     return Frame(_decode_stamp(fields), data)
 
 
 def view_frame(
     buffer: bytes | memoryview, position: int, identity: LogIdentity, *, verify: bool = True
 ) -> tuple[Stamp, memoryview]:
-    """The frame at `position`: its stamp, and its bytes where they lie. Lengths are bounded before they are
-    used.
+    """The frame at `position`: its stamp, and its bytes without a copy. Lengths are bounded before use.
 
     Raises BatchError: short (ran out of bytes), magic, length, checksum, version, invalid.
     """
@@ -459,20 +387,20 @@ assert _CHECKED.size == STAMP_BYTES
 
 def is_frame(view: memoryview, position: int, length: int, index: LogIndex, identity: LogIdentity) -> bool:
     """Whether the `length` bytes at `position`, which the buffer must hold, are the whole frame of entry
-    `index` and verify: what view_frame and the stamp would say, without decoding what nobody asked for. Never
-    raises; view_frame says why they are none."""
+    `index` and verify: as view_frame, without decoding the other fields. Never raises; view_frame gives the
+    reason."""
     if length < 8 + 8 + STAMP_BYTES:
         return False
-    mark, metadata_size = _PREFIX.unpack_from(view, position)
+    mark, metadata_size = PREFIX.unpack_from(view, position)
     if mark != CONTINUATION or metadata_size % 8 or not STAMP_BYTES + 8 <= metadata_size <= length - 8:
         return False
     stamp_position = position + 8 + metadata_size - STAMP_BYTES
     magic, expected, version, kind, flags, entry, body_length, control_length, reserved = (
         _CHECKED.unpack_from(view, stamp_position)
     )
-    if magic != _MAGIC or 8 + metadata_size + body_length != length or body_length % 8:
+    if magic != STAMP_MAGIC or 8 + metadata_size + body_length != length or body_length % 8:
         return False
-    checksum_position = stamp_position + _CRC_OFFSET
+    checksum_position = stamp_position + STAMP_CHECKSUM_AT
     head = crc32c(view[position:checksum_position], identity.seed)
     if crc32c(view[checksum_position + 4 : position + length], head) != expected:
         return False
@@ -487,8 +415,8 @@ def is_frame(view: memoryview, position: int, length: int, index: LogIndex, iden
     )
 
 
-def _verify(frame: memoryview, stamp_position: int, expected: int, seed: int) -> None:
-    checksum_position = stamp_position + _CRC_OFFSET
+def _verify(frame: bytes | memoryview, stamp_position: int, expected: int, seed: int) -> None:
+    checksum_position = stamp_position + STAMP_CHECKSUM_AT
     checksum = crc32c(frame[checksum_position + 4 :], crc32c(frame[:checksum_position], seed))
     if checksum != expected:
         raise BatchError("checksum", "a frame's checksum does not hold")
@@ -498,7 +426,7 @@ def _read_stamp(buffer: bytes | memoryview, position: int) -> tuple[int, int, tu
     """Where the stamp lies, the frame's total length, and the raw fields of the stamp."""
     if position < 0 or position + 8 > len(buffer):
         raise BatchError("short", "the buffer ends inside a frame's head")
-    mark, metadata_size = _PREFIX.unpack_from(buffer, position)
+    mark, metadata_size = PREFIX.unpack_from(buffer, position)
     if mark != CONTINUATION:
         raise BatchError("magic", "no Arrow message here")
     if metadata_size < STAMP_BYTES + 8 or metadata_size % 8 or metadata_size > MAX_FRAME_BYTES - 8:
@@ -507,7 +435,7 @@ def _read_stamp(buffer: bytes | memoryview, position: int) -> tuple[int, int, tu
     if stamp_position + STAMP_BYTES > len(buffer):
         raise BatchError("short", "the buffer ends inside a frame's metadata")
     fields = _STAMP.unpack_from(buffer, stamp_position)
-    if fields[0] != _MAGIC:
+    if fields[0] != STAMP_MAGIC:
         raise BatchError("magic", "an Arrow message without a stamp")
     body_length, control_length = fields[10], fields[15]
     total = 8 + metadata_size + body_length
@@ -521,7 +449,7 @@ def _decode_stamp(fields: tuple[Any, ...]) -> Stamp:
     append_time_us, max_timestamp_us, producer_id, epoch, control_length, sequence, reserved = others
     if version != FORMAT_VERSION:
         raise BatchError("version", f"format version {version} is not known, only {FORMAT_VERSION}")
-    if kind > _LAST_KIND or flags & ~_KNOWN_FLAGS or reserved != _RESERVED:
+    if kind > Kind.SEAL or flags & ~_KNOWN_FLAGS or reserved != _RESERVED:
         raise BatchError("invalid", "unknown kind, flag or reserved bytes in a stamp")
     producer = None
     if producer_id != _NO_PRODUCER:
@@ -568,26 +496,3 @@ def timestamps_of(data: bytes | memoryview, schema: pa.Schema) -> pa.RecordBatch
             return reader.read_next_batch()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError("invalid", str(error)) from error
-
-
-_RANGE = struct.Struct("<16sIQII")  # producer id, epoch, sequence, first row, rows
-
-
-def encode_producer_table(ranges: Sequence[GatheredRange]) -> bytes:
-    """The control payload of a gathered batch: fixed-width entries, ascending by first row."""
-    assert len(ranges) <= MAX_GATHERED_RANGES
-    return b"".join(_RANGE.pack(*entry.producer[:3], entry.first_row, entry.rows) for entry in ranges)
-
-
-def decode_producer_table(payload: bytes) -> list[GatheredRange]:
-    """The opposite. Raises BatchError: length; invalid when ranges overlap or are out of order."""
-    if len(payload) % _RANGE.size or len(payload) > MAX_GATHERED_RANGES * _RANGE.size:
-        raise BatchError("length", "a producer table has a wrong length")
-    ranges: list[GatheredRange] = []
-    next_row = 0
-    for producer_id, epoch, sequence, first_row, rows in _RANGE.iter_unpack(payload):
-        if first_row < next_row or rows == 0 or producer_id == _NO_PRODUCER:
-            raise BatchError("invalid", "a producer table's ranges are empty, overlap or are out of order")
-        next_row = first_row + rows
-        ranges.append(GatheredRange(ProducerStamp(producer_id, epoch, sequence), first_row, rows))
-    return ranges

@@ -1,7 +1,7 @@
 """Records as people write and read them (JSON, NDJSON, one raw value) <-> columns and batches.
 
-Pure: no request, no topic, no clock. What arrives is hostile; the only error is ShoalError, and it says which
-record is wrong (numbered from 0). Arrow streams do not come by here.
+Pure: no request, no topic, no clock. Input is hostile; the only error is ShoalError, which numbers the wrong
+record from 0. Arrow streams are read in arrow_stream.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RecordColumns:
 
     @property
     def size_bytes(self) -> int:
-        """About what the records will take in a batch."""
+        """About the size of the records in a batch."""
         if len(self.values) == 1 and self.headers[0] is None:
             return _RECORD_OVERHEAD_BYTES + len(self.keys[0] or b"") + len(self.values[0] or b"")
         total = _RECORD_OVERHEAD_BYTES * len(self.values)
@@ -316,7 +316,7 @@ def _essence(content_type: str) -> str:
 
 
 def _refuse_several(body: bytes, essence: str) -> None:
-    """Nobody wants these stored as one value, and whoever did would find out when they are read."""
+    """Refuse bodies that were hardly meant as one value: the mistake would show only when they are read."""
     as_what = f"was sent as {essence}" if essence else "was sent without a Content-Type"
     if essence.startswith("multipart/"):
         raise ShoalError(
@@ -351,7 +351,7 @@ def _looks_like_records(body: bytes) -> bool:
 
 
 def _is_several_values(body: bytes) -> bool:
-    """Whether JSON objects or arrays follow each other, be it that their line feeds were taken out."""
+    """Whether JSON objects or arrays follow each other, with or without line feeds between."""
     try:
         text = body.decode("utf-8").lstrip()
         _, end = _DECODER.raw_decode(text)
@@ -380,8 +380,8 @@ def columns_to_batch(columns: RecordColumns, now_us: int) -> pa.RecordBatch:
 
 
 def columns_to_message(columns: RecordColumns, now_us: int) -> Message:
-    """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises what pyarrow
-    raises for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
+    """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises pyarrow's
+    errors for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
     for too many bytes."""
     headers = columns.headers
     if headers.count(None) == len(headers):
@@ -401,7 +401,7 @@ def render_records(
     values = batch.column(VALUE_COLUMN).to_pylist()
     headers = batch.column(HEADERS_COLUMN).to_pylist()
     rendered = []
-    last_us, timestamp = None, None  # records that came together have one time between them
+    last_us, timestamp = None, None  # neighbours often share a time
     for row, time_us in enumerate(times):
         if time_us != last_us:
             last_us, timestamp = time_us, None if time_us is None else format_time(time_us)
@@ -425,9 +425,7 @@ def _render_value(record: dict[str, Any], value: bytes | None, value_as: ValueAs
     if value_as == "json" and value is not None and len(value) <= EMBEDDED_BYTES_MAX:
         try:
             document = _decode_json(value)
-            _ENCODER.encode(document).encode(
-                "utf-8"
-            )  # what parses may not be writable: 1e999, half surrogates
+            _ENCODER.encode(document).encode("utf-8")  # fails for 1e999 and half surrogates, which parse
         except (ValueError, RecursionError):
             _render_bytes(record, "value", value)
         else:
@@ -437,7 +435,7 @@ def _render_value(record: dict[str, Any], value: bytes | None, value_as: ValueAs
 
 
 def render_value(value: bytes | None, value_as: ValueAs) -> bytes:
-    """The field of a record's value alone, name and all, as render_ndjson has it."""
+    """The field of a record's value alone, with its name, as render_ndjson writes it."""
     record: dict[str, Any] = {}
     _render_value(record, value, value_as)
     return _ENCODER.encode(record)[1:-1].encode("utf-8")
@@ -461,6 +459,3 @@ def render_ndjson(
         return b"".join((b"null" if value is None else value) + b"\n" for value in values)
     lines = [_ENCODER.encode(record) for record in render_records(batch, base_offset, value_as)]
     return "".join(f"{line}\n" for line in lines).encode("utf-8")
-
-
-# --- times and durations

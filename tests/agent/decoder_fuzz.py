@@ -35,7 +35,6 @@ from shoal.format.batch import (
     DEFAULT_SCHEMA,
     END_OF_STREAM,
     BatchError,
-    GatheredRange,
     Kind,
     LogIdentity,
     LogIndex,
@@ -45,9 +44,7 @@ from shoal.format.batch import (
     Term,
     control_frame,
     control_payload,
-    decode_producer_table,
     decode_stream,
-    encode_producer_table,
     parse_frame,
     parse_stamp,
     schema_frame,
@@ -56,6 +53,7 @@ from shoal.format.batch import (
     to_record_batch,
     view_frame,
 )
+from shoal.format.producer_table import GatheredRange, decode_producer_table, encode_producer_table
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.format.index import Entry, decode_block, decode_index_file, encode_blocks

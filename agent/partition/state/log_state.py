@@ -27,8 +27,8 @@ from shoal.format.batch import (
     Stamp,
     Term,
     control_payload,
-    decode_producer_table,
 )
+from shoal.format.producer_table import decode_producer_table
 from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration
 

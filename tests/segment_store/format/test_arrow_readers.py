@@ -12,14 +12,13 @@ from store_frames import SMALL, next_frame, open_log
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Frame,
-    GatheredRange,
     LogIndex,
     ProducerStamp,
     StreamDecoder,
     Term,
-    encode_producer_table,
     stamp_message,
 )
+from shoal.format.producer_table import GatheredRange, encode_producer_table
 from shoal.segment_store import PartitionLog, open_disk
 
 ROWS = 60

@@ -22,7 +22,6 @@ from shoal.format.batch import (
     BatchError,
     Flag,
     Frame,
-    GatheredRange,
     Kind,
     LogIdentity,
     LogIndex,
@@ -32,9 +31,7 @@ from shoal.format.batch import (
     Term,
     control_frame,
     control_payload,
-    decode_producer_table,
     decode_stream,
-    encode_producer_table,
     is_frame,
     message_from_batch,
     parse_frame,
@@ -46,6 +43,7 @@ from shoal.format.batch import (
     stamp_of,
     to_record_batch,
 )
+from shoal.format.producer_table import GatheredRange, decode_producer_table, encode_producer_table
 
 MakeBatch = Callable[..., pa.RecordBatch]
 MakeFrame = Callable[..., Frame]

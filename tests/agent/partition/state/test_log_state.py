@@ -21,7 +21,6 @@ from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Flag,
     Frame,
-    GatheredRange,
     Kind,
     LogIdentity,
     LogIndex,
@@ -29,9 +28,9 @@ from shoal.format.batch import (
     ProducerStamp,
     Term,
     control_frame,
-    encode_producer_table,
     stamp_message,
 )
+from shoal.format.producer_table import GatheredRange, encode_producer_table
 from shoal.replication.interfaces import Configuration, Replica, ReplicaId
 from tests.agent.harness import message
 
