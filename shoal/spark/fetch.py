@@ -1,13 +1,11 @@
-"""Read one range of a partition from inside Spark: from a replica on this machine or the leader, as one batch
-after the other, each record once.
+"""Read one range of a partition inside Spark, batch by batch, each record once.
 
-Standard library and pyarrow only, blocking. No loop here touches a record. Answers are not trusted to be
-complete or in order.
+The leader or a replica on this machine answers. Standard library and pyarrow only, blocking. No loop here
+touches a record. Answers are not trusted to be complete or in order.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from shoal.format.arrow_stream import (
+    ARROW_STREAM,
     HEADERS_COLUMN,
     KEY_COLUMN,
     MAX_FRAME_BYTES,
@@ -31,27 +30,28 @@ from shoal.spark.http import (
     MOVING_STATUSES,
     POOL,
     Answer,
+    LeaderSearch,
     MovedError,
-    RetryPolicy,
+    Persistence,
     document_of,
+    persist,
     said,
 )
-from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss, normal_url
+from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss
 from shoal.spark.plan import OffsetRange
-from shoal.spark.topics import fetch_routes
+from shoal.spark.topics import fetch_routes, replica_urls
 
-ARROW_MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 LARGE_BATCH_BYTES: Final = 512 * 1024
 """Stored batches of this size go to Spark as they are; smaller ones are joined."""
 
 JOINED_BYTES_MAX: Final = 8 * 2**20
-"""What they are joined to at most, about: batches of 1 to 10 MB are best for Spark."""
+"""The size of joined batches, about: 1 to 10 MB are best for Spark."""
 
 LIMIT_MAX: Final = 10_000_000
-"""The most records that an agent lets one read ask for."""
+"""An agent's limit for one read."""
 
 NEAR_TIMEOUT: Final = "500ms"
-"""How long a replica on this machine may take to learn what was committed before the range was planned."""
+"""How long a replica on this machine may take to learn of the commits before the range was planned."""
 
 _CREATE_TIME: Final = 0  # Kafka's timestampType: the producer's time
 
@@ -60,7 +60,7 @@ class FetchPolicy(NamedTuple):
     """How a task reads, and how long it tries."""
 
     fetch_bytes: int = 16 * 2**20  # one answer: asking costs a worker and an agent a millisecond together
-    retries: RetryPolicy = DEFAULT_RETRIES
+    retries: Persistence = DEFAULT_RETRIES
 
 
 DEFAULT_POLICY: Final = FetchPolicy()
@@ -74,7 +74,7 @@ class _TrimmedError(Exception):
         self.log_start_offset = log_start_offset
 
 
-class Records(NamedTuple):
+class FetchedRecords(NamedTuple):
     """Consecutive records, the first of which has the offset `base_offset`."""
 
     base_offset: int
@@ -100,12 +100,12 @@ class RangeReader:
         self._pause = pause
         urls = scan.range.urls
         # A partition without leader at planning time may have no address: then any agent forwards.
-        self._leader: str | None = next(iter(urls), None)
+        leader = next(iter(urls), None)
         # A replica beside us saves the network; the leader itself is asked as the leader.
         near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
-        self._near = near if near != self._leader else None
-        self._hinted = False  # the leader's address comes from the last refusal
+        self._near = near if near != leader else None
         self._agents = tuple(dict.fromkeys((*urls, *scan.agents)))
+        self._search = LeaderSearch(self._agents, leader, self._find_leader)
         self._place = f"partition {scan.range.partition} of topic {scan.range.topic!r}"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -127,57 +127,48 @@ class RangeReader:
                 yield compose(piece, self._scan, offset)
                 offset += piece.num_rows
 
-    def _fetch(self, offset: int) -> Records:
+    def _fetch(self, offset: int) -> FetchedRecords:
         """The record at `offset` and neighbours on both sides."""
         policy = self._scan.policy.retries
-        failure = ""
-        for attempt in range(policy.attempts):
-            if attempt:
-                self._pause(policy.pause_seconds(attempt))
-            try:
-                return self._attempt(offset, attempt)
-            except MovedError as error:
-                failure = str(error)
-        tries = f"in {policy.attempts} attempts"
-        raise SourceError(f"{self._place}: no answer for offset {offset} {tries}; last: {failure}")
+        return persist(
+            lambda attempt: self._attempt(offset, attempt),
+            policy.attempts,
+            f"{self._place}: no answer for offset {offset} in {policy.attempts} attempts; last",
+            policy=policy,
+            pause=self._pause,
+        )
 
-    def _attempt(self, offset: int, attempt: int) -> Records:
-        """The replica beside us or the leader as known; then by turns the leader as agents name it, and any
-        agent to forward."""
-        limit = min(self._scan.range.end - offset, LIMIT_MAX)
+    def _attempt(self, offset: int, attempt: int) -> FetchedRecords:
+        """From the replica beside us first, then as LeaderSearch chooses."""
         query: dict[str, str | int] = {
             "offset": offset,
             "max_bytes": self._scan.policy.fetch_bytes,
-            "limit": limit,  # whole batches, none behind the range: a micro-batch may be a part of one
+            # Whole batches, none behind the range: a micro-batch may be a part of one.
+            "limit": min(self._scan.range.end - offset, LIMIT_MAX),
         }
-        headers = {"Accept": ARROW_MEDIA_TYPE}
+        headers = {"Accept": ARROW_STREAM}
         near, self._near = self._near, None
         if attempt == 0 and near is not None:
             records = self._read_near(near, query, headers, offset)
             self._near = near  # it has answered: the next fetch is its too
             return records
-        if attempt % 2 == 1 and not self._hinted:
-            self._leader = self._find_leader() or self._leader
-        self._hinted = False
-        base = self._leader
-        if base is None or (attempt > 0 and attempt % 2 == 0):
-            return self._request(self._agents[(attempt // 2) % len(self._agents)], query, headers, offset)
-        return self._request(base, query | {"forward": "false"}, headers, offset)
+        base, is_leader = self._search.choose(attempt)
+        return self._request(base, query | ({"forward": "false"} if is_leader else {}), headers, offset)
 
     def _read_near(
         self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
-    ) -> Records:
-        """From a replica that need not lead. One that does not know the whole range yet waits a moment."""
+    ) -> FetchedRecords:
+        """From a replica that need not lead. It waits NEAR_TIMEOUT for commits that it does not know yet."""
         local: dict[str, str | int] = {"consistency": "local", "forward": "false", "timeout": NEAR_TIMEOUT}
         seen = {"Shoal-High-Watermark": str(self._scan.range.end)}
         try:
             return self._request(base, query | local, headers | seen, offset)
-        except (SourceError, _TrimmedError) as error:  # what it cannot answer is the leader's to answer
+        except (SourceError, _TrimmedError) as error:  # the leader decides
             raise MovedError(str(error)) from error
 
     def _request(
         self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
-    ) -> Records:
+    ) -> FetchedRecords:
         topic = quote(self._scan.range.topic, safe="")
         path = f"/v1/topics/{topic}/partitions/{self._scan.range.partition}/records?{urlencode(query)}"
         bytes_max = self._scan.policy.fetch_bytes + 2 * MAX_FRAME_BYTES  # whole batches at both ends
@@ -187,23 +178,16 @@ class RangeReader:
         return _read_answer(base, answer, offset)
 
     def _find_leader(self) -> str | None:
-        try:
-            routes = fetch_routes(POOL, self._scan.range.topic, self._agents)
-        except SourceError as error:  # while agents change places none may answer: another attempt may
-            raise MovedError(str(error)) from error
-        return next(iter(routes.get(self._scan.range.partition, ())), None)
+        route = fetch_routes(POOL, self._scan.range.topic, self._agents).get(self._scan.range.partition)
+        return next(iter(replica_urls(route)), None) if route is not None else None
 
     def _refusal(self, base: str, answer: Answer, offset: int) -> Exception:
-        why, problem = said(base, answer), document_of(answer.body)
         if answer.status in MOVING_STATUSES:
-            leader_url = problem.get("leader_url")
-            if answer.status == 421 and isinstance(leader_url, str):
-                with contextlib.suppress(SourceError):  # an address that is none: routes are asked next
-                    self._leader, self._hinted = normal_url(leader_url), True
-            return MovedError(why)
+            return self._search.refused(base, answer)
+        why = said(base, answer)
         if answer.status != 410:
             return SourceError(why)
-        start = problem.get("log_start_offset")
+        start = document_of(answer.body).get("log_start_offset")
         if self._scan.fail_on_data_loss or not isinstance(start, int) or start <= offset:
             return data_loss(f"offset {offset} of {self._place} was trimmed: {why}")
         return _TrimmedError(start)
@@ -224,7 +208,7 @@ def is_local(host: str) -> bool:
     return False
 
 
-def _read_answer(base: str, answer: Answer, offset: int) -> Records:
+def _read_answer(base: str, answer: Answer, offset: int) -> FetchedRecords:
     """The records of an Arrow answer, checked against the offsets it claims."""
     try:
         base_offset = int(answer.headers["Shoal-Base-Offset"])
@@ -241,14 +225,9 @@ def _read_answer(base: str, answer: Answer, offset: int) -> Records:
         claim = f"{rows} records from {base_offset} up to {next_offset}"
         raise MovedError(f"{base} was asked for offset {offset} and answers with {claim}")
     if len(answer.body) < len(batches) * LARGE_BATCH_BYTES:
-        batches = _joined(batches, len(answer.body))
-    return Records(base_offset, batches)
-
-
-def _joined(batches: list[pa.RecordBatch], size_bytes: int) -> list[pa.RecordBatch]:
-    """As few as may be, each of about as many of the small ones, which have `size_bytes` together."""
-    count = max(1, len(batches) * JOINED_BYTES_MAX // max(size_bytes, JOINED_BYTES_MAX))
-    return [pa.concat_batches(batches[at : at + count]) for at in range(0, len(batches), count)]
+        count = max(1, len(batches) * JOINED_BYTES_MAX // max(len(answer.body), JOINED_BYTES_MAX))
+        batches = [pa.concat_batches(batches[at : at + count]) for at in range(0, len(batches), count)]
+    return FetchedRecords(base_offset, batches)
 
 
 def compose(records: pa.RecordBatch, scan: Scan, first_offset: int) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
-"""HTTP from inside Spark: kept-alive connections to agents, and what their refusals mean.
+"""HTTP from inside Spark: kept-alive connections to agents, refusals, retries and the search for a leader.
 
-Standard library only, blocking: it runs in Spark's Python workers, where nothing else that Shoal needs is
-installed. Topics, offsets and records are unknown here. Answers are not trusted to be small or complete.
+Standard library only, blocking: Spark's Python workers have no other package of Shoal's. Topics, offsets and
+records are unknown here. Answers are not trusted to be small or complete.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from shoal.spark.options import SourceError
+from shoal.spark.options import SourceError, normal_url
 
 T = TypeVar("T")
 
@@ -27,11 +28,11 @@ IDLE_CONNECTIONS_MAX: Final = 16  # kept open by one process, over all agents
 JSON_MEDIA_TYPE: Final = "application/json"
 
 MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504, 507})
-"""Answers that another attempt may change. 416 too: what is read was committed, so that agent is behind."""
+"""Answers that another attempt may change. 416 too: the offset was committed, so that agent is behind."""
 
 
-class RetryPolicy(NamedTuple):
-    """Bounds of repeating. With these pauses 30 attempts span 50 s: any election, most restarts."""
+class Persistence(NamedTuple):
+    """Bounds of retries. With these pauses 30 attempts span 50 s: any election, most restarts."""
 
     attempts: int = 30  # without progress
     plan_attempts: int = 10  # 10 s: somebody waits for the query to begin
@@ -39,11 +40,11 @@ class RetryPolicy(NamedTuple):
     pause_seconds_max: float = 2.0
 
     def pause_seconds(self, attempt: int) -> float:
-        """How long to wait before an attempt; the first has number 0 and no pause."""
+        """The pause before an attempt; the first has number 0 and no pause."""
         return min(self.pause_seconds_max, self.first_pause_seconds * 2.0 ** (attempt - 1))
 
 
-DEFAULT_RETRIES: Final = RetryPolicy()
+DEFAULT_RETRIES: Final = Persistence()
 
 
 class Answer(NamedTuple):
@@ -55,7 +56,11 @@ class Answer(NamedTuple):
 
 
 class MovedError(Exception):
-    """This attempt failed, another may not."""
+    """This attempt failed, another may not. `at_once`: the next one needs no pause."""
+
+    def __init__(self, detail: str, *, at_once: bool = False) -> None:
+        super().__init__(detail)
+        self.at_once = at_once
 
 
 class _Idle(NamedTuple):
@@ -111,8 +116,8 @@ class ConnectionPool:
     def first_of(
         self, requests: Sequence[tuple[str, str]], seconds: float
     ) -> list[tuple[int, Answer | MovedError]]:
-        """GET several (base, path) at once; what has been answered when the first answer is there, by its
-        number. The others are given up. Empty when nothing came in time."""
+        """GET several (base, path) at once: the answers that are there with the first one, by their numbers.
+        The others are given up. Empty when no answer came in time."""
         waiting: dict[int, http.client.HTTPConnection] = {}
         kept: set[int] = set()
         try:
@@ -141,7 +146,7 @@ class ConnectionPool:
     def _answer_of(
         self, asked: tuple[str, str], connection: http.client.HTTPConnection, kept: bool
     ) -> Answer | MovedError:
-        """The answer that has begun to arrive; an old connection that turns out to be closed is replaced."""
+        """The answer that has begun to arrive; a kept connection that was closed meanwhile is replaced."""
         base, path = asked
         try:
             try:
@@ -199,7 +204,7 @@ class ConnectionPool:
                 self._idle.pop(0).connection.close()
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().connection.close()
 
@@ -241,7 +246,7 @@ def said(base: str, answer: Answer) -> str:
 
 
 def ask(pool: ConnectionPool, agents: Sequence[str], path: str) -> tuple[dict[str, Any], str | None]:
-    """A JSON document from the first agent that has it, or why one refused.
+    """A JSON document from the first agent that has it, or the refusal of one.
 
     Raises SourceError when no agent is reached or one fails, MovedError when another attempt may succeed.
     """
@@ -271,26 +276,60 @@ class NobodyError(SourceError):
     """No agent could be reached at all."""
 
 
+class LeaderSearch:
+    """The agent to ask about one partition: the leader as known; after a failure by turns the leader that
+    agents name then, and any agent, which forwards. A leader that a refusal names is asked next."""
+
+    def __init__(self, agents: Sequence[str], leader: str | None, find: Callable[[], str | None]) -> None:
+        """`find` asks agents for the leader's address; it raises MovedError or SourceError."""
+        self._agents = agents
+        self._leader = leader
+        self._find = find
+        self._named = False
+
+    def choose(self, attempt: int) -> tuple[str, bool]:
+        """The address for an attempt, numbered from 0, and whether it is a leader's."""
+        if self._named:
+            self._named = False
+        elif attempt % 2 == 1:
+            try:
+                self._leader = self._find() or self._leader
+            except SourceError as error:  # while agents change places none may answer: another attempt may
+                raise MovedError(str(error)) from error
+        elif attempt:
+            return self._agents[(attempt // 2) % len(self._agents)], False
+        return (self._agents[0], False) if self._leader is None else (self._leader, True)
+
+    def refused(self, base: str, answer: Answer) -> MovedError:
+        """The error for a refusal with one of MOVING_STATUSES."""
+        leader_url = document_of(answer.body).get("leader_url")
+        if answer.status == 421 and isinstance(leader_url, str):
+            with suppress(SourceError):  # not an address: agents are asked next
+                self._leader, self._named = normal_url(leader_url), True
+        return MovedError(said(base, answer), at_once=self._named)
+
+
 def persist(
-    work: Callable[[], T],
+    work: Callable[[int], T],
     attempts: int,
     what: str,
     *,
-    policy: RetryPolicy = DEFAULT_RETRIES,
+    policy: Persistence = DEFAULT_RETRIES,
     pause: Callable[[float], None] = time.sleep,
     patient: bool = False,
 ) -> T:
-    """`work`, repeated while it raises MovedError (`patient`: NobodyError too). Raises SourceError."""
-    failure = ""
+    """`work` with the attempt's number, repeated while it raises MovedError (`patient`: NobodyError too).
+    Raises SourceError."""
+    failure: Exception | None = None
     for attempt in range(attempts):
-        if attempt:
+        if attempt and not (isinstance(failure, MovedError) and failure.at_once):
             pause(policy.pause_seconds(attempt))
         try:
-            return work()
+            return work(attempt)
         except MovedError as error:
-            failure = str(error)
+            failure = error
         except NobodyError as error:
             if not patient:
                 raise
-            failure = str(error)
+            failure = error
     raise SourceError(f"{what}: {failure}")

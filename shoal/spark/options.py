@@ -1,7 +1,7 @@
-"""The data source's options: what a query or a write asks for, checked before any agent is asked.
+"""The data source's options, checked before any agent is asked.
 
-Pure: no Spark, no network. Options are named as those of Spark's Kafka source and sink. Errors are
-SourceError, one line that says what is wrong and what to do, for it appears within a long Java trace.
+Pure: no Spark, no network. Options have the names of Spark's Kafka source and sink. The error is SourceError:
+one line with the fault and the cure, since it appears within a long Java trace.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _SPARKS: Final = (
     "asyncProgressTrackingEnabled",
     "asyncProgressTrackingCheckpointIntervalMs",
 )
-"""What Spark itself reads, and hands over with the others: of named queries and of pipelines, whose flows all
-have names. They say nothing to a topic."""
+"""Options that Spark itself reads and hands over with the others, for named queries and pipelines. They
+concern no topic."""
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs")
 _ADVICE: Final = {
@@ -82,11 +82,11 @@ _TXN_ID = re.compile(r"[\x21-\x7e]{1,80}")
 
 
 class SourceError(Exception):
-    """A query that cannot be answered: one line, what is wrong and what to do."""
+    """A query that cannot be answered: one line with the fault and the cure."""
 
 
 class Mode(Enum):
-    """What the options are for. ANY: not known yet, so that only what holds for both is checked."""
+    """The kind of query. ANY: not known yet, so that only rules for both are checked."""
 
     ANY = "any"
     BATCH = "batch"
@@ -98,11 +98,11 @@ PerPartition: TypeAlias = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends: at an end of the log, at offsets, or at a time.
+    """The beginning or the end of reading: an end of the log, offsets, or a time.
 
     Exactly one is given of `end` (EARLIEST or LATEST), `offsets` ({topic: {partition: offset, -2, -1}}),
-    `time_ms` (for all partitions) and `times_ms` ({topic: {partition: time}}). `no_match`: what a time after
-    the last record means, LATEST, or None for an error.
+    `time_ms` (for all partitions) and `times_ms` ({topic: {partition: time}}). `no_match`: LATEST where a
+    time after the last record means the end, None where it is an error.
     """
 
     end: str | None = None
@@ -114,7 +114,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which topics: those named, those that match a pattern, or some partitions. Exactly one is given."""
+    """The topics: named ones, those that match a pattern, or some partitions. Exactly one is given."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -128,12 +128,12 @@ class Selection:
         return None if self.pattern is not None else self.topics
 
     def matches(self, topic: str) -> bool:
-        """Whether the pattern takes the topic in. Those of the system have to be named."""
+        """Whether the pattern matches the topic. Topics of the system have to be named."""
         assert self.pattern is not None
         return not topic.startswith("_") and re.fullmatch(self.pattern, topic) is not None
 
     def partitions(self, topic: str, present: Sequence[int]) -> list[int]:
-        """Those of a topic's partitions that are read. Raises SourceError for one that is not there."""
+        """The partitions of a topic that are read. Raises SourceError for one that does not exist."""
         if self.assigned is None:
             return sorted(present)
         wanted = sorted(self.assigned[topic])
@@ -148,13 +148,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a query asks for."""
+    """The options of a query."""
 
     selection: Selection
     agents: tuple[str, ...]
     starting: Bound
     ending: Bound
-    include_headers: bool = False
     columns: tuple[str, ...] = COLUMNS
     pushdown: bool = False
     min_partitions: int = 1
@@ -166,7 +165,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a write asks for. `topic` None: the column of that name says where each record goes."""
+    """The options of a write. `topic` None: the column of that name decides for each record."""
 
     agents: tuple[str, ...]
     topic: str | None
@@ -179,15 +178,13 @@ def parse_source_options(
     """Read the options of a query, whose names Spark may have put in lower case. Raises SourceError."""
     given = _known(options, _READ, mode)
     selection = _selection(given)
-    columns, include_headers = _columns(given)
     streaming = mode is Mode.STREAM
     return SourceOptions(
         selection=selection,
         agents=_agents(given, environment),
         starting=_bound(given, "starting", selection, LATEST if streaming else EARLIEST, mode),
         ending=_bound(given, "ending", selection, LATEST, mode),
-        include_headers=include_headers,
-        columns=columns,
+        columns=_columns(given),
         pushdown=_boolean(given, "pushdown", default=False),
         min_partitions=_count(given, "minPartitions", 1, MAX_PIECES),
         max_records_per_partition=_count(given, "maxRecordsPerPartition", MAX_ROWS, MAX_ROWS),
@@ -212,13 +209,16 @@ def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str
 
 
 def _known(options: Mapping[str, str], names: Sequence[str], mode: Mode) -> dict[str, str]:
-    """The options by their names in lower case; a name that is not known is refused with the likely one."""
+    """The options by their names in lower case. Raises SourceError for an unknown name, with a likely one."""
     known = {name.lower(): name for name in names}
     sparks = {name.lower() for name in _SPARKS}
     given = {name.lower(): value for name, value in options.items() if name.lower() not in sparks}
     for name in given:
         if name not in known:
-            raise SourceError(f"unknown option {name!r}; {_advice(name, known)}")
+            close = difflib.get_close_matches(name, known, n=1)
+            listed = f"known are: {', '.join(sorted(known.values()))}"
+            guess = f"did you mean {known[close[0]]}? ({listed})" if close else listed
+            raise SourceError(f"unknown option {name!r}; {_ADVICE.get(name, guess)}")
     for names_of_other, this, other in (
         (_BATCH_ONLY, Mode.STREAM, "batch queries (spark.read)"),
         (_STREAM_ONLY, Mode.BATCH, "streams (spark.readStream)"),
@@ -227,14 +227,6 @@ def _known(options: Mapping[str, str], names: Sequence[str], mode: Mode) -> dict
         if mode is this and unfit:
             raise SourceError(f"option {unfit[0]} is for {other} only")
     return given
-
-
-def _advice(name: str, known: Mapping[str, str]) -> str:
-    if name in _ADVICE:
-        return _ADVICE[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    listed = f"known are: {', '.join(sorted(known.values()))}"
-    return f"did you mean {known[close[0]]}? ({listed})" if close else listed
 
 
 def _agents(given: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -262,7 +254,7 @@ def _require_topic_name(option: str, topic: str) -> None:
 
 
 def _selection(given: Mapping[str, str]) -> Selection:
-    chosen = [name for name in _SELECTIONS if given.get(name.lower(), "").strip()]
+    chosen = [name for name in _SELECTIONS if given.get(name.lower(), "").strip(" ,")]
     if not chosen:
         raise SourceError('no topic: add .option("subscribe", "TOPIC") (several: separated by commas)')
     if len(chosen) > 1:
@@ -270,8 +262,6 @@ def _selection(given: Mapping[str, str]) -> Selection:
     text = given[chosen[0].lower()].strip()
     if chosen[0] == "subscribe":
         topics = _names(text)
-        if not topics:
-            raise SourceError('no topic: add .option("subscribe", "TOPIC") (several: separated by commas)')
         for topic in topics:
             _require_topic_name("subscribe", topic)
         return Selection(topics=topics)
@@ -305,27 +295,29 @@ def _json_object(text: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _columns(given: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     include_headers = _boolean(given, "includeHeaders", default=False)
-    all_columns = (*COLUMNS, HEADERS) if include_headers else COLUMNS
     chosen = _names(given.get("columns", ""))
     if not chosen:
-        return all_columns, include_headers
+        return (*COLUMNS, HEADERS) if include_headers else COLUMNS
     known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
     for name in chosen:
         if name.lower() not in known:
             raise SourceError(
                 f"option columns: there is no column {name[:80]!r}, only {', '.join(known.values())}"
             )
-    columns = tuple(dict.fromkeys(known[name.lower()] for name in chosen))
-    return columns, HEADERS in columns
+    return tuple(dict.fromkeys(known[name.lower()] for name in chosen))
 
 
 def _boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = given.get(name.lower(), str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise SourceError(f"option {name} must be true or false, not {text[:80]!r}")
-    return text == "true"
+    return _one_of(given, name, ("true", "false"), str(default).lower()) == "true"
+
+
+def _one_of(given: Mapping[str, str], name: str, words: Sequence[str], default: str) -> str:
+    text = given.get(name.lower(), default).strip().lower()
+    if text not in words:
+        raise SourceError(f"option {name} must be {' or '.join(words)}, not {text[:80]!r}")
+    return text
 
 
 def _count(given: Mapping[str, str], name: str, default: int, high: int, *, low: int = 1) -> int:
@@ -338,7 +330,8 @@ def _count(given: Mapping[str, str], name: str, default: int, high: int, *, low:
 
 def _bound(given: Mapping[str, str], side: str, selection: Selection, default: str, mode: Mode) -> Bound:
     """One side's options, in Kafka's order of precedence: one time, times, offsets."""
-    no_match = _no_match(given) if side == "starting" else LATEST
+    strategy = _one_of(given, "startingOffsetsByTimestampStrategy", ("error", LATEST), "error")
+    no_match = None if side == "starting" and strategy == "error" else LATEST
     name = f"{side}Timestamp"
     if name.lower() in given:
         time_ms = _count(given, name, 0, MAX_TIME_MS, low=0)
@@ -368,15 +361,6 @@ def _offsets(text: str, side: str, selection: Selection, mode: Mode) -> Bound:
     if useless is not None and any(useless[1] in entries.values() for entries in offsets.values()):
         raise SourceError(f"option {name}: {useless[1]} ({useless[0]}) would read nothing in a batch query")
     return Bound(offsets=offsets)
-
-
-def _no_match(given: Mapping[str, str]) -> str | None:
-    text = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
-    if text not in ("error", LATEST):
-        raise SourceError(
-            f"option startingOffsetsByTimestampStrategy must be error or latest, not {text[:80]!r}"
-        )
-    return None if text == "error" else LATEST
 
 
 def _per_partition(
@@ -436,7 +420,7 @@ WRITTEN_TYPES: Final = {
 
 
 def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:
-    """(name, type) of the columns of a write. Raises SourceError for what no topic takes."""
+    """Check a write's columns, given as (name, type). Raises SourceError for one that no topic takes."""
     given = {name.lower(): kind for name, kind in columns}
     if "value" not in given:
         raise SourceError(

@@ -1,6 +1,6 @@
-"""What is read: offsets from bounds, ends of micro-batches from limits, tasks from ranges.
+"""The records to read: offsets from bounds, ends of micro-batches from limits, tasks from ranges.
 
-Pure: no Spark, no network; it works on what agents said. Errors are SourceError.
+Pure: no Spark, no network; it works on answers of agents. Errors are SourceError.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shoal.spark.options import (
 )
 
 
-class PartitionState(NamedTuple):
-    """What agents say of a partition: where its log starts, where the committed part ends, who serves it."""
+class LogEnds(NamedTuple):
+    """A partition as agents describe it: the first offset, the end of the committed part, its replicas."""
 
     log_start_offset: int
     high_watermark: int
@@ -45,21 +45,29 @@ class OffsetRange(NamedTuple):
 
 TopicPartition: TypeAlias = tuple[str, int]
 Offsets: TypeAlias = "dict[TopicPartition, int]"
-States: TypeAlias = "Mapping[str, Mapping[int, PartitionState]]"
+States: TypeAlias = "Mapping[str, Mapping[int, LogEnds]]"
 TimeAnswers: TypeAlias = "Mapping[TopicPartition, int]"
-"""The offset of the first record of a time or later, where there is one: what an agent said to ?at=TIME."""
+"""The offset of the first record of a time or later, where there is one: an agent's answer to ?at=TIME."""
+
+
+def by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    """{topic: {partition: offset}}, in order."""
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[partition] = offset
+    return found
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """As Spark's checkpoint keeps them, and as its Kafka source writes them: {topic: {partition: offset}}."""
-    document: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        document.setdefault(topic, {})[str(partition)] = offset
-    return document
+    found = by_topic(offsets)
+    return {
+        topic: {str(partition): offset for partition, offset in some.items()} for topic, some in found.items()
+    }
 
 
 def offsets_from_json(document: Any) -> Offsets:
-    """The opposite. Raises SourceError for what this source never wrote."""
+    """The opposite. Raises SourceError for a document that this source never wrote."""
     try:
         return {
             (str(topic), int(partition)): int(offset)
@@ -108,7 +116,7 @@ def resolve(bound: Bound, name: str, states: States, found: TimeAnswers) -> Offs
     return offsets
 
 
-def _number(chosen: str | int | None, state: PartitionState) -> int:
+def _number(chosen: str | int | None, state: LogEnds) -> int:
     if chosen in (EARLIEST, EARLIEST_NUMBER):
         return state.log_start_offset
     if chosen in (LATEST, LATEST_NUMBER):
@@ -151,9 +159,7 @@ def plan(
     return split(ranges if narrowing is None else narrowing.apply(ranges, since or {}), options)
 
 
-def _within(
-    options: SourceOptions, place: str, start: int, end: int, state: PartitionState
-) -> tuple[int, int]:
+def _within(options: SourceOptions, place: str, start: int, end: int, state: LogEnds) -> tuple[int, int]:
     if start < state.log_start_offset:
         if options.fail_on_data_loss:
             raise data_loss(f"{place} begins at offset {state.log_start_offset}, {start} was trimmed")
@@ -192,7 +198,7 @@ def split(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[OffsetR
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What filters leave of a query: every record that they let pass lies within. None: no bound."""
+    """Bounds from filters: every record that passes them lies within. None: no bound."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -201,14 +207,13 @@ class Narrowing:
     since_ms: int | None = None
 
     def by(self, column: str, comparison: str, value: Any) -> Narrowing:
-        """With one more filter: column, one of = in > >= < <=, value. What is not understood is no bound."""
+        """With one more filter: column, one of = in > >= < <=, value. Any other filter is no bound."""
         if value is None:
             return self
-        if column == "topic" and comparison in ("=", "in"):
-            topics = frozenset(_listed(comparison, value))
-            return replace(self, topics=topics if self.topics is None else self.topics & topics)
-        if column == "partition" and comparison in ("=", "in"):
-            some = frozenset(_listed(comparison, value))
+        if column in ("topic", "partition") and comparison in ("=", "in"):
+            some = frozenset((value,) if comparison == "=" else tuple(value))
+            if column == "topic":
+                return replace(self, topics=some if self.topics is None else self.topics & some)
             return replace(self, partitions=some if self.partitions is None else self.partitions & some)
         if column == "offset" and isinstance(value, int):
             return self._by_offset(comparison, value)
@@ -227,8 +232,8 @@ class Narrowing:
         return replace(self, first_offset=first, last_offset=last)
 
     def apply(self, ranges: Sequence[OffsetRange], since: TimeAnswers) -> list[OffsetRange]:
-        """The ranges without what no filter lets pass. `since`: of each partition the first offset whose
-        record is not before since_ms; before it there is none, in whatever order times come."""
+        """The ranges within the bounds. `since`: each partition's first offset whose record is not before
+        since_ms. No earlier record passes, in whatever order times come."""
         kept = []
         for piece in ranges:
             if self.topics is not None and piece.topic not in self.topics:
@@ -242,10 +247,6 @@ class Narrowing:
         return kept
 
 
-def _listed(comparison: str, value: Any) -> Sequence[Any]:
-    return (value,) if comparison == "=" else tuple(value)
-
-
 # Streams
 
 
@@ -256,8 +257,8 @@ def stream_ends(
     targets: Mapping[TopicPartition, int] | None,
 ) -> tuple[Offsets, Offsets]:
     """(begin, end) of the next micro-batch without limit. Partitions that `start` lacks begin at their log's
-    start; those that no agent knows any more are left out. `targets`: ends that must not be passed, of the
-    partitions that there were then.
+    start; partitions that no agent knows any more are left out. `targets`: ends that must not be passed, of
+    the partitions that existed then.
 
     An end below its begin: the log is another one (its topic was deleted and made again). Raises SourceError
     for lost records if `fail_on_data_loss`.
@@ -274,8 +275,8 @@ def stream_ends(
                 begin = state.log_start_offset
                 if begin and fail_on_data_loss and start:
                     raise data_loss(
-                        f"partition {partition} of topic {topic!r} is new and begins at offset {begin}: what"
-                        " lay before was trimmed"
+                        f"partition {partition} of topic {topic!r} is new and begins at offset {begin}:"
+                        " earlier records were trimmed"
                     )
             end = state.high_watermark
             if end < begin and fail_on_data_loss:
@@ -289,7 +290,7 @@ def stream_ends(
     missing = sorted(start.keys() - begins.keys())
     if missing and fail_on_data_loss:
         topic, partition = missing[0]
-        raise data_loss(f"partition {partition} of topic {topic!r} is not there any more")
+        raise data_loss(f"partition {partition} of topic {topic!r} no longer exists")
     return begins, ends
 
 
@@ -318,7 +319,7 @@ def stream_ranges(
         state = states.get(topic, {}).get(partition)
         if state is None:
             if fail_on_data_loss and last > start.get((topic, partition), 0):
-                raise data_loss(f"partition {partition} of topic {topic!r} is not there any more")
+                raise data_loss(f"partition {partition} of topic {topic!r} no longer exists")
             continue
         first = start.get((topic, partition), 0)  # a new partition is read from its beginning
         if last < first:  # another log than the one that was read before: all of it is new

@@ -1,6 +1,6 @@
 """Before Spark starts: Java, the workers' Python, and Shoal's own files for executors that have none.
 
-PySpark is not imported here: what is missing has to be told in one line before anything else fails.
+PySpark is not imported here: a missing part has to be named in one line before anything else fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WORKER_FILES: Final = (
     "spark/topics.py",
     "spark/write.py",
 )
-"""What a Python worker needs beside PySpark and pyarrow: nothing of the agent, nothing compiled."""
+"""The files that a Python worker needs beside PySpark and pyarrow: none of the agent, none compiled."""
 
 WORKER_SECONDS_MAX: Final = 60.0  # for a Python to start and import pyarrow on a busy machine
 _ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
@@ -94,7 +94,7 @@ def check_worker_python(python: str) -> None:
 
 
 def check_session(spark: Any) -> None:
-    """What a running session would only tell in a long trace. Raises SourceError."""
+    """Find faults that a running session would bury in a long trace. Raises SourceError."""
     context = getattr(spark, "sparkContext", None)
     if context is None:
         return  # Spark Connect: the server's own affair
@@ -112,12 +112,12 @@ def check_session(spark: Any) -> None:
 
 @contextlib.contextmanager
 def settled_settings(spark: Any) -> Iterator[None]:
-    """What is registered meanwhile has all of Spark's settings for its workers from the start.
+    """A source that is registered meanwhile has all of Spark's settings for its workers from the start.
 
     Spark 4 adds them on the driver to a source's one map, for each streaming query and without a lock. Two
-    queries that start at once may damage it while they add: "Task not serializable", "Illegal size 5 of
-    collection, expected 6". What is there already is only overwritten. The values are those that PySpark's
-    workers take where there are none.
+    queries that start at once may damage the map while they add: "Task not serializable", "Illegal size 5 of
+    collection, expected 6". Existing settings are only overwritten. The values are the defaults of PySpark's
+    workers.
     """
     context = getattr(spark, "sparkContext", None)
     if context is None:  # Spark Connect: the server's own affair

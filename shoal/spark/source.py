@@ -1,7 +1,7 @@
 """format("shoal") in Spark: topics as DataFrames and streams, and DataFrames and streams into topics.
 
-The only file that knows PySpark; everything else is in spark_*.py, each testable without Java. Objects here
-are pickled from the driver to the executors: they are made cheaply and hold no connections.
+The only file that knows PySpark; the files beside it are testable without Java. Objects here are pickled from
+the driver to the executors: they are made cheaply and hold no connections.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from shoal.spark.send import ChunkSender, Sink
 from shoal.spark.setup import check_session, settled_settings
 from shoal.spark.stream import StreamPlanner
 from shoal.spark.topics import Directory
-from shoal.spark.write import TaskWriter, Written
+from shoal.spark.write import TaskCounts, TaskWriter
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _TYPES: Final[dict[str, DataType]] = {
@@ -101,14 +101,14 @@ class ShoalDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What format() is given."""
+        """The argument of format()."""
         return "shoal"
 
     def _parsed(self, mode: Mode) -> SourceOptions:
         return parse_source_options(self.options, os.environ, mode)
 
     def schema(self) -> StructType:
-        """The columns. Built without the JVM, which planning workers do not have."""
+        """The columns. Made without the JVM, which planning workers do not have."""
         return StructType([StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns])
 
     def reader(self, schema: StructType) -> ShoalReader:
@@ -123,7 +123,7 @@ class ShoalDataSource(DataSource):
         return ShoalStreamReader(self._parsed(Mode.STREAM))
 
     def writer(self, schema: StructType, overwrite: bool) -> ShoalWriter:
-        """A batch writer. Raises SourceError for columns that no topic takes, a topic that is not there, and
+        """A batch writer. Raises SourceError for columns that no topic takes, an unknown topic, and
         mode("overwrite")."""
         if overwrite:
             raise SourceError('a log is only appended to: use .mode("append")')
@@ -135,7 +135,7 @@ class ShoalDataSource(DataSource):
         return ShoalWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ShoalStreamWriter:
-        """A stream's writer, made anew for every micro-batch: nobody is asked here. In the output mode
+        """A stream's writer, made anew for every micro-batch, without a request. In the output mode
         "complete" (`overwrite`) each micro-batch appends all results, as with Kafka."""
         return ShoalStreamWriter(self._sink(schema))
 
@@ -193,8 +193,8 @@ class ShoalReader(DataSourceReader):
 
 
 class ShoalPushdownReader(ShoalReader):
-    """Also cuts ranges by filters. A class of its own, made on demand: one that overrides pushFilters fails
-    every query while spark.sql.python.filterPushdown.enabled is false, which it is unless set."""
+    """Also cuts ranges by filters. A reader that overrides pushFilters fails every query while
+    spark.sql.python.filterPushdown.enabled is false, its default, so this class is made on demand."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
@@ -223,8 +223,8 @@ def _operands(condition: Any) -> tuple[str, Any]:
 
 
 class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans in a process of the driver that lives as long as the query; read() runs in other processes, with
-    nothing but its partition."""
+    """Plans in a process of the driver that lives as long as the query; read() runs in other processes and
+    knows its partition only."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -272,13 +272,13 @@ class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True)
 class ShoalCommit(WriterCommitMessage):
-    """What one task wrote."""
+    """The counts of one task."""
 
-    written: Written
+    written: TaskCounts
 
 
 class ShoalWriter(DataSourceArrowWriter):
-    """df.write: a task that Spark repeats stores nothing twice; with the option txnId, neither does the whole
+    """df.write: a task that Spark repeats stores no record twice; with the option txnId, nor does the whole
     write when it is started again."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -294,27 +294,26 @@ class ShoalWriter(DataSourceArrowWriter):
 
 
 class ShoalStreamWriter(DataSourceStreamArrowWriter):
-    """df.writeStream: a micro-batch that is repeated after a restart stores nothing twice."""
+    """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._sink = Sink(options.agents, options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
-        """One task of one micro-batch. Query and batch have the same ids when it is repeated; the number of
-        the attempt has not."""
+        """One task of one micro-batch. A repeated one has the same ids of query and batch."""
         task = TaskContext.get()
         assert task is not None, "Spark writes within tasks"
         settle_worker()
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise SourceError("this Spark does not tell its tasks the query's id: PySpark 4.2 is wanted")
+            raise SourceError("this Spark does not give its tasks the query's id: use PySpark 4.2")
         return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
 
 
 @functools.cache
 def settle_worker() -> None:
-    """In a Python worker, with its first task: what it has imported is no garbage.
+    """Exclude a Python worker's imports from garbage collection, with its first task.
 
     PySpark collects garbage after every task of a worker, and looking through the modules of pyarrow, numpy
     and PySpark takes 10 to 30 ms each time. (Not in a user's own process: tasks have workers.)

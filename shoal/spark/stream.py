@@ -1,7 +1,7 @@
-"""A stream's place in its topics: where it begins, how far the next micro-batch goes, what it reads.
+"""A stream's position in its topics: its beginning, the end of the next micro-batch, and the ranges to read.
 
-No Spark here: source.py hands these calls on. One object lives for as long as the query, in one process of
-the driver. Nothing that a replay needs is kept only here: Spark's checkpoint holds the offsets.
+No Spark here: source.py hands these calls on. One object lives as long as the query, in one process of the
+driver. Spark's checkpoint holds the offsets that a replay needs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from shoal.spark.options import SourceOptions, data_loss
 from shoal.spark.plan import (
+    LogEnds,
     OffsetRange,
     Offsets,
-    PartitionState,
     TopicPartition,
+    by_topic,
     limit_ends,
     offsets_from_json,
     offsets_to_json,
@@ -26,10 +27,10 @@ from shoal.spark.plan import (
 from shoal.spark.topics import Directory
 
 DISCOVERY_SECONDS: Final = 10.0  # between two looks for new topics and partitions
-EMPTY_PAUSE_SECONDS: Final = 1.0  # between two looks while no topic is there at all
+EMPTY_PAUSE_SECONDS: Final = 1.0  # between two looks while no topic exists
 
 OffsetsJson = dict[str, dict[str, int]]
-States = dict[str, dict[int, PartitionState]]
+States = dict[str, dict[int, LogEnds]]
 
 
 class StreamPlanner:
@@ -53,11 +54,11 @@ class StreamPlanner:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Whom the tasks may ask."""
+        """The agents that tasks may ask."""
         return self._directory.agents
 
     def initial_offset(self) -> OffsetsJson:
-        """Where a new query begins. Asked for more than once by Spark, and answered alike."""
+        """The beginning of a new query. Spark asks more than once and gets the same answer."""
         if self._initial is None:
             selection = self._options.selection
             states = self._directory.states(selection)
@@ -80,14 +81,8 @@ class StreamPlanner:
                 )
 
     def prepare_available_now(self) -> None:
-        """Fix the ends: the query reads up to what is there now, then stops."""
-        states = self._directory.existing_states(self._options.selection)
-        self._take_in(states)
-        self._targets = {
-            (topic, partition): state.high_watermark
-            for topic, partitions in states.items()
-            for partition, state in partitions.items()
-        }
+        """Fix the ends: the query reads up to the present high watermarks, then stops."""
+        self._targets = _high_watermarks(self._existing_states())
 
     def latest_offset(self, start_json: Any, max_rows: int | None) -> OffsetsJson:
         """The end of the next micro-batch; the start itself when there is nothing to read.
@@ -96,7 +91,11 @@ class StreamPlanner:
         """
         start = offsets_from_json(start_json)
         deadline = self._clock() + self._options.idle_wait_ms / 1000
-        states = self._fresh_states(start)
+        # The last states do where they show something to read, or where waiting comes next anyway.
+        known = all(partition in self._states.get(topic, {}) for topic, partition in start)
+        is_stale = self._clock() - self._states_since > DISCOVERY_SECONDS
+        must_ask = self._targets is not None or not known or is_stale
+        states = self._existing_states() if must_ask else self._states
         while True:
             begins, ends = stream_ends(start, states, self._options.fail_on_data_loss, self._targets)
             if ends != begins or begins.keys() - start.keys():
@@ -110,26 +109,15 @@ class StreamPlanner:
         return offsets_to_json(ends)
 
     def _after_waiting(self, begins: Mapping[TopicPartition, int], seconds: float) -> States:
-        """The states once something has happened, or may have."""
-        if not begins:  # no topic matches the pattern as yet
+        """The states after an answer or a pause."""
+        if not begins:  # no topic matches the pattern yet
             self._pause(min(seconds, EMPTY_PAUSE_SECONDS))
             return self._existing_states()
-        heard = self._directory.wait(self._options.selection, _by_topic(begins), seconds)
+        heard = self._directory.wait(self._options.selection, by_topic(begins), seconds)
         if not heard:
             return self._existing_states()
         self._states = {**self._states, **heard}
         return self._states
-
-    def _fresh_states(self, start: Mapping[TopicPartition, int]) -> States:
-        """The states to begin with. What was heard last is enough where it shows something to read, or where
-        waiting comes next anyway; new topics and partitions are looked for now and then."""
-        known = all(place[1] in self._states.get(place[0], {}) for place in start)
-        if self._targets is not None or not known or self._is_stale():
-            return self._existing_states()
-        return self._states
-
-    def _is_stale(self) -> bool:
-        return self._clock() - self._states_since > DISCOVERY_SECONDS
 
     def _existing_states(self) -> States:
         states = self._directory.existing_states(self._options.selection)
@@ -140,13 +128,8 @@ class StreamPlanner:
         self._states, self._states_since = states, self._clock()
 
     def reported_offset(self) -> OffsetsJson | None:
-        """The newest ends that were heard of: with the offsets of the query's progress they tell its lag."""
-        ends = {
-            (topic, partition): state.high_watermark
-            for topic, partitions in self._states.items()
-            for partition, state in partitions.items()
-        }
-        return offsets_to_json(ends) or None
+        """The newest known ends: with the offsets of the query's progress they give its lag."""
+        return offsets_to_json(_high_watermarks(self._states)) or None
 
     def ranges(self, start_json: Any, end_json: Any) -> list[OffsetRange]:
         """The tasks of a micro-batch. After a restart it is the first call, with the checkpoint's offsets."""
@@ -159,8 +142,9 @@ class StreamPlanner:
         return split(stream_ranges(start, end, states, self._options.fail_on_data_loss), self._options)
 
 
-def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
-    after: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        after.setdefault(topic, {})[partition] = offset
-    return after
+def _high_watermarks(states: States) -> Offsets:
+    return {
+        (topic, partition): state.high_watermark
+        for topic, partitions in states.items()
+        for partition, state in partitions.items()
+    }

@@ -54,7 +54,7 @@ _SPREAD_STEP: Final = 2_654_435_769
 _TIMESTAMP_TYPE: Final = DEFAULT_SCHEMA.field(TIMESTAMP_COLUMN).type
 
 
-class Written(NamedTuple):
+class TaskCounts(NamedTuple):
     """What a task did: records, chunks, and chunks that an earlier attempt had stored."""
 
     records: int
@@ -91,7 +91,7 @@ class TaskWriter:
         first = key_hash(f"{name}#{epoch}".encode())
         self._null_key_hash = (first + task * _SPREAD_STEP) % HASH_SPACE
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> TaskCounts:
         """All rows, acknowledged. Raises SourceError; what was sent before stays, and is not sent again."""
         with ThreadPoolExecutor(REQUESTS_MAX, "shoal-write") as threads:
             try:
@@ -105,7 +105,7 @@ class TaskWriter:
                     self._finish(buffer)
             finally:
                 threads.shutdown(wait=True, cancel_futures=True)
-        return Written(self._records, self._chunks, self._repeated)
+        return TaskCounts(self._records, self._chunks, self._repeated)
 
     def _dealt(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.RecordBatch]]:
         """The rows in stored types, by place."""

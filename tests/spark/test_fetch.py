@@ -11,9 +11,9 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, schema_message
 from shoal.spark.fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
-from shoal.spark.http import POOL, RetryPolicy
+from shoal.spark.http import POOL, Persistence
 from shoal.spark.options import COLUMNS, HEADERS, Selection, SourceError
-from shoal.spark.plan import OffsetRange, PartitionState
+from shoal.spark.plan import LogEnds, OffsetRange
 from shoal.spark.topics import Directory
 
 Cluster: TypeAlias = Any  # these two are conftest's: test modules do not import one another
@@ -36,7 +36,7 @@ WIRE_SCHEMA = pa.schema(
 
 def fetch_states(
     topic: str, agents: tuple[str, ...], pause: Any = lambda seconds: None
-) -> dict[int, PartitionState]:
+) -> dict[int, LogEnds]:
     """What planning finds."""
     return Directory(agents, pause=pause).states(Selection(topics=(topic,)))[topic]
 
@@ -238,11 +238,11 @@ def test_patience_is_bounded(cluster: Cluster) -> None:
     """A partition that stays without leader fails the task; pauses grow, but not for ever."""
     cluster.faults = [cut]
     with pytest.raises(SourceError, match=r"in 1 attempts; last: .* broke off within an answer"):
-        read(scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=RetryPolicy(attempts=1))))
+        read(scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=Persistence(attempts=1))))
     cluster.reads.clear()
     cluster.faults = [fail("no-leader")] * 100
     pauses: list[float] = []
-    task = scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=RetryPolicy(attempts=9)))
+    task = scan(cluster, 0, 0, 10, policy=FetchPolicy(retries=Persistence(attempts=9)))
     with pytest.raises(
         SourceError, match=r"^partition 0 of topic 'flights': no answer for offset 0 in 9 attempts"
     ):

@@ -23,11 +23,9 @@ from shoal.spark.options import (
     parse_sink_options,
     parse_source_options,
 )
-from shoal.spark.plan import Narrowing, OffsetRange, PartitionState, plan, resolve
+from shoal.spark.plan import LogEnds, Narrowing, OffsetRange, plan, resolve
 
-STATES = {
-    "t": {0: PartitionState(10, 110, ("http://a:1",)), 1: PartitionState(0, 50, ("http://b:1", "http://a:1"))}
-}
+STATES = {"t": {0: LogEnds(10, 110, ("http://a:1",)), 1: LogEnds(0, 50, ("http://b:1", "http://a:1"))}}
 
 
 def options(mode: Mode = Mode.BATCH, **changes: Any) -> SourceOptions:
@@ -83,7 +81,7 @@ def test_names_in_any_case() -> None:
     parsed = parse_source_options(given_options, {"SHOAL_AGENT": "ignored:1"})
     assert parsed.selection.topics == ("t", "u")
     assert parsed.starting.offsets == {"t": {0: 17, 1: -2}, "u": {0: 0}}
-    assert (parsed.include_headers, parsed.min_partitions, parsed.fail_on_data_loss) == (True, 12, False)
+    assert ("headers" in parsed.columns, parsed.min_partitions, parsed.fail_on_data_loss) == (True, 12, False)
     assert parsed.agents == ("http://h:1",)
 
 
@@ -166,7 +164,7 @@ def test_wrong_options_of_streams_get_one_line(changes: dict[str, str], says: st
 def test_columns_are_chosen_in_the_order_given() -> None:
     """Spark offers no pruning: the option is the way to read less."""
     assert options(columns="Timestamp, key,key").columns == ("timestamp", "key")
-    assert options(columns="value,headers").include_headers
+    assert options(columns="value,headers").columns == ("value", "headers")
     assert options(includeHeaders="true").columns == (*COLUMNS, "headers")
 
 
@@ -194,7 +192,7 @@ def test_large_ranges_are_cut_into_tasks() -> None:
         (0, 33), (0, 33), (0, 34), (1, 25), (1, 25)
     ]  # fmt: skip
     assert len(pieces_of(STATES, maxRecordsPerPartition="40", minPartitions="30")) == 30
-    huge = {"t": {0: PartitionState(0, 10**9, ())}}
+    huge = {"t": {0: LogEnds(0, 10**9, ())}}
     with pytest.raises(SourceError, match="would make 1000000000 tasks"):
         pieces_of(huge, maxRecordsPerPartition="1")
 
@@ -253,10 +251,7 @@ def test_data_loss_can_be_accepted() -> None:
 def test_splitting_loses_and_repeats_nothing(sizes: dict[int, tuple[int, int]], min_partitions: int) -> None:
     """minPartitions cuts ranges; together they are the same offsets, in order."""
     states = {
-        "t": {
-            partition: PartitionState(start, start + records, ())
-            for partition, (start, records) in sizes.items()
-        }
+        "t": {partition: LogEnds(start, start + records, ()) for partition, (start, records) in sizes.items()}
     }
     pieces = pieces_of(states, minPartitions=str(min_partitions))
     for partition, (start, records) in sizes.items():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.errors import ShoalError
 from shoal.spark.http import POOL
 from shoal.spark.options import Mode, SourceError, parse_source_options
-from shoal.spark.plan import PartitionState, limit_ends, stream_ends, stream_ranges
+from shoal.spark.plan import LogEnds, limit_ends, stream_ends, stream_ranges
 from shoal.spark.stream import StreamPlanner
 from shoal.spark.topics import Directory
 
@@ -219,7 +219,7 @@ def test_a_deleted_topic_fails_or_is_left_out(cluster: Cluster) -> None:
     cluster.fill("trains", (5,))
     start = {**ALL, "trains": {"0": 2}}
     del cluster.topics["flights"]
-    with pytest.raises(SourceError, match=r"partition 0 of topic 'flights' is not there any more"):
+    with pytest.raises(SourceError, match=r"partition 0 of topic 'flights' no longer exists"):
         planner(cluster, subscribe="flights,trains").latest_offset(start, None)
     stream = planner(cluster, subscribe="flights,trains", failOnDataLoss="false")
     end = stream.latest_offset(start, None)
@@ -303,8 +303,8 @@ def test_a_limit_never_starves_nor_overshoots(
 def test_a_replayed_micro_batch_is_the_same() -> None:
     """The same two offsets give the same ranges, whatever was appended meanwhile."""
     start, end = {("t", 0): 5, ("t", 1): 0}, {("t", 0): 9, ("t", 1): 4, ("t", 2): 3}
-    first = {"t": {p: PartitionState(0, 9, ("http://a:1",)) for p in range(3)}}
-    later = {"t": {p: PartitionState(0, 900, ("http://a:1",)) for p in range(4)}}
+    first = {"t": {p: LogEnds(0, 9, ("http://a:1",)) for p in range(3)}}
+    later = {"t": {p: LogEnds(0, 900, ("http://a:1",)) for p in range(4)}}
     assert stream_ranges(start, end, first, True) == stream_ranges(start, end, later, True)
     begins, ends = stream_ends(end, later, True, None)
     assert begins == {**end, ("t", 3): 0}

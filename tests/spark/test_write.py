@@ -16,10 +16,10 @@ from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, decode_stream, schema_message
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
 from shoal.spark import send as spark_send
-from shoal.spark.http import RetryPolicy
+from shoal.spark.http import Persistence
 from shoal.spark.options import SourceError, check_written, parse_sink_options
 from shoal.spark.send import ChunkSender, Sink, encoded, same_records
-from shoal.spark.write import GATHERED_BYTES, TaskWriter, Written, cast, cut, gathered, measure, to_wire
+from shoal.spark.write import GATHERED_BYTES, TaskCounts, TaskWriter, cast, cut, gathered, measure, to_wire
 
 Cluster: TypeAlias = Any  # conftest's: test modules do not import one another
 
@@ -46,7 +46,7 @@ def rows_of(*keys_and_values: tuple[bytes | None, bytes | None], **columns: list
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def write(target: Sink, *batches: pa.RecordBatch, task: int = 0, epoch: int = 0) -> Written:
+def write(target: Sink, *batches: pa.RecordBatch, task: int = 0, epoch: int = 0) -> TaskCounts:
     """One attempt of a task, without real pauses."""
     return TaskWriter(target, "query", task, epoch, pause=lambda seconds: None).write(batches)
 
@@ -75,7 +75,7 @@ def values(found: dict[int, list[tuple[bytes | None, bytes | None]]]) -> list[by
 def test_rows_go_where_their_keys_belong(cluster: Cluster) -> None:
     """The same partition that agents and other clients choose; order within a partition is the task's."""
     cluster.fill("out", (), (), ())
-    assert write(sink(cluster), numbered(0, 50), numbered(50, 50)) == Written(100, 3, 0)
+    assert write(sink(cluster), numbered(0, 50), numbered(50, 50)) == TaskCounts(100, 3, 0)
     found = stored(cluster)
     ranges = hash_ranges(3)
     for partition, rows in found.items():
@@ -164,7 +164,7 @@ def test_a_repeated_task_stores_nothing_twice(cluster: Cluster) -> None:
     assert first.repeated == 0
     assert first.chunks > 10
     again = write(small, *batches)
-    assert again == Written(500, first.chunks, first.chunks)
+    assert again == TaskCounts(500, first.chunks, first.chunks)
     assert len(values(stored(cluster))) == 500
 
 
@@ -246,7 +246,7 @@ def test_rows_may_change_their_order_within_one_chunk(cluster: Cluster) -> None:
     write(sink(cluster), rows_of(*rows))
     random.Random(3).shuffle(rows)
     again = write(sink(cluster), rows_of(*rows[:77]), rows_of(*rows[77:]))
-    assert again == Written(200, 2, 2)
+    assert again == TaskCounts(200, 2, 2)
     assert len(values(stored(cluster))) == 200
 
 
@@ -260,7 +260,7 @@ def test_other_rows_in_a_repeated_task_are_an_error(cluster: Cluster) -> None:
     with pytest.raises(SourceError, match=r"in the same order; add .sortWithinPartitions"):
         write(small, rows_of(*rows))
     write(sink(cluster), rows_of(*rows), task=2)
-    with pytest.raises(SourceError, match=r"holds other records \(100\) .* than it brings now \(99\)"):
+    with pytest.raises(SourceError, match=r"holds other records \(100\) .* than this attempt has \(99\)"):
         write(sink(cluster), rows_of(*rows[:99]), task=2)
 
 
@@ -269,7 +269,7 @@ def test_other_rows_of_the_same_number_are_an_error_too(cluster: Cluster) -> Non
     cluster.fill("out", ())
     a, b = (rows_of(*((None, b"%s %d" % (name, number)) for number in range(50))) for name in (b"a", b"b"))
     write(sink(cluster), a)
-    with pytest.raises(SourceError, match=r"holds other records \(50\) .* than it brings now \(50\)"):
+    with pytest.raises(SourceError, match=r"holds other records \(50\) .* than this attempt has \(50\)"):
         write(sink(cluster), b)
     assert write(sink(cluster), a).repeated == 1
     assert len(values(stored(cluster))) == 50
@@ -350,18 +350,18 @@ def test_a_write_that_agents_have_forgotten_is_an_error(cluster: Cluster) -> Non
         apply()
 
     cluster.write_faults = [lambda handler, apply: apply(), forget]
-    with pytest.raises(SourceError, match="does not remember this write any more"):
+    with pytest.raises(SourceError, match="no longer remembers this write"):
         write(sink(cluster, chunk_bytes=500), *batches)
 
 
 def test_patience_is_bounded(cluster: Cluster) -> None:
     """Nobody home: the last failure, in one line."""
     cluster.fill("out", ())
-    impatient = sink(cluster, policy=RetryPolicy(attempts=4))
+    impatient = sink(cluster, policy=Persistence(attempts=4))
     cluster.write_faults = [lambda handler, apply: handler.problem(ShoalError("no-leader", "electing"))] * 9
     with pytest.raises(SourceError, match=r"was not written in 4 attempts; last: .*no-leader: electing"):
         write(impatient, numbered(0, 1))
-    nobody = Sink(("http://127.0.0.1:9",), "elsewhere", RetryPolicy(attempts=3))
+    nobody = Sink(("http://127.0.0.1:9",), "elsewhere", Persistence(attempts=3))
     with pytest.raises(SourceError, match=r"'elsewhere' cannot be written at present: no agent answers"):
         write(nobody, numbered(0, 1))
 
