@@ -156,7 +156,7 @@ class Agent:
         """Leadership first, while everything still works; then no more work."""
         moved = await cluster.joined.host.transfer_all(self.config.shutdown_timeout_ms // 2)
         if moved:
-            logger.info("handed leadership of %d partitions over", moved)
+            logger.info("handed leadership over; partitions: %d", moved)
         cluster.node.broker.stopping = True
         cluster.node.watch.changed()
 

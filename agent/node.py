@@ -139,7 +139,7 @@ async def start_node(
         rng=rng,
         boot_nonce=boot_nonce,
         watch=watch,
-        event_sources=EventSources(events, roster, watch),
+        event_sources=EventSources(events, roster, watch, clock.now_ms),
         links=links,
         roster=roster,
         draining=draining,

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members.peer import Peer
 
 SMALL_CATALOG_VOTERS = 3
@@ -71,7 +72,7 @@ def decide(view: View) -> Decision:
     if missing is not None:
         return missing
     if present[0] != view.agent_id:
-        return Wait(f"{present[0][:8]} has the smallest id and will found the cluster", None)
+        return Wait(f"{agent_name(present[0])} has the smallest id and will found the cluster", None)
     return Found(catalog_voters(view.agent_id, present))
 
 

@@ -200,7 +200,7 @@ class Installer:
                 reason = str(error)
             except PeerRequestFailed as error:
                 if attempt:
-                    raise CopyFailed(f"{job.source[:8]}: {error}") from None
+                    raise CopyFailed(f"{agent_name(job.source)}: {error}") from None
                 reason = str(error)
             else:
                 piece, position = decode_piece(answer)

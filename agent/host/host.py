@@ -378,7 +378,7 @@ class Host:
             raise ShoalError("damaged", "the replica here is {}: {}".format(*self._unserved[group]))
         if group in self._opening:
             raise ShoalError("not-ready", "the replica is being opened")
-        raise ShoalError("not-leader", f"{group} has no replica on agent {self.agent_id}", leader=None)
+        raise ShoalError("not-leader", f"{group} has no replica on this agent", leader=None)
 
     def status(self, group: GroupId) -> ReplicaStatus:
         """Raises ShoalError when the group is not here."""

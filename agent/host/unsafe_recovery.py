@@ -238,7 +238,8 @@ def decode_position(payload: bytes) -> Position:
 def _refusal(replica: Replica, voters: list[str], positions: Mapping[str, Position]) -> str | None:
     leads_alone = replica.is_unborn and not replica.core.commit_index  # from birth, and nobody has come
     if replica.core.leader is not None and not leads_alone:
-        return f"agent {replica.leader_agent_id} leads the partition: nothing is lost"
+        leader = replica.leader_agent_id
+        return f"{agent_name(leader) if leader else 'another agent'} leads the partition: nothing is lost"
     if replica.is_unborn:
         return "nobody has led the partition yet, so it holds nothing: it is born again where agents are"
     answering = [agent_id for agent_id in voters if agent_id in positions]
@@ -247,5 +248,6 @@ def _refusal(replica: Replica, voters: list[str], positions: Mapping[str, Positi
     own = positions[replica.host.agent_id]
     for agent_id, position in positions.items():
         if position[:2] > own[:2]:
-            return f"agent {agent_id} has more of the log (up to entry {position.last_index}): recover there"
+            name = agent_name(agent_id)
+            return f"{name} has more of the log (up to entry {position.last_index}): recover there"
     return None

@@ -20,6 +20,7 @@ import pyarrow as pa
 from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.new_directories import NewDirectories
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.replica import Observe, Replica, ReplicaHost
 from shoal.agent.partition.state.log_state import (
@@ -334,7 +335,7 @@ async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[Replic
     """Its record, and whether its directory is new: then nothing has to be looked for in it."""
     replica_id = plan.own_id(agent_id)
     if replica_id is None:
-        raise UnknownReplica(f"{plan.group} was not born on agent {agent_id}")
+        raise UnknownReplica(f"{plan.group} was not created on {agent_name(agent_id)}")
     record = ReplicaRecord(plan.group, replica_id, ReplicaState.CREATING)
     await stores.registry.put(record)
     is_new = await stores.new_directories.make(stores.directory(plan.group))

@@ -17,6 +17,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.scrubber import Scrubber, ScrubStatistics
 from shoal.agent.interface import Leader, Topic
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.status import ReplicaStatus
@@ -107,7 +108,7 @@ def not_leader(what: str, leader: Leader) -> ShoalError:
     """421, with everything a client needs to go there itself."""
     return ShoalError(
         "not-leader",
-        f"{what} is led by {leader.agent_id[:8]}",
+        f"{what} is led by {agent_name(leader.agent_id)}",
         leader=leader.agent_id,
         leader_url=leader.url,
         term=leader.term,

@@ -1,19 +1,22 @@
-"""What is told as an event: members that come and go, leaders that change, replicas that move.
+"""What is told as an event and in the log: members that come and go, leaders that change, replicas that move.
 
-Law of this file: it compares what the member list and the routing table say now with what was told last,
-and publishes the difference; it decides nothing. Gossip changes tags of progress all the time: that is no
-event. A leader is one that gossip has not given up; silent links are not looked at, for nobody says when
-they end.
+Law of this file: it compares what the member list and the routing table say now with what was told last, and
+publishes the difference; cluster_news.py decides what of it becomes a log line. Gossip changes tags of
+progress all the time: that is no event. A leader is one that gossip has not given up; silent links are not
+looked at, for nobody says when they end.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shoal.agent.durable.ids import GroupId
+from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
+from shoal.agent.log_lines.cluster_news import ClusterNews, PartitionView
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
 from shoal.agent.routing.table import RouteTable
@@ -31,6 +34,9 @@ MEMBER_KINDS = {
     "reaped": "forgotten",
 }
 TAGS_OF_PROGRESS = frozenset((tags.TAG_PLACEMENT, tags.TAG_CATALOG, tags.TAG_TOPICS))
+DELETED = PartitionView(None, is_mine=False, missing=(), is_concern=False)
+
+logger = logging.getLogger("shoal.agent")
 
 
 class Told(NamedTuple):
@@ -44,12 +50,15 @@ class Told(NamedTuple):
 
 
 class EventSources:
-    """Attach the cluster's tables once there are some."""
+    """run() once there is a cluster; what happens to members before is logged then."""
 
-    def __init__(self, feed: EventFeed, roster: Roster, watch: Watch) -> None:
+    def __init__(self, feed: EventFeed, roster: Roster, watch: Watch, now_ms: Callable[[], int]) -> None:
         self._feed = feed
         self._roster = roster
         self._watch = watch
+        self._now_ms = now_ms
+        self._news = ClusterNews()
+        self._leads_catalog = False
         self._members: dict[str, Mapping[str, Any]] = {}
         self._groups: dict[GroupId, Told] = {}
         self._live: frozenset[str] = frozenset()
@@ -63,6 +72,7 @@ class EventSources:
         member = event.member
         if kind is None or not tags.is_ours(member, self._roster.cluster, self._roster.cluster_id):
             return
+        self._note_member(member, is_forgotten=kind == "forgotten")
         shown = _shown(member)
         if self._members.get(member.name) == shown and kind == "updated":
             return
@@ -72,13 +82,30 @@ class EventSources:
             self._members[member.name] = shown
         self._feed.publish(kind, {"member": shown})
 
+    def _note_member(self, member: Member, *, is_forgotten: bool) -> None:
+        if member.name == self._roster.agent_id or not tags.is_shoal(member):
+            return
+        if is_forgotten:
+            self._news.forget_member(member.name)
+        else:
+            self._news.member(member.name, agent_name(member.name), member.status, self._now_ms())
+
     # ---- leaders and replicas --------------------------------------------------------------------
 
     async def run(self, routes: RouteTable, catalog: Callable[[], Catalog]) -> None:
         """Until cancelled: after every change of a table, tell what is different."""
         while True:
             self.look(routes, catalog())
-            await self._watch.wait_next(WAIT_MS)
+            await self._watch.wait_next(self.log_what_is_due())
+
+    def log_what_is_due(self) -> int:
+        """In how many milliseconds to look again at the latest."""
+        now_ms = self._now_ms()
+        for line in self._news.lines(now_ms):
+            fields = {"event": line.event, "names": line.names, "total": line.total}
+            getattr(logger, line.level)("%s", line.text, extra=fields)
+        deadline_ms = self._news.deadline_ms()
+        return WAIT_MS if deadline_ms is None else min(WAIT_MS, max(1, deadline_ms - now_ms))
 
     def look(self, routes: RouteTable, catalog: Catalog) -> None:
         """Compare, for those groups only that may have changed."""
@@ -86,6 +113,11 @@ class EventSources:
         live = self._roster.live_agents()
         for agent in live ^ self._live:
             dirty.update(claim.group for claim in routes.claims_of(agent))
+        catalog_leader = routes.leadership(CATALOG_GROUP, live.__contains__)
+        leads_catalog = catalog_leader is not None and catalog_leader.agent_id == self._roster.agent_id
+        if leads_catalog != self._leads_catalog:
+            self._leads_catalog = leads_catalog
+            dirty.update(group for group, told in self._groups.items() if told.leader is None)
         self._live = live
         self._unnamed = set()
         for group in sorted(dirty):
@@ -98,6 +130,7 @@ class EventSources:
         if leadership is None:
             if before is not None:
                 del self._groups[group]
+                self._news.partition(_where(group, before), DELETED, self._now_ms())
                 self._tell(group, Told(before.topic, None, before.term, (), ()), before)
             return
         if name is None and before is None:
@@ -106,7 +139,20 @@ class EventSources:
         topic = name if name is not None else self._groups[group].topic
         now = Told(topic, leadership.agent_id, leadership.term, leadership.voters, tuple(leadership.learners))
         self._groups[group] = now
+        self._news.partition(_where(group, now), self._view(now, is_deleted=name is None), self._now_ms())
         self._tell(group, now, before)
+
+    def _view(self, now: Told, *, is_deleted: bool) -> PartitionView:
+        """That a partition has no leader is told by those that hold it, and of any by who leads the catalog:
+        of one whose holders have all gone nobody else would hear."""
+        own = self._roster.agent_id
+        missing = tuple(agent_name(voter) for voter in now.voters if voter not in self._live)
+        return PartitionView(
+            None if now.leader is None else agent_name(now.leader),
+            is_mine=now.leader == own,
+            missing=missing,
+            is_concern=not is_deleted and (own in now.voters or self._leads_catalog),
+        )
 
     def _tell(self, group: GroupId, now: Told, before: Told | None) -> None:
         where = {"topic": now.topic, "partition": group.partition, "term": now.term}
@@ -119,6 +165,10 @@ class EventSources:
             previous = None if before is None else before.leader
             document = {**where, "leader": now.leader, "leader_url": leader_url, "previous_leader": previous}
             self._feed.publish("leader-changed", document)
+
+
+def _where(group: GroupId, told: Told) -> str:
+    return told.topic if group == CATALOG_GROUP else f"{told.topic}/{group.partition}"
 
 
 def _shown(member: Member) -> Mapping[str, Any]:

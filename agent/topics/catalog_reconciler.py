@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
@@ -142,9 +143,16 @@ class TopicReplicas:
         results = await asyncio.gather(
             *(self._open(*item, births if item[2] is None else openings) for item in missing)
         )
-        if any(results):
-            logger.info("opened %d of %d replicas", sum(results), len(missing))
+        opened = [item for item, is_open in zip(missing, results, strict=True) if is_open]
+        self._tell_opened("recovered %d replicas: %s", [item for item in opened if item[2] is not None])
+        self._tell_opened("created %d replicas: %s", [item for item in opened if item[2] is None])
         return all(results)
+
+    def _tell_opened(self, text: str, opened: Sequence[tuple[TopicEntry, int, ReplicaId | None]]) -> None:
+        states = Counter(self._groups.status(GroupId(item[0].topic_id, item[1])).state for item in opened)
+        if opened:
+            counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            logger.info(text, len(opened), counts)
 
     def pass_settings_on(self) -> None:
         """What a change of settings means to replicas that are open already."""

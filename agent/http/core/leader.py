@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.forward import Reply
 from shoal.agent.interface import Leader, Topic
+from shoal.agent.log_lines.names import agent_name
 from shoal.errors import ErrorCode, ShoalError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ async def while_it_leads(
                 continue
             raise ShoalError(
                 "leadership-lost",
-                f"{leader.agent_id[:8]} led, was asked, fell silent; it may have happened",
+                f"{agent_name(leader.agent_id)} led, was asked and fell silent; it may have happened",
             )
         return asked.result()
     finally:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,8 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed, TooManyListenersError
 from shoal.agent.http.admin.events import EventHandlers
 from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.log_lines.cluster_news import LEADERLESS_MS
+from shoal.agent.log_lines.names import Names
 from shoal.agent.routing.table import Claim, Delta, RouteTable
 from shoal.agent.service.event_sources import EventSources
 from shoal.agent.topics.catalog import Catalog
@@ -73,6 +76,7 @@ class FakeRoster:
 
     cluster = "fish"
     cluster_id = b"i" * 16
+    agent_id = "c"
 
     def __init__(self) -> None:
         self.live = frozenset({"a", "b", "c"})
@@ -90,10 +94,10 @@ CATALOG: Any = SimpleNamespace(
 )
 
 
-def sources() -> tuple[EventFeed, FakeRoster, EventSources, RouteTable]:
+def sources(now_ms: Callable[[], int] = lambda: 0) -> tuple[EventFeed, FakeRoster, EventSources, RouteTable]:
     feed, roster = EventFeed("run"), FakeRoster()
     made: Any = roster
-    return feed, roster, EventSources(feed, made, Watch("run")), RouteTable()
+    return feed, roster, EventSources(feed, made, Watch("run"), now_ms), RouteTable()
 
 
 def told(feed: EventFeed) -> list[tuple[str, dict[str, Any]]]:
@@ -311,3 +315,69 @@ async def test_head_and_nonsense() -> None:
         assert (head.status, head.body) == (200, b"")
         assert agent.broker.events.listeners == 0
         (await agent.get("/v1/events?topic=t")).problem("bad-request")
+
+
+# ---- what the log says of it
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines since the last look."""
+    found = [record.message for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_what_happens_to_members_and_partitions_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At the agent that leads the partition then; the events have fields for programs."""
+    caplog.set_level(logging.INFO)
+    names = Names()
+    for letter, name in zip("abc", ("ann", "bob", "cid"), strict=True):
+        names.learn_agent(letter, name)
+    _, roster, told_by, routes = sources()
+    group = GroupId(TOPIC, 3)
+
+    def look() -> list[str]:
+        told_by.look(routes, CATALOG)
+        told_by.log_what_is_due()
+        return logged(caplog)
+
+    with names.in_use():
+        told_by.on_member_event(MemberEvent("joined", member()))
+        told_by.on_member_event(MemberEvent("joined", member(name="c")))  # this agent itself
+        routes.apply(claims("a", 1, role="leader", term=1, leader="a", group=group))
+        assert look() == ["agent joined: ann"]
+        told_by.on_member_event(MemberEvent("failed", member("failed")))
+        roster.live = frozenset("bc")
+        assert look() == ["agent failed: ann; restart it with the same --data"]
+        routes.apply(claims("c", 1, role="leader", term=2, leader="c", group=group))
+        told_by.look(routes, CATALOG)
+        told_by.log_what_is_due()
+        fields = [(vars(record)["event"], vars(record)["total"]) for record in caplog.records]
+        assert fields == [("leadership-gained", 1), ("partition-under-replicated", 1)]
+        assert logged(caplog) == ["leadership gained: orders/3", "under-replicated: orders/3 (missing: ann)"]
+        told_by.on_member_event(MemberEvent("joined", member()))
+        roster.live = frozenset("abc")
+        assert look() == ["agent is back: ann", "fully replicated again: orders/3"]
+
+
+@pytest.mark.parametrize("leads_catalog", [False, True])
+def test_of_a_partition_held_elsewhere_the_catalogs_leader_tells_that_nobody_leads_it(
+    leads_catalog: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its holders may all be gone. It also tells when it has come to lead the catalog only after that."""
+    caplog.set_level(logging.INFO)
+    clock = [0]
+    _, roster, told_by, routes = sources(lambda: clock[0])
+    group = GroupId(TOPIC, 0)
+    routes.apply(Delta("a", "r", 0, 1, 1, False, ((group, Claim(group, "leader", 1, 1, "a", ("a",))),)))
+    told_by.look(routes, CATALOG)
+    roster.live = frozenset("bc")
+    told_by.look(routes, CATALOG)
+    if leads_catalog:
+        routes.apply(claims("c", 1, role="leader", term=1, leader="c", group=CATALOG_GROUP))
+    told_by.look(routes, CATALOG)
+    told_by.log_what_is_due()
+    assert [said for said in logged(caplog) if "no leader" in said] == []
+    clock[0] = LEADERLESS_MS
+    told_by.log_what_is_due()
+    assert ["no leader for 5 s: orders/0" in said for said in logged(caplog)] == [True] * leads_catalog

@@ -141,7 +141,7 @@ class FakeGroups:
         return group in self.opened
 
     def status(self, group: GroupId) -> Any:
-        return SimpleNamespace(log_start_offset=self.start, term=self.term)
+        return SimpleNamespace(log_start_offset=self.start, term=self.term, state="active")
 
     def set_segment_bytes(self, group: GroupId, segment_bytes: int) -> None:
         self.opened[group]["segment_bytes"] = segment_bytes

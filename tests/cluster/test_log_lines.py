@@ -1,0 +1,92 @@
+"""Real agents' logs, as an operator reads them: what happened, by name, once, and nothing but that."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from real_agents import is_ready, leaders, run_shoal, wait_until
+
+pytestmark = pytest.mark.slow
+PARTITIONS = 6
+HEAD = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ ", re.MULTILINE)
+LONG_ID = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+def lines(agent: Any, start: str = "") -> list[str]:
+    """What the log says behind time, level and place, as far as it begins so."""
+    text = pathlib.Path(agent.log).read_text()
+    said = [HEAD.sub("", line) for line in text.splitlines() if HEAD.match(line)]
+    return [line for line in said if line.startswith(start)]
+
+
+def told(agent: Any, start: str, *, what: str = "") -> list[str]:
+    """Waits for the first such line."""
+    return list(wait_until(lambda: [line for line in lines(agent, start) if what in line], f"{start} {what}"))
+
+
+def partitions_in(said: list[str]) -> set[str]:
+    """Named in lines; of a line with more than four the others are only counted."""
+    return set(re.findall(r"\b(?:orders/\d+|_catalog)", " ".join(said)))
+
+
+def test_survivors_tell_what_happened_to_an_agent_and_its_partitions(
+    start_cluster: Callable[..., Any],
+) -> None:
+    """One of three is killed and comes back, then two are: members, leaders, replicas, each by name."""
+    agents = start_cluster(3)
+    url = agents.agents[0].url
+    made = run_shoal("--agent", url, "topic", "create", "orders", "--partitions", str(PARTITIONS))
+    assert made.returncode == 0, made.stderr
+    wait_until(lambda: len(leaders(url, "orders")) == PARTITIONS, "every partition is led")
+    victim, *survivors = sorted(
+        agents.agents, key=lambda agent: -list(leaders(url, "orders").values()).count(agent.url)
+    )
+    for agent in agents.agents:
+        assert len(told(agent, "ready: ")) == 1
+        for other in agents.agents:
+            assert other is agent or len(told(agent, "agent joined: ", what=other.name)) == 1
+
+    victim.signal(signal.SIGKILL)
+    wait_until(lambda: not victim.is_alive(), "the agent is gone")
+    for survivor in survivors:
+        told(survivor, f"agent failed: {victim.name}")
+    wait_until(
+        lambda: (
+            partitions_in([line for one in survivors for line in lines(one, "under-replicated: ")])
+            >= {f"orders/{number}" for number in range(PARTITIONS)}
+        ),
+        "every partition is told to be under-replicated, by who leads it",
+    )
+    for survivor in survivors:
+        assert len(lines(survivor, "agent failed: ")) == 1
+        short = lines(survivor, "under-replicated: ")
+        assert all(line.endswith(f"(missing: {victim.name})") for line in short)
+        assert lines(survivor, "leadership gained: ") != []
+        assert lines(survivor, "fully replicated again: ") == []
+        assert lines(survivor, "no leader for 5 s: ") == []
+
+    place = agents.agents.index(victim)
+    agents.restart(victim)
+    victim = agents.agents[place]
+    for survivor in survivors:
+        assert told(survivor, "agent is back: ") == [f"agent is back: {victim.name}"]
+        told(survivor, "fully replicated again: ")
+    assert "active" in told(victim, "recovered ")[-1]
+
+    wait_until(lambda: is_ready(survivors[0].url, 3), "all are there again")
+    for lost in (victim, survivors[1]):
+        lost.signal(signal.SIGKILL)
+    told(survivors[0], "no leader for 5 s: ")
+    agents.restart(survivors[1])
+    told(survivors[0], "led again: ")
+
+    for survivor in survivors:
+        said = pathlib.Path(survivor.log).read_text()
+        assert LONG_ID.search(said) is None, LONG_ID.search(said)
+        assert "Traceback" not in said
+        assert len(said.splitlines()) < 300, "a bounded number of lines"
