@@ -126,7 +126,7 @@ def test_it_is_told_when_the_replicas_of_a_dead_agent_are_made_anew() -> None:
     now = datetime(2026, 1, 2, 0, 2, tzinfo=UTC).timestamp()
     routes = {"t": route("aaaa", "aaaa", "bbbb")}
     assert replacements([member("a"), gone], routes, 300_000, now) == [
-        "the replicas of b are made anew elsewhere in 3m: it went 2m ago, and --replace-after is 5m"
+        "the replicas of b are made anew elsewhere in 3m: it went away 2m ago, and --replace-after is 5m"
     ]
     assert "elsewhere now, as far as" in replacements([member("a"), gone], routes, 60_000, now)[0]
     assert replacements([member("a"), gone], {}, 300_000, now) == []
