@@ -9,7 +9,6 @@ says in which order a Ready must be carried out.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from shoal.format.batch import LogIndex, Term
@@ -40,43 +39,6 @@ from shoal.replication.roles.progress import ProgressState
 from shoal.replication.roles.transitions import NEWBORN_PATIENCE, RaftState, Role
 from shoal.replication.state.log_view import LogView
 from shoal.replication.state.ready import Ready
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerStatistics:
-    """One follower as its leader sees it."""
-
-    replica_id: ReplicaId
-    state: str
-    match_index: LogIndex
-    next_index: LogIndex
-    commit_index: LogIndex
-    in_flight: int
-    heard_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class RaftStatistics:
-    """One snapshot of a replica. followers is empty unless it leads; needs_segments names those of them whose
-    next entry is trimmed here (safety 27)."""
-
-    replica_id: ReplicaId
-    role: Role
-    term: Term
-    vote: ReplicaId | None
-    leader: ReplicaId | None
-    first_index: LogIndex
-    last_index: LogIndex
-    stable_index: LogIndex
-    commit_index: LogIndex
-    configuration: Configuration
-    quiet: bool
-    transferring: bool
-    election_count: int
-    violation_count: int
-    readies_in_flight: int
-    followers: tuple[FollowerStatistics, ...]
-    needs_segments: tuple[ReplicaId, ...]
 
 
 class RaftCore:
@@ -169,6 +131,19 @@ class RaftCore:
     def commit_index(self) -> LogIndex:
         """The last entry known to be committed."""
         return self._state.commit_index
+
+    @property
+    def hard_state(self) -> HardState:
+        """Term, vote and commit as they are now."""
+        return self._state.hard_state
+
+    @property
+    def match_indexes(self) -> dict[ReplicaId, LogIndex]:
+        """Of a leader: up to where each other replica is known to hold its log, synced."""
+        behaviour = self._state.behaviour
+        if not isinstance(behaviour, Leader):
+            return {}
+        return {id_: item.match_index for id_, item in sorted(behaviour.progress.items())}
 
     @property
     def stable_index(self) -> LogIndex:
@@ -535,42 +510,6 @@ class RaftCore:
         return self._state.behaviour
 
     # Inspection
-
-    def statistics(self) -> RaftStatistics:
-        """One frozen snapshot, for metrics, the status page and tests."""
-        state = self._state
-        leader = state.behaviour if isinstance(state.behaviour, Leader) else None
-        progress = leader.progress if leader else {}
-        return RaftStatistics(
-            replica_id=state.replica_id,
-            role=state.role,
-            term=state.term,
-            vote=state.vote,
-            leader=state.leader,
-            first_index=state.log.first_index,
-            last_index=state.log.last_index,
-            stable_index=state.log.stable_index,
-            commit_index=state.commit_index,
-            configuration=state.configuration,
-            quiet=self.is_quiet,
-            transferring=leader is not None and leader.transfer is not None,
-            election_count=state.election_count,
-            violation_count=state.violations,
-            readies_in_flight=state.outbox.in_flight_count,
-            followers=tuple(
-                FollowerStatistics(
-                    replica_id,
-                    item.state.value,
-                    item.match_index,
-                    item.next_index,
-                    item.commit_index,
-                    len(item.flight),
-                    item.heard_ms,
-                )
-                for replica_id, item in sorted(progress.items())
-            ),
-            needs_segments=self.needs_segments,
-        )
 
     def check_invariants(self) -> None:
         """Assert every stated invariant; called by each test step and each simulated event."""

@@ -585,9 +585,8 @@ class Host:
 
     async def _save_hint(self, replica: Replica) -> None:
         """Term and vote are the newest known, so that this never undoes a save under way."""
-        known = replica.core.statistics()
         try:
-            await self.save_hard_state(replica, HardState(known.term, known.vote, known.commit_index))
+            await self.save_hard_state(replica, replica.core.hard_state)
         except DoubledError as error:
             replica.fail("damaged", f"hard states cannot be stored any more: {error}")
 

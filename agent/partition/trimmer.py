@@ -132,8 +132,7 @@ class Trimmer(ReplicaObserver):
     def _held_index(self) -> LogIndex:
         """The last entry that every replica is known to hold."""
         core = self._replica.core
-        followers = core.statistics().followers
-        return min([core.last_index, *(follower.match_index for follower in followers)])
+        return min([core.last_index, *core.match_indexes.values()])
 
     def control_for(self, before: Offset) -> bytes | None:
         """The TRIM that drops what lies wholly before the offset and every replica holds; None when nothing

@@ -124,8 +124,4 @@ class Leading:
 def _holds_everything(replica: Replica, to: ReplicaId) -> bool:
     """All that is committed: the rest is under way, and a transfer waits for it no longer than a round
     trip."""
-    statistics = replica.core.statistics()
-    return any(
-        follower.replica_id == to and follower.match_index >= statistics.commit_index
-        for follower in statistics.followers
-    )
+    return replica.core.match_indexes.get(to, -1) >= replica.core.commit_index

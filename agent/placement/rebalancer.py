@@ -282,19 +282,19 @@ class Mover:
     def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
         """Those that have synced what was committed an interval ago (under load nobody ever holds
         everything), and those that have got nothing for long, though it is there to be had."""
-        statistics = replica.core.statistics()
+        core = replica.core
         reached = replica.shipments.reached_index  # of one that copies whole segments beside Raft
         caught_up, stalled = set(), set()
-        for follower in statistics.followers:
-            learner = self._learners.get((replica.group, follower.replica_id))
+        for follower, match_index in core.match_indexes.items():
+            learner = self._learners.get((replica.group, follower))
             if learner is None:
                 continue  # it votes
-            if learner.goal is not None and follower.match_index >= learner.goal:
-                caught_up.add(follower.replica_id)
-            elif self._is_stalled(learner, max(follower.match_index, reached(follower.replica_id))):
-                stalled.add(follower.replica_id)
-            learner.goal = statistics.commit_index
-        for item in statistics.configuration.replicas:
+            if learner.goal is not None and match_index >= learner.goal:
+                caught_up.add(follower)
+            elif self._is_stalled(learner, max(match_index, reached(follower))):
+                stalled.add(follower)
+            learner.goal = core.commit_index
+        for item in core.configuration.replicas:
             if item.learner and item.id in stalled:
                 logger.warning(
                     "%s: the new replica on %s makes no progress; trying another agent",

@@ -16,16 +16,6 @@ class Candidate:
     """A candidate or a pre-candidate. votes holds answers, its own included once it may be counted; a
     pre-candidate's are of the moment, so that the last answer of each counts."""
 
-    __slots__ = (
-        "_is_split",
-        "_retry_after_ms",
-        "_state",
-        "_transfer",
-        "election_deadline_ms",
-        "retry_deadline_ms",
-        "votes",
-    )
-
     def __init__(self, state: RaftState, now_ms: int, transfer: bool) -> None:
         self._state = state
         self._transfer = transfer

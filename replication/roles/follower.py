@@ -18,8 +18,6 @@ class Follower:
     """heard_ms: when a leader of this term was last heard; None before that, and for a learner that asks for
     one. quiet: the leader stopped its heartbeats by agreement, and no timer runs (safety 25)."""
 
-    __slots__ = ("_question_count", "_state", "election_deadline_ms", "heard_ms", "quiet")
-
     def __init__(self, state: RaftState, now_ms: int) -> None:
         self._state = state
         self.heard_ms: int | None = None

@@ -30,28 +30,6 @@ class Leader:
     says little meanwhile.
     """
 
-    __slots__ = (
-        "_heartbeat_due",
-        "_notice_deadline_ms",
-        "_notice_due",
-        "_removed",
-        "_send_to_all",
-        "_state",
-        "_stuck_since_ms",
-        "active_ms",
-        "heartbeat_deadline_ms",
-        "is_newborn",
-        "left_behind",
-        "progress",
-        "quiet",
-        "quieting",
-        "quorum_deadline_ms",
-        "reads",
-        "spares",
-        "term_start",
-        "transfer",
-    )
-
     def __init__(self, state: RaftState, now_ms: int) -> None:
         self._state = state
         self.progress: dict[ReplicaId, Progress] = {}
@@ -150,12 +128,13 @@ class Leader:
 
     def _hears_majority(self, now_ms: int) -> bool:
         """Check-quorum (thesis 6.2): a leader cut off must not be waited for."""
-        return has_majority(self._state.configuration.voters, self._reachable(now_ms))
+        state = self._state
+        return has_majority(state.configuration.voters, {*self._reachable(now_ms), state.replica_id})
 
-    def _reachable(self, now_ms: int) -> list[ReplicaId]:
+    def _reachable(self, now_ms: int) -> set[ReplicaId]:
+        """The others that were heard within an election timeout."""
         since_ms = now_ms - self._state.config.election_timeout_ms
-        heard = [id_ for id_, item in self.progress.items() if item.heard_ms >= since_ms and not item.silent]
-        return [*heard, self._state.replica_id]
+        return {id_ for id_, item in self.progress.items() if item.heard_ms >= since_ms and not item.silent}
 
     def _hand_over_if_stalled(self, now_ms: int) -> None:
         """A disk that does not answer must not hold the group (safety 26)."""
@@ -182,7 +161,7 @@ class Leader:
 
     def _is_hardly_committed(self, index: LogIndex, now_ms: int) -> bool:
         state = self._state
-        reachable = set(self._reachable(now_ms)) & self.progress.keys()
+        reachable = self._reachable(now_ms)
         lacking = [replica for replica in reachable if self.progress[replica].match_index < index]
         # A log that ends before the entry, in its term or an older one, has it not (Log Matching, figure 3).
         end = (state.log.term_at(index), index)
@@ -460,12 +439,7 @@ class Leader:
     def _best_voter(self, now_ms: int) -> ReplicaId | None:
         """The reachable voter with the longest log; the smallest id of equals, so that the choice can be
         repeated."""
-        reachable = set(self._reachable(now_ms))
-        others = [
-            voter
-            for voter in self._state.configuration.voters
-            if voter in self.progress and voter in reachable
-        ]
+        others = self._reachable(now_ms).intersection(self._state.configuration.voters)
         return min(others, key=lambda voter: (-self.progress[voter].match_index, voter), default=None)
 
     def last_words(self, now_ms: int) -> tuple[Message, ...]:
@@ -503,21 +477,15 @@ class Leader:
             return False
         if self.transfer is not None or self.reads.is_waiting or not self._hears_majority(now_ms):
             return False
-        reachable = set(self._reachable(now_ms)) - {state.replica_id}
-        return all(self.progress[item].match_index == last for item in reachable)
-
-    def _all_know_all(self, now_ms: int) -> bool:
-        """They know the whole commit, too."""
-        last = self._state.log.last_index
-        reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
-        return self._all_hold_all(now_ms) and all(
-            self.progress[item].commit_index == last for item in reachable
-        )
+        return all(self.progress[item].match_index == last for item in self._reachable(now_ms))
 
     def _become_quiet_if_agreed(self, now_ms: int) -> None:
-        if not self.quieting or not self._all_know_all(now_ms):
+        """They know the whole commit, too, and have all agreed."""
+        if not self.quieting or not self._all_hold_all(now_ms):
             return
-        reachable = set(self._reachable(now_ms)) - {self._state.replica_id}
+        last, reachable = self._state.log.last_index, self._reachable(now_ms)
+        if any(self.progress[replica].commit_index != last for replica in reachable):
+            return
         self.quiet = all(self.progress[replica].quiet for replica in reachable)
         # An answer from before the last question may come late: then it was no agreement, and ends here.
         self.left_behind = tuple(sorted(self.progress.keys() - reachable)) if self.quiet else ()

@@ -35,23 +35,6 @@ class Progress:
     """match_index: synced there for certain. next_index: the first entry not sent yet (REPLICATE) or to be
     tried."""
 
-    __slots__ = (
-        "append_limit",
-        "commit_index",
-        "flight",
-        "flight_limit",
-        "heard_ms",
-        "match_index",
-        "moved_ms",
-        "next_index",
-        "probe_sent",
-        "quiet",
-        "read_token",
-        "silent",
-        "state",
-        "told_index",
-    )
-
     def __init__(self, next_index: LogIndex, append_limit: int, now_ms: int) -> None:
         self.state = ProgressState.PROBE
         self.match_index = LogIndex(0)

@@ -18,8 +18,6 @@ class ReadQueue:
     A read asked at round r waits for round r + 1: a heartbeat sent before it was asked proves nothing.
     """
 
-    __slots__ = ("_early", "_max_pending", "_waiting", "round")
-
     def __init__(self, max_pending: int) -> None:
         self._max_pending = max_pending
         self._early: list[int] = []  # tokens asked before this term's first commit

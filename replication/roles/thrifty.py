@@ -29,16 +29,6 @@ FIRST_PAUSE_DELAYS = 4
 class Spares:
     """prompt: the followers that get entries at once; None: all of them."""
 
-    __slots__ = (
-        "_chosen_ms",
-        "_config",
-        "_pause_ms",
-        "_resume_ms",
-        "_withheld_index",
-        "deadline_ms",
-        "prompt",
-    )
-
     def __init__(self, config: RaftConfig) -> None:
         self._config = config
         self.prompt: frozenset[ReplicaId] | None = None

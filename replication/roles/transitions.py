@@ -2,18 +2,6 @@
 
 Law of this file: term, vote, leader, role and configuration change here only. Reasons to change them live in
 the role files; each role keeps its own fields, which exist only while it lasts.
-
-    FOLLOWER      -> PRE_CANDIDATE  the election timer ran out
-    FOLLOWER      -> CANDIDATE      TimeoutNow from the leader; or the timer, with pre_vote off
-    FOLLOWER      -> FOLLOWER       a newer term, or the leader of this one became known
-    FOLLOWER      -> LEADER         its group's birth made it the leader of the first term
-    PRE_CANDIDATE -> CANDIDATE      a majority would vote
-    PRE_CANDIDATE -> PRE_CANDIDATE  the timer ran out again
-    PRE_CANDIDATE -> FOLLOWER       refused by a majority, a leader appeared, a newer term
-    CANDIDATE     -> LEADER         a majority voted, its own synced vote among them
-    CANDIDATE     -> PRE_CANDIDATE, CANDIDATE  the timer ran out without a decision
-    CANDIDATE     -> FOLLOWER       refused, a leader appeared, a newer term
-    LEADER        -> FOLLOWER       a newer term, no majority heard, or removed from the configuration
 """
 
 import random
@@ -55,18 +43,18 @@ class Role(Enum):
 
 LEGAL: Final = frozenset(
     {
-        (Role.FOLLOWER, Role.FOLLOWER),
-        (Role.FOLLOWER, Role.LEADER),
-        (Role.FOLLOWER, Role.PRE_CANDIDATE),
-        (Role.FOLLOWER, Role.CANDIDATE),
-        (Role.PRE_CANDIDATE, Role.PRE_CANDIDATE),
-        (Role.PRE_CANDIDATE, Role.CANDIDATE),
-        (Role.PRE_CANDIDATE, Role.FOLLOWER),
-        (Role.CANDIDATE, Role.PRE_CANDIDATE),
-        (Role.CANDIDATE, Role.CANDIDATE),
-        (Role.CANDIDATE, Role.LEADER),
-        (Role.CANDIDATE, Role.FOLLOWER),
-        (Role.LEADER, Role.FOLLOWER),
+        (Role.FOLLOWER, Role.FOLLOWER),  # a newer term, or the leader of this one became known
+        (Role.FOLLOWER, Role.LEADER),  # its group's birth made it the leader of the first term
+        (Role.FOLLOWER, Role.PRE_CANDIDATE),  # the election timer ran out
+        (Role.FOLLOWER, Role.CANDIDATE),  # TimeoutNow from the leader; or the timer, with pre_vote off
+        (Role.PRE_CANDIDATE, Role.PRE_CANDIDATE),  # the timer ran out again
+        (Role.PRE_CANDIDATE, Role.CANDIDATE),  # a majority would vote
+        (Role.PRE_CANDIDATE, Role.FOLLOWER),  # refused by a majority, a leader appeared, a newer term
+        (Role.CANDIDATE, Role.PRE_CANDIDATE),  # the timer ran out without a decision
+        (Role.CANDIDATE, Role.CANDIDATE),  # the same, with pre_vote off
+        (Role.CANDIDATE, Role.LEADER),  # a majority voted, its own synced vote among them
+        (Role.CANDIDATE, Role.FOLLOWER),  # refused, a leader appeared, a newer term
+        (Role.LEADER, Role.FOLLOWER),  # a newer term, no majority heard, or left out of the configuration
     }
 )
 
@@ -87,32 +75,6 @@ class RaftState:
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
     none.
     """
-
-    __slots__ = (
-        "_make_candidate",
-        "_make_follower",
-        "_make_leader",
-        "behaviour",
-        "colocated",
-        "commit_index",
-        "config",
-        "configurations",
-        "damaged",
-        "election_count",
-        "is_left_out",
-        "is_newborn",
-        "is_voter",
-        "leader",
-        "log",
-        "now_ms",
-        "outbox",
-        "replica_id",
-        "rng",
-        "role",
-        "term",
-        "violations",
-        "vote",
-    )
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ from shoal.replication.interfaces import Run
 class LogView:
     """Terms by index, in runs: starts[i] is the first index written in terms[i]."""
 
-    __slots__ = ("_starts", "_terms", "first_index", "last_index", "last_term", "stable_index")
-
     def __init__(
         self, runs: Sequence[tuple[LogIndex, Term]], first_index: LogIndex, last_index: LogIndex
     ) -> None:

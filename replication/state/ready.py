@@ -4,6 +4,7 @@ Law of this file: the order of durable and visible actions is decided here and n
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.format.batch import LogIndex
@@ -47,16 +48,14 @@ class Ready(NamedTuple):
         return bool(self.append) or self.hard_state is not None or self.truncate_from is not None
 
 
+@dataclass(slots=True, eq=False)
 class _InFlight:
     """A ready handed out and not yet advanced. stable_to shrinks when a later step truncates what it appends:
     the bytes it reports as synced are then no longer the log's."""
 
-    __slots__ = ("ready", "since_ms", "stable_to")
-
-    def __init__(self, ready: Ready, stable_to: LogIndex, since_ms: int) -> None:
-        self.ready = ready
-        self.stable_to = stable_to
-        self.since_ms = since_ms
+    ready: Ready
+    stable_to: LogIndex
+    since_ms: int
 
 
 class Outbox:
@@ -65,20 +64,6 @@ class Outbox:
     synced is the hard state known to be on disk. handed_out is the last index that the driver was told to
     write.
     """
-
-    __slots__ = (
-        "_after_sync",
-        "_commit_index",
-        "_in_flight",
-        "_messages",
-        "_noop_index",
-        "_read_states",
-        "_role_changed",
-        "_truncate_from",
-        "handed_out",
-        "synced",
-        "wants_hard_state",
-    )
 
     def __init__(self, synced: HardState, last_index: LogIndex) -> None:
         self.synced = synced
@@ -192,11 +177,6 @@ class Outbox:
         """How long the oldest disk work has been out; 0 if there is none."""
         waiting = next((flight for flight in self._in_flight if flight.ready.must_sync), None)
         return now_ms - waiting.since_ms if waiting else 0
-
-    @property
-    def in_flight_count(self) -> int:
-        """Readies handed out and not advanced."""
-        return len(self._in_flight)
 
     def check_invariants(self, log: LogView) -> None:
         """handed_out never passes the log; nothing is stable that was not handed out."""

@@ -158,7 +158,7 @@ class Group:
         """A crash: what was not synced is lost, and the core begins anew from the disk."""
         old = self.cores[ordinal]
         stored = old._state.outbox.synced
-        stable = old.statistics().stable_index
+        stable = old.stable_index
         self._waiting[ordinal].clear()
         self.held.discard(ordinal)
         self.cores[ordinal] = RaftCore(

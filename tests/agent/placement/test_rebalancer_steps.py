@@ -83,17 +83,10 @@ class FakeReplica:
     def replica_id(self) -> ReplicaId:
         return next(item.id for item in self.configuration.replicas if item.agent_id == SELF)
 
-    def statistics(self) -> Any:
+    @property
+    def match_indexes(self) -> dict[ReplicaId, LogIndex]:
         others = [item.id for item in self.configuration.replicas if item.agent_id != SELF]
-        followers = [
-            SimpleNamespace(replica_id=item, match_index=self.matches.get(item, LogIndex(0)))
-            for item in others
-        ]
-        return SimpleNamespace(
-            commit_index=self.commit_index,
-            configuration=self.configuration,
-            followers=followers,
-        )
+        return {item: self.matches.get(item, LogIndex(0)) for item in others}
 
     def propose_configuration(self, replicas: Sequence[Replica]) -> None:
         self.commit_index = LogIndex(self.commit_index + 1)

@@ -349,7 +349,7 @@ def test_a_learner_never_campaigns_but_votes_when_asked() -> None:
         deadline_ms = learner.deadline()
         assert deadline_ms is not None
         learner.wake(deadline_ms)
-    assert (learner.role, learner.term, learner.statistics().vote) == (Role.FOLLOWER, Term(0), None)
+    assert (learner.role, learner.term, learner.hard_state.vote) == (Role.FOLLOWER, Term(0), None)
     learner.step(TimeoutNow(A, B, Term(0)), 0)
     assert learner.role is Role.FOLLOWER
     learner.step(vote(A, 1), 0)
@@ -402,7 +402,7 @@ def test_two_leaders_in_a_term_are_an_impossibility_that_is_counted() -> None:
     core.step(heartbeat(A, 1), 0)
     core.step(heartbeat(C, 1), 0)
     assert core.leader == A
-    assert core.statistics().violation_count == 1
+    assert core.violation_count == 1
 
 
 def test_the_table_of_transitions_is_the_one_documented() -> None:

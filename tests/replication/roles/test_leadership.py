@@ -63,7 +63,7 @@ def test_a_transfer_is_given_up_after_an_election_timeout() -> None:
     group.cut = {1}
     leader.transfer_leadership(B, group.now_ms)
     group.pass_time(500)
-    assert leader.statistics().transferring
+    assert leader.is_transferring
     group.pass_time(200)
     assert leader.role is Role.LEADER
     leader.propose(1, group.now_ms)
@@ -549,13 +549,12 @@ def test_a_late_quiet_request_is_undone_by_the_next_heartbeat() -> None:
 # Inspection
 
 
-def test_statistics_and_repr_are_one_snapshot_and_one_line() -> None:
-    """Both say who leads what, without addresses or times."""
+def test_what_a_driver_sees_and_the_one_line() -> None:
+    """They say who leads what, without addresses or times."""
     group = Group()
     leader = group.elect(0)
-    statistics = leader.statistics()
-    assert statistics.role is Role.LEADER
-    assert [item.replica_id for item in statistics.followers] == [B, C]
+    assert leader.role is Role.LEADER
+    assert leader.match_indexes == {B: 1, C: 1}
     assert repr(leader) == (
         "0.0 leader term=1 vote=0.0 leader=0.0 log=1..1/1 stable=1 commit=1 configuration=(0.0,0.1,0.2)@0"
     )

@@ -170,7 +170,7 @@ def test_a_heartbeat_is_answered_while_the_disk_is_slow() -> None:
     assert isinstance(reply, AppendReply)
     assert (reply.accepted, reply.match_index) == (True, 1)
     core.advance(waiting)
-    assert core.statistics().stable_index == 3
+    assert core.stable_index == 3
 
 
 def test_the_consistency_check() -> None:
@@ -224,7 +224,7 @@ def test_a_committed_entry_is_never_replaced() -> None:
     core = make_core(1, log=[1, 1, 1], commit=3)
     core.step(append((1, 1), (2, 2, 4)), 0)
     assert terms(core) == [1, 1, 1]
-    assert core.statistics().violation_count == 1
+    assert core.violation_count == 1
 
 
 def test_a_follower_commits_no_more_than_it_was_sent() -> None:
@@ -411,9 +411,9 @@ def test_a_sync_of_truncated_entries_proves_nothing() -> None:
     new = take(core)
     assert new.truncate_from == 1
     core.advance(old)
-    assert core.statistics().stable_index == 0
+    assert core.stable_index == 0
     core.advance(new)
-    assert core.statistics().stable_index == 3
+    assert core.stable_index == 3
 
 
 def test_entries_replaced_before_they_were_handed_out_need_no_truncation() -> None:
@@ -457,13 +457,13 @@ def test_a_follower_behind_the_trimmed_head_needs_segments() -> None:
     leader.trimmed(LogIndex(6))
     group.cut = set()
     group.pass_time(1500)
-    assert leader.statistics().needs_segments == (C,)
+    assert leader.needs_segments == (C,)
     assert leader.role is Role.LEADER
     # The driver ships segments; the receiver comes back with them, under the same id.
     group.cores[2] = make_core(2, log=[1] * 11, term=leader.term, config=group.config, now_ms=group.now_ms)
     leader.caught_up(C, LogIndex(11), group.now_ms)
     group.pass_time(500)
-    assert leader.statistics().needs_segments == ()
+    assert leader.needs_segments == ()
 
 
 def test_segments_up_to_the_very_end_are_noticed() -> None:
@@ -474,7 +474,7 @@ def test_segments_up_to_the_very_end_are_noticed() -> None:
     leader.trimmed(LogIndex(leader.last_index))
     group.cut = set()
     group.pass_time(1500)
-    assert leader.statistics().needs_segments == (C,)
+    assert leader.needs_segments == (C,)
     log = [1] * 10 + [leader.term]
     group.cores[2] = make_core(2, log=log, term=leader.term, config=group.config, now_ms=group.now_ms)
     leader.caught_up(C, leader.last_index, group.now_ms)
@@ -544,7 +544,7 @@ def test_a_reply_for_entries_beyond_the_log_is_impossible() -> None:
     reply = AppendReply(B, A, leader.term, True, LogIndex(0), LogIndex(99))
     leader.step(reply, group.now_ms)
     leader.step(replace(reply, match_index=LogIndex(1)), group.now_ms)
-    assert leader.statistics().violation_count == 1
+    assert leader.violation_count == 1
     leader.check_invariants()
 
 

@@ -275,7 +275,7 @@ class Simulation:
         leader = self.newest_leader()
         if leader is None or leader.agent.paused:
             return
-        for receiver in leader.core.statistics().needs_segments:
+        for receiver in leader.core.needs_segments:
             agent = self.agents[self.homes[receiver]] if receiver in self.homes else None
             host = agent.host if agent is not None else None
             if agent is None or host is None or agent.paused or host.disk.replica_id != receiver:
