@@ -8,12 +8,14 @@ not judged. Sealed and active segments alike; of sealed ones header, tail record
 Knows logs and their files. Must not know clocks or rates: how often to look is the caller's business.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from shoal.format.batch import BatchError, Kind, LogIndex, Term, parse_frame
 from shoal.segment_store.check.damage import DamagedRange, check_entries, range_without_entries
+from shoal.segment_store.disk.disk import opened
 from shoal.segment_store.errors import Damaged, FormatError, OffsetOutOfRange
 from shoal.segment_store.format.index import Entry, decode_index_file
 from shoal.segment_store.format.tail_record import TRAILER_BYTES, decode_trailer
@@ -108,23 +110,8 @@ async def _look_at_entries(
         buffer, problem = await _read(segment, entry.position, entry.length)
         term = entries[place - 1].term if place else before
         checked = check_entries(segment.path, buffer, entry.position, [entry], term, segment.files.identity)
-        found += [_because(item, problem) for item in checked]
+        found += [replace(item, detail=problem or item.detail) for item in checked]
     return entries[-1].end_position - start
-
-
-def _because(item: DamagedRange, problem: str | None) -> DamagedRange:
-    if problem is None:
-        return item
-    return DamagedRange(
-        item.path,
-        item.position,
-        item.length,
-        item.first_index,
-        item.last_index,
-        item.first_offset,
-        item.end_offset,
-        problem,
-    )
 
 
 async def _look_at_frame(segment: Segment, found: list[DamagedRange], *, is_sealed: bool) -> int:
@@ -174,12 +161,9 @@ async def _look_at_index(segment: Segment, found: list[DamagedRange]) -> int:
     if not expected_bytes:
         return 0
     try:
-        file = await disk.open(path)
-        try:
+        async with opened(disk, path) as file:
             file.forget_cached(0, expected_bytes)
             data = await file.read(0, min(expected_bytes, MAX_INDEX_FILE_BYTES))
-        finally:
-            await file.close()
     except OSError as error:
         found.append(_no_entry(segment, path, 0, expected_bytes, f"read failed: {error}"))
         return 0

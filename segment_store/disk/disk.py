@@ -7,8 +7,8 @@ event loop.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Literal, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -96,6 +96,16 @@ class Disk(Protocol):
         """(free for this user, total) bytes of the file system that holds path."""
 
     async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def opened(disk: Disk, path: str, *, create: bool = False) -> AsyncIterator[File]:
+    """A file for the time of the block."""
+    file = await disk.open(path, create=create)
+    try:
+        yield file
+    finally:
+        await file.close()
 
 
 def call_when_done(task: asyncio.Future[None], done: Done) -> None:

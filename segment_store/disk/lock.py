@@ -12,6 +12,19 @@ LOCK_FILE = "lock"
 _MAX_PID_BYTES = 32
 
 
+def _lock(fd: int, mode: int, directory: str) -> None:
+    """Lock the file, or close it and raise NotOwner."""
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, _MAX_PID_BYTES, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        who = f"process {holder}" if holder.isdecimal() else "another process"
+        raise NotOwner(f"{directory} is in use by {who}") from error
+
+
 class DirectoryLock:
     """`acquire` takes DATA/lock or raises NotOwner naming the process that holds it. The file stays:
     removing it would let two processes hold two files of one name."""
@@ -24,15 +37,7 @@ class DirectoryLock:
         """Raises NotOwner, or OSError when the directory cannot be written."""
         assert self._fd < 0, "the lock is held already"
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, _MAX_PID_BYTES, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            who = f"process {holder}" if holder.isdecimal() else "another process"
-            raise NotOwner(f"{os.path.dirname(self.path)} is in use by {who}") from error
+        _lock(fd, fcntl.LOCK_EX, os.path.dirname(self.path))
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
@@ -65,15 +70,7 @@ class ReaderLock:
 
     def __enter__(self) -> Self:
         fd = os.open(os.path.join(self._directory, LOCK_FILE), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, _MAX_PID_BYTES, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            who = f"process {holder}" if holder.isdecimal() else "another process"
-            raise NotOwner(f"{self._directory} is in use by {who}") from error
+        _lock(fd, fcntl.LOCK_SH, self._directory)
         self._fd = fd
         return self
 

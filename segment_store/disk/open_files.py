@@ -8,8 +8,10 @@ open as long as no other is needed more. What is pinned at once is bounded by th
 import logging
 import posixpath
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 
 from shoal.segment_store.disk.disk import Disk, File
 
@@ -25,47 +27,22 @@ async def _close(file: File) -> None:
         logger.warning("cannot close %s: %s", file.path, error)
 
 
+@dataclass(slots=True, eq=False)
 class Handle:
     """`stale`: no longer to be found by its path, closed with its last pin. `closed`: by the bound, or
     removed."""
 
-    __slots__ = ("closed", "file", "pins", "stale")
-
-    def __init__(self, file: File, *, stale: bool = False) -> None:
-        self.file = file
-        self.pins = 0
-        self.stale = stale
-        self.closed = False
+    file: File
+    pins: int = 0
+    stale: bool = False
+    closed: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Opening:
     """One opening under way."""
 
-    __slots__ = ("is_forgotten",)
-
-    def __init__(self) -> None:
-        self.is_forgotten = False
-
-
-class Pin:
-    """`async with files.pin(path) as file`: the handle stays open until the block ends."""
-
-    __slots__ = ("_files", "_handle", "_path")
-
-    def __init__(self, files: "OpenFiles", path: str) -> None:
-        self._files = files
-        self._path = path
-        self._handle: Handle | None = None
-
-    async def __aenter__(self) -> File:
-        self._handle = await self._files.acquire(self._path)
-        return self._handle.file
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._handle is not None
-        await self._files.release(self._handle)
+    is_forgotten: bool = False
 
 
 class OpenFiles:
@@ -80,8 +57,14 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def pin(self, path: str) -> Pin:
-        return Pin(self, path)
+    @asynccontextmanager
+    async def pin(self, path: str) -> AsyncIterator[File]:
+        """The file stays open until the block ends."""
+        handle = await self.acquire(path)
+        try:
+            yield handle.file
+        finally:
+            await self.release(handle)
 
     def open_file(self, path: str) -> File | None:
         """The file if it is open: for what is done with it in this very turn."""

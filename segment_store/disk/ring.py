@@ -28,6 +28,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import liburing as uring
@@ -109,60 +110,35 @@ class _Kind(Enum):
     SYNC = auto()
 
 
+@dataclass(slots=True, eq=False)
 class _Operation:
     """One thing asked of the ring: one submission entry, or two linked ones. Lives until all its
-    completions are in, whatever became of the caller."""
+    completions are in, whatever became of the caller. `length`: bytes still to be read or written. `entries`:
+    of the submission queue. `pieces`: of a write with sync that goes as a chain. `began_us`: of one that
+    began with nothing beside it."""
 
-    __slots__ = (
-        "began_us",
-        "buffers",
-        "done",
-        "entries",
-        "error",
-        "fd",
-        "file",
-        "interruptions",
-        "kind",
-        "length",
-        "offset",
-        "pieces",
-        "result",
-        "sync_result",
-        "vectors",
-    )
-
-    def __init__(
-        self,
-        file: "RingFile",
-        fd: int,
-        kind: _Kind,
-        offset: int,
-        buffers: list[Buffer],
-        length: int,
-        done: Done,
-    ) -> None:
-        self.file = file
-        self.fd = fd
-        self.kind = kind
-        self.offset = offset
-        self.buffers = buffers
-        self.length = length  # bytes still to be read or written
-        self.entries = 2 if kind is _Kind.WRITE_AND_SYNC else 1  # of the submission queue; a chain has more
-        self.vectors: list[uring.Iovec] = []
-        self.pieces: list[list[Buffer]] = []  # of a write with sync that goes as a chain
-        self.done = done
-        self.began_us = 0  # of a write with sync that began with nothing beside it
-        self.error: OSError | None = None
-        self.result = 0
-        self.sync_result = 0
-        self.interruptions = 0
+    file: ThreadFile
+    fd: int
+    kind: _Kind
+    offset: int
+    buffers: list[Buffer]
+    length: int
+    done: Done
+    entries: int = 1
+    vectors: Sequence[uring.Iovec] = ()
+    pieces: Sequence[list[Buffer]] = ()
+    began_us: int = 0
+    error: OSError | None = None
+    result: int = 0
+    sync_result: int = 0
+    interruptions: int = 0
 
     @property
     def sync_failed(self) -> bool:
         """Whether it was the sync that failed, not the write before it."""
         return self.kind is _Kind.SYNC or (self.kind is _Kind.WRITE_AND_SYNC and self.result == self.length)
 
-    def cut(self, pieces: list[list[Buffer]]) -> None:
+    def cut(self, pieces: Sequence[list[Buffer]]) -> None:
         """It goes as a chain, of one write-back fewer than writes, and the sync; without pieces as a pair."""
         self.pieces = pieces
         self.entries = 2 * len(pieces) or 2
@@ -446,7 +422,7 @@ class RingDisk(ThreadDisk):
                 operation.result, operation.sync_result = operation.length, result
             elif operation.pieces:
                 self._chains = self._chains and -result not in _UNKNOWN_CALL
-                operation.cut([])
+                operation.cut(())
                 self._again(operation)
                 continue
             else:
@@ -491,7 +467,7 @@ class RingDisk(ThreadDisk):
         self._plan_flush()
 
     def _finish(self, operation: _Operation) -> None:
-        operation.vectors = []
+        operation.vectors = ()
         try:
             operation.done(operation.error)
         except Exception:
@@ -555,11 +531,11 @@ class RingFile(ThreadFile):
 
     def begin(self, request: SyncRequest) -> None:
         size = request.size
-        kind = _Kind.WRITE_AND_SYNC if size else _Kind.SYNC
-        operation = _Operation(self, request.fd, kind, request.offset, request.buffers, size, request.ended)
+        fd, offset, buffers, done = request.fd, request.offset, request.buffers, request.ended
         if not size:
-            self.disk.enqueue(operation)
+            self.disk.enqueue(_Operation(self, fd, _Kind.SYNC, offset, buffers, size, done))
             return
+        operation = _Operation(self, fd, _Kind.WRITE_AND_SYNC, offset, buffers, size, done, entries=2)
         if size >= EARLY_WRITEBACK_BYTES:
             self.disk.cut(operation)
         self.disk.begin(operation)

@@ -13,6 +13,7 @@ import posixpath
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from shoal.segment_store.disk import system_calls
@@ -36,20 +37,16 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+@dataclass(slots=True, eq=False)
 class SyncRequest:
     """One write with its sync, or a sync alone, from its asking to its end: `done` hears of that."""
 
-    __slots__ = ("_done", "buffers", "fd", "file", "offset", "size")
-
-    def __init__(
-        self, file: "ThreadFile", fd: int, offset: int, buffers: list[Buffer], size: int, done: Done
-    ) -> None:
-        self.file = file
-        self.fd = fd
-        self.offset = offset
-        self.buffers = buffers
-        self.size = size
-        self._done = done
+    file: "ThreadFile"
+    fd: int
+    offset: int
+    buffers: list[Buffer]
+    size: int
+    done: Done
 
     def begin(self) -> None:
         try:
@@ -60,7 +57,7 @@ class SyncRequest:
 
     def ended(self, error: BaseException | None) -> None:
         self._make_room()
-        self._done(error)
+        self.done(error)
 
     def _make_room(self) -> None:
         disk = self.file.disk

@@ -116,21 +116,6 @@ class SegmentIndex:
     then raises IndexReleased until `restore`.
     """
 
-    __slots__ = (
-        "_counts",
-        "_ends",
-        "_length",
-        "_lengths",
-        "_newest_us",
-        "_offsets",
-        "_positions",
-        "_terms",
-        "_times",
-        "_timestamps",
-        "columns",
-        "first_index",
-    )
-
     def __init__(self, first_index: LogIndex) -> None:
         self.first_index = first_index
         self._ends: tuple[Entry, Entry] | None = None  # first and last, while released

@@ -8,7 +8,7 @@ no longer verifies is damage of the index, and the next opening rebuilds it from
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.disk.disk import Disk, opened
 from shoal.segment_store.errors import Damaged, FormatError
 from shoal.segment_store.format.index import decode_index_file
 from shoal.segment_store.log.segment import Segment
@@ -40,11 +40,8 @@ class IndexCache:
 
     async def load(self, segment: Segment) -> None:
         """The index is in memory when this returns, until the next await. Raises Damaged, OSError."""
-        file = await self._disk.open(segment.index_path)
-        try:
+        async with opened(self._disk, segment.index_path) as file:
             data = await file.read(0, min(await file.size(), MAX_INDEX_FILE_BYTES))
-        finally:
-            await file.close()
         name = segment.name
         found = decode_index_file(data, name.first_index, name.first_offset, segment.files.identity)
         try:

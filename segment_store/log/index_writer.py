@@ -6,12 +6,15 @@ blocks given back.
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from shoal.format.batch import LogIndex
 from shoal.segment_store.errors import DiskFailed, is_no_space
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 from shoal.segment_store.log.spare_files import may_be_reused
+
+if TYPE_CHECKING:
+    from shoal.segment_store.log.writer import Writer
 
 ONLY_ENTRY_INTERVALS = 10
 """How much later than others the first entry of a log is indexed while no other follows: there is nothing to
@@ -21,35 +24,13 @@ REPEATS = {"repeats": True}  # lines that a handler may hold back for a while
 logger = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
-    """What the index follows: the log's writer."""
-
-    written_index: LogIndex
-    stored_index: LogIndex
-    synced_index: LogIndex
-    is_closed: bool
-
-    @property
-    def active(self) -> Segment | None:
-        """The segment that is appended to, once there was an append."""
-
-    async def sync_active(self) -> None:
-        """Have what was written known synced."""
-
-    def index_failed(self, failure: DiskFailed) -> None:
-        """Accept no append any more."""
-
-    def rest(self) -> None:
-        """The active file may be needed no longer."""
-
-
 class IndexWriter:
     """See the module. A write of the index begins after so many bytes, or so long after the first of them."""
 
-    def __init__(self, files: SegmentFiles, progress: Progress) -> None:
+    def __init__(self, files: SegmentFiles, writer: "Writer") -> None:
         self.lock = asyncio.Lock()
         self._files = files
-        self._progress = progress
+        self._writer = writer
         self._timer: asyncio.TimerHandle | None = None
         self._timer_is_far = False  # it is that of an only entry
         self._task: asyncio.Task[None] | None = None
@@ -65,7 +46,7 @@ class IndexWriter:
             self._start_later()
 
     def _start_later(self) -> None:
-        is_only = self._progress.written_index == 1
+        is_only = self._writer.written_index == 1
         if self._timer is not None:
             if is_only:
                 return
@@ -79,7 +60,7 @@ class IndexWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is None and not self._progress.is_closed:
+        if self._task is None and not self._writer.is_closed:
             self._unindexed_bytes = 0
             self._task = asyncio.get_running_loop().create_task(self._write_once())
 
@@ -96,31 +77,31 @@ class IndexWriter:
                     "cannot write the index in %s: %s", self._files.directory, error, extra=REPEATS
                 )
             else:
-                self._progress.index_failed(DiskFailed(f"{self._files.directory}: index: {error}"))
+                self._writer.index_failed(DiskFailed(f"{self._files.directory}: index: {error}"))
         else:
-            if self._is_behind() and self._timer is None and not self._progress.is_closed:
+            if self._is_behind() and self._timer is None and not self._writer.is_closed:
                 self._start_later()
         finally:
             self._task = None
-            self._progress.rest()
+            self._writer.rest()
 
     def _is_behind(self) -> bool:
         """Whether something was written while the index was, for which nothing else would come back."""
-        progress = self._progress
-        active = progress.active
-        if active is not None and min(progress.stored_index, active.last_index) > active.indexed_index:
+        writer = self._writer
+        active = writer.active
+        if active is not None and min(writer.stored_index, active.last_index) > active.indexed_index:
             return True
-        return any(item.last_index < progress.stored_index for item in self._sealed)
+        return any(item.last_index < writer.stored_index for item in self._sealed)
 
     async def write(self) -> None:
         """Bring the active segment's index file up to what is known synced."""
-        progress = self._progress
+        writer = self._writer
         async with self.lock:
-            if progress.synced_index < progress.stored_index:
-                await progress.sync_active()
-            segment = progress.active
+            if writer.synced_index < writer.stored_index:
+                await writer.sync_active()
+            segment = writer.active
             if segment is not None:
-                await segment.write_index(LogIndex(min(progress.synced_index, segment.last_index)))
+                await segment.write_index(LogIndex(min(writer.synced_index, segment.last_index)))
 
     def seal(self, segment: Segment) -> None:
         """The segment has a successor: its unused blocks go back with the next index."""
@@ -134,7 +115,7 @@ class IndexWriter:
         """Once a segment has a successor with an entry nothing comes behind its end any more: blocks that
         were reserved there go back to the disk. Before that a full disk may make it the active one again."""
         async with self.lock:
-            stored_index = self._progress.stored_index
+            stored_index = self._writer.stored_index
             sealed = [item for item in self._sealed if item.last_index < stored_index]
             self._sealed = [item for item in self._sealed if item not in sealed]
             for segment in sealed:

@@ -123,7 +123,7 @@ class PartitionLog:
     def begin(cls, files: SegmentFiles) -> "PartitionLog":
         """An empty log in a directory that was made for it: the disk is asked for something when the first
         entry comes."""
-        return cls(files, Recovered([], [], [], [], []), _EMPTY, Spares(files))
+        return cls(files, Recovered(), _EMPTY, Spares(files))
 
     # ---- what the log holds, as planned
 

@@ -7,6 +7,7 @@ above the last index known synced, again and in place, since the page cache may 
 """
 
 import logging
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.format.batch import (
@@ -19,7 +20,7 @@ from shoal.format.batch import (
     decode_stream,
     parse_frame,
 )
-from shoal.segment_store.disk.disk import File
+from shoal.segment_store.disk.disk import File, opened
 from shoal.segment_store.errors import Damaged, ForeignIdentity, FormatError, WrongSchema, is_no_space
 from shoal.segment_store.format.index import Entry, decode_index_file
 from shoal.segment_store.format.layout import SegmentName, sort_directory
@@ -48,15 +49,16 @@ MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
 logger = logging.getLogger(__name__)
 
 
-class Recovered(NamedTuple):
+@dataclass(slots=True)
+class Recovered:
     """The segments in log order, what is damaged in them, what was done (for the log and for people), and
     names of files for segments to come."""
 
-    segments: list[Segment]
-    damage: list[Damaged]
-    notes: list[str]
-    term_runs: list[tuple[LogIndex, Term]]
-    spares: list[str]
+    segments: list[Segment] = field(default_factory=list)
+    damage: list[Damaged] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    term_runs: list[tuple[LogIndex, Term]] = field(default_factory=list)
+    spares: list[str] = field(default_factory=list)
     cleared_behind: LogIndex | None = None
     """The entry behind which the beginning of another write stood, that was cleared."""
 
@@ -214,40 +216,30 @@ async def recover(files: SegmentFiles) -> Recovered:
     """
     await files.disk.make_directory(files.directory)
     names, orphans, spares = sort_directory(await files.disk.list(files.directory))
-    opening = _Opening(files)
+    found = Recovered(spares=list(spares))
+    opening = _Opening(files, found)
     for place, name in enumerate(names):
         await opening.take(name, names[place + 1] if place + 1 < len(names) else None)
     for orphan in orphans:
-        opening.notes.append(f"removed {orphan}, left by an interrupted change")
+        found.notes.append(f"removed {orphan}, left by an interrupted change")
         if await files.disk.exists(files.path(orphan)):  # no longer where that index was written again above
             await files.disk.unlink(files.path(orphan))
     if orphans:
         await files.disk.sync_directory(files.directory)
-    for note in opening.notes:
+    for note in found.notes:
         logger.debug("%s: %s", files.directory, note)
-    for damage in opening.damage:
+    for damage in found.damage:
         logger.debug("damage found: %s", damage)  # their owner says so, with the name of the partition
-    return Recovered(
-        opening.segments,
-        opening.damage,
-        opening.notes,
-        opening.term_runs,
-        list(spares),
-        opening.cleared_behind,
-    )
+    return found
 
 
 class _Opening:
-    """Segment after segment, with the chain that leads from each to the next."""
+    """Segment after segment into `found`, with the chain that leads from each to the next."""
 
-    def __init__(self, files: SegmentFiles) -> None:
+    def __init__(self, files: SegmentFiles, found: Recovered) -> None:
         self.files = files
+        self.found = found
         self.chain: Chain | None = None
-        self.segments: list[Segment] = []
-        self.damage: list[Damaged] = []
-        self.notes: list[str] = []
-        self.cleared_behind: LogIndex | None = None
-        self.term_runs: list[tuple[LogIndex, Term]] = []
 
     async def take(self, name: SegmentName, successor: SegmentName | None) -> None:
         chain = self.chain
@@ -262,11 +254,10 @@ class _Opening:
             segment = await self._read(name, file, successor)
         if segment is None:
             return
-        self.segments.append(segment)
-        for index, term in segment.index.term_runs():
-            if not self.term_runs or self.term_runs[-1][1] != term:
-                self.term_runs.append((index, term))
-        release_old(self.segments, self.files.config.index_bytes)
+        self.found.segments.append(segment)
+        runs = self.found.term_runs
+        runs += [run for run in segment.index.term_runs() if not runs or runs[-1][1] != run[1]]
+        release_old(self.found.segments, self.files.config.index_bytes)
 
     async def _read(self, name: SegmentName, file: File, successor: SegmentName | None) -> Segment | None:
         size = await file.size()
@@ -288,7 +279,7 @@ class _Opening:
         if successor is None or known > segment.indexed_index:
             found = await self._successor_entry(successor, size) if successor else None
             await self._scan(segment, scan, known, found, header_problem)
-        self.damage += scan.damage
+        self.found.damage += scan.damage
         for entry in scan.entries:
             segment.index.append(entry)
         if not len(segment.index):
@@ -336,17 +327,14 @@ class _Opening:
     async def _load_index(self, segment: Segment, scan: _Scan) -> None:
         disk = self.files.disk
         if not await disk.exists(segment.index_path):
-            self.notes.append(f"{segment.name.index_file} is missing; read from the segment")
+            self.found.notes.append(f"{segment.name.index_file} is missing; read from the segment")
             return
-        file = await disk.open(segment.index_path)
-        try:
+        async with opened(disk, segment.index_path) as file:
             data = await file.read(0, min(await file.size(), MAX_INDEX_FILE_BYTES))
-        finally:
-            await file.close()
         name = segment.name
         loaded = decode_index_file(data, name.first_index, name.first_offset, self.files.identity)
         if loaded.problem:
-            self.notes.append(f"{name.index_file} is good up to {loaded.problem}")
+            self.found.notes.append(f"{name.index_file} is good up to {loaded.problem}")
         segment.index.extend(loaded.held)
         segment.index_bytes = loaded.good_bytes
         segment.index_is_ragged = loaded.good_bytes < len(data)
@@ -376,13 +364,13 @@ class _Opening:
         if header_problem and beyond:
             owner = await _owner(file, self.files.identity)
             raise ForeignIdentity(f"{segment.path}: nothing verifies as this log's; it says it is of {owner}")
-        self.notes.append(f"{segment.name.segment_file} holds no entry; removed")
+        self.found.notes.append(f"{segment.name.segment_file} holds no entry; removed")
         await segment.remove()
         await self.files.disk.sync_directory(self.files.directory)
 
     async def _mend_header(self, segment: Segment, file: File, problem: str) -> None:
         """The header follows from the log's identity and the segment before: damage that needs no peer."""
-        self.notes.append(f"{segment.name.segment_file}: header written again ({problem})")
+        self.found.notes.append(f"{segment.name.segment_file}: header written again ({problem})")
         await file.write_and_sync(0, segment.header)
 
     async def _settle_active(self, segment: Segment, file: File, scan: _Scan) -> None:
@@ -403,9 +391,11 @@ class _Opening:
             if newest is not None and newest.start_position == start:
                 written = newest.written_bytes  # the same bytes at the same place: what it says holds on
         if dirty_end > end + TRAILER_BYTES or not clean:
-            self.notes.append(f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}")
+            self.found.notes.append(
+                f"{segment.name.segment_file}: cleared an incomplete write behind entry {last}"
+            )
             if dirty_end > end + TRAILER_BYTES:
-                self.cleared_behind = last
+                self.found.cleared_behind = last
         await segment.reserve(file, end + TRAILER_BYTES)
         segment.count_unused(0)  # counted with the rest once the whole log has opened
         await write_zeros(file, end, dirty_end)
@@ -423,9 +413,9 @@ class _Opening:
         except OSError as error:
             if not is_no_space(error):
                 raise
-            self.notes.append(f"{segment.name.index_file} not completed: {error}")  # it only saves time
+            self.found.notes.append(f"{segment.name.index_file} not completed: {error}")  # it only saves time
         else:
-            self.notes.append(f"{segment.name.index_file} completed from entry {first}")
+            self.found.notes.append(f"{segment.name.index_file} completed from entry {first}")
 
     async def _rewrite(self, file: File, start: int, end: int) -> None:
         chunk = self.files.config.read_chunk_bytes

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from shoal.format.batch import Frame, LogIdentity, LogIndex, Offset, Term, schema_frame
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.disk import Buffer, Disk, File
+from shoal.segment_store.disk.disk import Buffer, Disk, File, opened
 from shoal.segment_store.format.index import SegmentIndex, encode_blocks
 from shoal.segment_store.format.layout import TEMPORARY_SUFFIX, SegmentName, next_allocation
 from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord, encode_trailer
@@ -192,11 +192,8 @@ class Segment:
             return
         blocks = encode_blocks(list(self.index.slice(first, upto)), self.files.identity)
         create = self.index_bytes == 0
-        file = await self.files.disk.open(self.index_path, create=True)
-        try:
+        async with opened(self.files.disk, self.index_path, create=True) as file:
             await file.write_and_sync(self.index_bytes, blocks)
-        finally:
-            await file.close()
         if create:
             await self.files.disk.sync_directory(self.files.directory)
         self.index_bytes += sum(map(len, blocks))
@@ -210,11 +207,8 @@ class Segment:
         temporary = self.index_path + TEMPORARY_SUFFIX
         if await disk.exists(temporary):  # of an attempt that failed; its longer tail must not show through
             await disk.unlink(temporary)
-        file = await disk.open(temporary, create=True)
-        try:
+        async with opened(disk, temporary, create=True) as file:
             await file.write_and_sync(0, blocks)
-        finally:
-            await file.close()
         await disk.rename(temporary, self.index_path)
         await disk.sync_directory(self.files.directory)
         self.index_bytes = sum(map(len, blocks))

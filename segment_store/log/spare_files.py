@@ -20,6 +20,7 @@ from collections import deque
 from typing import NamedTuple
 
 from shoal.format.batch import LogIndex
+from shoal.segment_store.disk.disk import opened
 from shoal.segment_store.format.layout import SPARE_SUFFIX, parse_name
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 
@@ -62,11 +63,8 @@ class Spares:
         return refused
 
     async def _count(self, path: str) -> bool:
-        file = await self._disk.open(path)
-        try:
+        async with opened(self._disk, path) as file:
             size = await file.size()
-        finally:
-            await file.close()
         return await self._keep(path, size)
 
     async def _keep(self, path: str, size: int) -> bool:
@@ -120,11 +118,8 @@ class Spares:
         return False
 
     async def _begin(self, segment: Segment, spare: _Spare) -> None:
-        file = await self._disk.open(spare.path)
-        try:
+        async with opened(self._disk, spare.path) as file:
             await segment.write_beginning(file)
-        finally:
-            await file.close()
         await self._disk.rename(spare.path, segment.path)
 
     def settle(self, segment: Segment) -> None:

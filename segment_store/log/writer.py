@@ -461,7 +461,7 @@ class Writer:
         await self._files.disk.sync_directory(self._files.directory)
 
     def index_failed(self, failure: DiskFailed) -> None:
-        """See index_writer.Progress; what is queued is told when its turn comes."""
+        """No append is accepted any more; what is queued is told when its turn comes."""
         self.failure = self.failure or failure
         logger.error("refusing appends until the log is opened again: %s", self.failure)
 
