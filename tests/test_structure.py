@@ -72,6 +72,7 @@ PURE = (
     "segment_store/disk/inline_sync.py",
     "segment_store/check/damage.py",
     "segment_store/format/recovery.py",
+    "segment_store/format/segment_scan.py",
     "segment_store/format/bit_flip.py",
     "segment_store/format/torn_write.py",
     "agent/bootstrap/rules.py",

@@ -5,8 +5,8 @@ as good is recovery.py's business, what is reported examination.py's.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Self
+from collections.abc import Callable
+from typing import Self, TypeVar, cast
 
 from shoal.format.batch import (
     MAX_FRAME_BYTES,
@@ -19,33 +19,29 @@ from shoal.format.batch import (
     Stamp,
     Term,
     parse_frame,
+    stamp_of,
 )
 from shoal.segment_store.check.examination import LogReport, SegmentReport, StoredFrame, compare_index
 from shoal.segment_store.disk.system_calls import read_fully
 from shoal.segment_store.errors import FormatError
-from shoal.segment_store.format.index import Entry, IndexFile, SegmentIndex, decode_index_file, entry_of
+from shoal.segment_store.format.index import Entry, IndexFile, SegmentIndex, decode_index_file
 from shoal.segment_store.format.layout import SegmentName, parse_name
 from shoal.segment_store.format.recovery import (
     Chain,
-    Found,
-    chain_problem,
-    find_frame,
-    find_tail_records,
-    nonzero_extent,
 )
+from shoal.segment_store.format.segment_scan import SegmentScan, Steps
 from shoal.segment_store.format.tail_record import (
-    TAIL_RECORD_BYTES,
     TRAILER_BYTES,
-    TailRecord,
     decode_trailer,
 )
-from shoal.segment_store.format.torn_write import Verdict, found_at, judge, newest_of, range_to_judge
+from shoal.segment_store.format.torn_write import found_at
 from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES
 from shoal.segment_store.log.opener import MAX_HEADER_BYTES
 
 CHUNK_BYTES = 4 * 2**20
 
 Visit = Callable[[StoredFrame], None]
+_T = TypeVar("_T")
 
 
 def segment_names(directory: str) -> list[SegmentName]:
@@ -98,40 +94,49 @@ class _SegmentReader:
         report.sealed = successor is not None
         index = self._read_index()
         chain, position = self._start(before, index)
-        entries: list[Entry] = []
+        scan = SegmentScan(self._identity, self._size, CHUNK_BYTES, chain, position, self._visiting(visit))
         known = max([name.first_index - 1, *(entry.index for entry in index.entries[-1:])])
         if successor is not None:
             known = max(known, successor.first_index - 1)
         while True:
-            reason = ""
-            for found in self._frames(position, chain):
-                if isinstance(found, str):
-                    reason = found
-                    break
-                entries.append(found.entry)
-                report.count(found)
-                visit(found)
-                chain, position = chain.after(found.entry), found.entry.end_position
-            synced, newest = self._tail_records(position, chain)
-            known = max(known, synced)
-            verdict = self._judge(position, chain, newest)
+            reason = self._run(scan.follow()).detail
+            beyond = self._run(scan.look_beyond())
+            known = max(known, beyond.synced_index)
+            verdict = self._run(scan.judge())
+            chain, position = scan.chain, scan.end_position
             if chain.next_index > known and not verdict.was_written:
                 break
-            later = verdict.behind or self._later(position, chain)
+            later = verdict.behind or self._run(scan.find_later())
             if later is None and successor is None:
-                later = found_at(newest)
+                later = found_at(beyond.newest)
             if later is None:
                 chain = self._lost_end(position, reason, chain, known, successor)
                 break
             report.lost(position, reason, chain, later.entry.index, later.entry.base_offset)
-            position = later.entry.position
-            chain = Chain(later.entry.index, later.entry.base_offset, later.previous_term)
+            scan.skip_to(later)
         report.end_position = position
-        self._look_at_end(position, chain)
-        problem = compare_index(index, entries)
+        self._look_at_end(position, beyond.dirty_end, chain)
+        problem = compare_index(index, scan.entries)
         if problem is not None:
             report.notes.append(problem)
         return chain
+
+    def _visiting(self, visit: Visit) -> Callable[[Entry, bytes], None]:
+        def visit_frame(entry: Entry, data: bytes) -> None:
+            frame = StoredFrame(entry, stamp_of(memoryview(data)), data)
+            self.report.count(frame)
+            visit(frame)
+
+        return visit_frame
+
+    def _run(self, steps: Steps[_T]) -> _T:
+        """Give a scan's step the bytes that it asks for."""
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(read_fully(self._fd, *wanted))
+        except StopIteration as ended:
+            return cast("_T", ended.value)
 
     def _read_index(self) -> IndexFile:
         try:
@@ -160,7 +165,10 @@ class _SegmentReader:
             # Where the first frame lies is then known from the index, or from the frames themselves.
             if index.entries:
                 return self._chain_of_first(expected, index.entries[0].position), index.entries[0].position
-            first = self._later(0, Chain(LogIndex(name.first_index - 1), name.first_offset, Term(0)))
+            before_first = Chain(LogIndex(name.first_index - 1), name.first_offset, Term(0))
+            first = self._run(
+                SegmentScan(self._identity, self._size, CHUNK_BYTES, before_first, 0).find_later()
+            )
             if first is None or first.entry.index != name.first_index:
                 return expected, 0
             return expected._replace(previous_term=first.previous_term), first.entry.position
@@ -172,60 +180,6 @@ class _SegmentReader:
         except BatchError:
             return expected
         return expected._replace(previous_term=stamp.previous_term)
-
-    def _frames(self, position: int, chain: Chain) -> Iterator[StoredFrame | str]:
-        """Frames that verify and continue the chain; then one text that says why there is no more."""
-        length = CHUNK_BYTES
-        while True:
-            buffer = memoryview(read_fully(self._fd, position, length))
-            at = 0
-            while True:
-                try:
-                    stamp, data = parse_frame(buffer, at, self._identity)
-                except BatchError as error:
-                    problem = error
-                    break
-                wrong = chain_problem(chain, stamp.kind, stamp.index, stamp.base_offset, stamp.previous_term)
-                if wrong is not None:
-                    yield wrong
-                    return
-                entry = entry_of(stamp, position + at, len(data))
-                yield StoredFrame(entry, stamp, bytes(data))
-                chain = chain.after(entry)
-                at += len(data)
-            at_end = position + len(buffer) >= self._size
-            if problem.reason != "short" or at_end or (at == 0 and length > MAX_FRAME_BYTES):
-                yield str(problem)
-                return
-            length = CHUNK_BYTES if at else min(2 * length, 2 * MAX_FRAME_BYTES)
-            position += at
-
-    def _tail_records(self, position: int, chain: Chain) -> tuple[int, TailRecord | None]:
-        """The last entry that any tail record from here on proves to have been synced (0 for none), and the
-        newest record that knows of entries behind the chain."""
-        records: list[TailRecord] = []
-        while position < self._size:
-            buffer = read_fully(self._fd, position, CHUNK_BYTES)
-            records += find_tail_records(buffer, position, self._identity)
-            if len(buffer) <= TAIL_RECORD_BYTES:
-                break
-            position += len(buffer) - TAIL_RECORD_BYTES
-        return max([0, *(record.synced_index for record in records)]), newest_of(records, chain)
-
-    def _judge(self, position: int, chain: Chain, newest: TailRecord | None) -> Verdict:
-        """What the next frame is, which does not verify."""
-        start, length = range_to_judge(position, self._size, newest)
-        return judge(read_fully(self._fd, start, length), start, position, chain, newest, self._identity)
-
-    def _later(self, position: int, chain: Chain) -> Found | None:
-        """The next whole frame of this log from here on that can stand behind the chain."""
-        while position < self._size:
-            buffer = read_fully(self._fd, position, CHUNK_BYTES + MAX_FRAME_BYTES)
-            found = find_frame(buffer, position, CHUNK_BYTES, chain, self._identity)
-            if found is not None:
-                return found
-            position += CHUNK_BYTES
-        return None
 
     def _lost_end(
         self, position: int, reason: str, chain: Chain, known: int, successor: SegmentName | None
@@ -244,7 +198,7 @@ class _SegmentReader:
         offset = chain.next_offset if end_offset is None else end_offset
         return Chain(end, Offset(offset), chain.previous_term)
 
-    def _look_at_end(self, position: int, chain: Chain) -> None:
+    def _look_at_end(self, position: int, dirty_end: int, chain: Chain) -> None:
         """The marker that ends the file for Arrow readers, the tail record, and that only zeros follow."""
         report = self.report
         try:
@@ -254,21 +208,16 @@ class _SegmentReader:
             clean_end = position
             if report.sealed and not report.damage:
                 report.broken(position, f"the end-of-stream marker and tail record: {error}", chain)
-        while clean_end < self._size:
-            buffer = read_fully(self._fd, clean_end, CHUNK_BYTES)
-            if not buffer:
-                return
-            if nonzero_extent(buffer, clean_end) is not None:
-                end = f"behind entry {report.last_index}"
-                if report.sealed:
-                    report.notes.append(f"bytes of the file's earlier use {end}, never read")
-                else:
-                    report.notes.append(
-                        f"an incomplete write {end}, or the file's earlier use, not of this log; "
-                        "the next start clears it"
-                    )
-                return
-            clean_end += len(buffer)
+        if dirty_end <= clean_end:
+            return
+        end = f"behind entry {report.last_index}"
+        if report.sealed:
+            report.notes.append(f"bytes of the file's earlier use {end}, never read")
+        else:
+            report.notes.append(
+                f"an incomplete write {end}, or the file's earlier use, not of this log; "
+                "the next start clears it"
+            )
 
 
 def describe_frame(stamp: Stamp) -> str:

@@ -13,9 +13,11 @@ from shoal.format.batch import Frame, LogIndex, Term
 from shoal.segment_store.check.damage import DamagedRange
 from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, disk_fault
 from shoal.segment_store.format.index import Entry, SegmentIndex, entry_of
-from shoal.segment_store.format.recovery import Chain, chain_problem, follow_chain
+from shoal.segment_store.format.recovery import Chain, chain_problem
+from shoal.segment_store.format.segment_scan import SegmentScan
 from shoal.segment_store.format.tail_record import TailRecord
 from shoal.segment_store.log.log import PartitionLog
+from shoal.segment_store.log.opener import read_for
 from shoal.segment_store.log.segment import Segment
 
 
@@ -113,20 +115,14 @@ async def mend_frame(log: PartitionLog, item: DamagedRange) -> None:
 async def _scanned(segment: Segment) -> SegmentIndex:
     """A sealed segment's index from its frames, in bounded pieces. Raises Damaged where they do not
     verify."""
-    name, files = segment.name, segment.files
+    name, files, end = segment.name, segment.files, segment.planned_end
     chain = Chain(name.first_index, name.first_offset, segment.previous_term)
-    position = len(segment.header)
-    buffer = b""
-    found = SegmentIndex(name.first_index)
+    scan = SegmentScan(files.identity, end, files.config.read_chunk_bytes, chain, len(segment.header))
     async with files.open_files.pin(segment.path) as file:
-        while position < segment.planned_end:
-            length = min(len(buffer) + files.config.read_chunk_bytes, segment.planned_end - position)
-            data = await file.read(position, length)
-            stretch = follow_chain(data, position, chain, files.identity)
-            for entry in stretch.entries:
-                found.append(entry)
-            if not stretch.entries and (stretch.reason != "short" or len(data) <= len(buffer)):
-                raise Damaged(segment.path, stretch.end_position, stretch.detail)
-            buffer = b"" if stretch.entries else data
-            chain, position = stretch.chain, stretch.end_position
+        stretch = await read_for(scan.follow(), file)
+    if scan.end_position < end:
+        raise Damaged(segment.path, scan.end_position, stretch.detail)
+    found = SegmentIndex(name.first_index)
+    for entry in scan.entries:
+        found.append(entry)
     return found

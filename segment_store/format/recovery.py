@@ -195,19 +195,14 @@ def bridge(path: str, position: int, chain: Chain, found: Entry, previous_term: 
     return entries
 
 
-def nonzero_extent(buffer: View, base: int) -> tuple[int, int] | None:
-    """From the first to behind the last byte that is not zero, as positions in the file; None when all are.
+def nonzero_end(buffer: View, base: int) -> int | None:
+    """Behind the last byte that is not zero, as a position in the file; None when all are.
 
     Block by block, by comparison: preallocated tails are megabytes of zeros, and there are many of them.
     """
     view = memoryview(buffer)
-    start, end = 0, len(view)
-    while start < end and bytes(view[start : start + _ZERO_BLOCK]) == _ZEROS[: end - start]:
-        start += _ZERO_BLOCK
-    if start >= end:
-        return None
-    while bytes(view[max(start, end - _ZERO_BLOCK) : end]) == _ZEROS[: end - start]:
-        end -= _ZERO_BLOCK
-    first, last = bytes(view[start : start + _ZERO_BLOCK]), bytes(view[max(start, end - _ZERO_BLOCK) : end])
-    start += len(first) - len(first.lstrip(b"\0"))
-    return base + start, base + end - (len(last) - len(last.rstrip(b"\0")))
+    end = len(view)
+    while end and bytes(view[max(0, end - _ZERO_BLOCK) : end]) == _ZEROS[:end]:
+        end = max(0, end - _ZERO_BLOCK)
+    last = bytes(view[max(0, end - _ZERO_BLOCK) : end])
+    return base + end - (len(last) - len(last.rstrip(b"\0"))) if end else None

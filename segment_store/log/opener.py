@@ -7,11 +7,11 @@ above the last index known synced, again and in place, since the page cache may 
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TypeVar, cast
 
 from shoal.format.batch import (
-    MAX_FRAME_BYTES,
     BatchError,
     Kind,
     LogIdentity,
@@ -28,18 +28,14 @@ from shoal.segment_store.format.recovery import (
     Chain,
     Found,
     bridge,
-    find_frame,
-    find_tail_records,
-    follow_chain,
-    nonzero_extent,
 )
+from shoal.segment_store.format.segment_scan import SegmentScan, Steps
 from shoal.segment_store.format.tail_record import (
-    TAIL_RECORD_BYTES,
     TRAILER_BYTES,
     TailRecord,
     decode_trailer,
 )
-from shoal.segment_store.format.torn_write import Verdict, found_at, judge, newest_of, range_to_judge
+from shoal.segment_store.format.torn_write import found_at
 from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES, release_old
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
 from shoal.segment_store.log.spare_files import may_be_reused
@@ -47,6 +43,7 @@ from shoal.segment_store.log.spare_files import may_be_reused
 MAX_HEADER_BYTES = 2**20  # a schema message; Shoal's own is below 1 KiB
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -61,150 +58,6 @@ class Recovered:
     spares: list[str] = field(default_factory=list)
     cleared_behind: LogIndex | None = None
     """The entry behind which the beginning of another write stood, that was cleared."""
-
-
-class _Window:
-    """A bounded look into a file that moves forward."""
-
-    def __init__(self, file: File, start: int, size: int, chunk_bytes: int) -> None:
-        self._file = file
-        self._size = size
-        self._chunk_bytes = chunk_bytes
-        self.base = start
-        self.buffer = bytearray()
-
-    async def extend(self) -> bool:
-        """More bytes behind the buffer, as many again as it holds; False at the end of the file."""
-        held = len(self.buffer)
-        length = min(max(self._chunk_bytes, held), self._size - self.base - held)
-        if length <= 0:
-            return False
-        extended = bytearray(held + length)
-        extended[:held] = self.buffer
-        filled = await self._file.read_into(self.base + held, memoryview(extended)[held:])
-        if filled < length:
-            del extended[held + filled :]
-        self.buffer = extended
-        return filled > 0
-
-    def advance(self, position: int) -> None:
-        self.buffer = self.buffer[position - self.base :]
-        self.base = position
-
-
-class _Beyond(NamedTuple):
-    """What lies behind the last good frame: the greatest synced index any tail record there proves, where
-    bytes that are not zero begin and end (equal: none), and the newest tail record that knows of entries
-    behind that frame."""
-
-    synced_index: int
-    dirty_start: int
-    dirty_end: int
-    newest: TailRecord | None = None
-
-
-class _Scan:
-    """Follows one segment's chain from `position`, over damage where knowledge says that there was more."""
-
-    def __init__(self, segment: Segment, file: File, size: int, chain: Chain, position: int) -> None:
-        self._segment = segment
-        self._file = file
-        self._size = size
-        self.chain = chain
-        self.end_position = position
-        self.entries: list[Entry] = []
-        self.damage: list[Damaged] = []
-        self.beyond = _Beyond(0, position, position)
-
-    def _window(self, start: int) -> _Window:
-        return _Window(self._file, start, self._size, self._segment.files.config.read_chunk_bytes)
-
-    async def run(self, known_index: int, successor: Found | None) -> None:
-        """`known_index`: the last entry known to have been synced; `successor`: the next segment's first
-        entry."""
-        while True:
-            reason = await self._follow()
-            self.beyond = await self._look_beyond()
-            last = max(known_index, self.beyond.synced_index)
-            verdict = await self._judge()
-            if last < self.chain.next_index and not verdict.was_written:
-                return
-            found = verdict.behind or await self._find_later() or successor or found_at(self.beyond.newest)
-            if found is not None and found is successor and await self._ends_cleanly():
-                return  # not damage here: a whole segment is missing behind this one
-            if found is None:
-                first = self.chain.next_index
-                raise Damaged(self._segment.path, self.end_position, reason, first, last)
-            self._cross(found, reason)
-            if found is successor:
-                return
-
-    async def _ends_cleanly(self) -> bool:
-        record = await read_tail_record(self._segment, self._file, self.chain, self.end_position)
-        return record is not None
-
-    async def _follow(self) -> str:
-        """Take good frames; why that ended."""
-        window = self._window(self.end_position)
-        identity = self._segment.files.identity
-        while True:
-            stretch = follow_chain(window.buffer, window.base, self.chain, identity)
-            self.entries += stretch.entries
-            self.chain, self.end_position = stretch.chain, stretch.end_position
-            window.advance(stretch.end_position)
-            if stretch.reason != "short" or not await window.extend():
-                return f"{stretch.reason}: {stretch.detail}"
-
-    async def _look_beyond(self) -> _Beyond:
-        """Read to the end of the file for evidence and for bytes that must be cleared."""
-        synced, start, end = 0, self.end_position, self.end_position
-        newest: TailRecord | None = None
-        window = self._window(self.end_position)
-        while await window.extend():
-            extent = nonzero_extent(window.buffer, window.base)
-            if extent is not None:
-                records = find_tail_records(window.buffer, window.base, self._segment.files.identity)
-                synced = max([synced, *(record.synced_index for record in records)])
-                newest = newest_of([*records, *([newest] if newest else [])], self.chain)
-                start, end = (start if end > start else extent[0]), max(end, extent[1])
-            overlap = min(len(window.buffer), TAIL_RECORD_BYTES)
-            window.advance(window.base + len(window.buffer) - overlap)
-        return _Beyond(synced, start, end, newest)
-
-    async def _judge(self) -> Verdict:
-        """What the next frame is, of which nothing verifies."""
-        newest = self.beyond.newest
-        start, length = range_to_judge(self.end_position, self.beyond.dirty_end, newest)
-        data = await self._file.read(start, length)
-        return judge(data, start, self.end_position, self.chain, newest, self._segment.files.identity)
-
-    async def _find_later(self) -> Found | None:
-        """The next whole frame behind a damaged one, with at most a frame and a chunk in memory."""
-        window = self._window(self.end_position)
-        chunk = self._segment.files.config.read_chunk_bytes
-        while True:
-            more = True
-            while more and len(window.buffer) < MAX_FRAME_BYTES + chunk:
-                more = await window.extend()
-            search = max(chunk, len(window.buffer) - MAX_FRAME_BYTES) if more else len(window.buffer)
-            identity = self._segment.files.identity
-            found = find_frame(window.buffer, window.base, search, self.chain, identity)
-            if found is not None or not more:
-                return found
-            window.advance(window.base + search)
-
-    def _cross(self, found: Found, reason: str) -> None:
-        path = self._segment.path
-        entries = bridge(path, self.end_position, self.chain, found.entry, found.previous_term)
-        first, last = entries[0], entries[-1]
-        offsets, length = (first.base_offset, last.end_offset), last.end_position - first.position
-        damage = Damaged(path, first.position, reason, first.index, last.index, offsets, length)
-        self.damage.append(damage)
-        self.entries += entries
-        time = self.chain.append_time_us
-        entry = found.entry
-        self.chain = Chain(entry.index, entry.base_offset, found.previous_term, time)
-        self.end_position = entry.position
 
 
 async def recover(files: SegmentFiles) -> Recovered:
@@ -267,19 +120,20 @@ class _Opening:
         segment.is_over_zeros = successor is None  # settling clears what lies behind the last entry
         header_problem = await _header_problem(segment, file)
         time = self.chain.append_time_us if self.chain else 0
-        scan = _Scan(
-            segment,
-            file,
-            size,
-            Chain(name.first_index, name.first_offset, previous_term, time),
-            len(segment.header),
-        )
+        chain = Chain(name.first_index, name.first_offset, previous_term, time)
+        chunk_bytes = self.files.config.read_chunk_bytes
+        scan = SegmentScan(self.files.identity, size, chunk_bytes, chain, len(segment.header))
         await self._load_index(segment, scan)
         known = max(segment.indexed_index, successor.first_index - 1 if successor else 0)
         if successor is None or known > segment.indexed_index:
             found = await self._successor_entry(successor, size) if successor else None
-            await self._scan(segment, scan, known, found, header_problem)
-        self.found.damage += scan.damage
+            try:
+                await self._scan(segment, file, scan, known, found)
+            except Damaged as damage:
+                if header_problem and not scan.entries and not len(segment.index):
+                    detail = f"nothing in the file verifies as this log's: {header_problem}"
+                    raise ForeignIdentity(f"{segment.path}: {detail}") from damage
+                raise
         for entry in scan.entries:
             segment.index.append(entry)
         if not len(segment.index):
@@ -324,7 +178,7 @@ class _Opening:
         entry = Entry(successor.first_index, successor.first_offset, place, 8, 0, Term(0), 0)
         return Found(entry, stamp.previous_term)
 
-    async def _load_index(self, segment: Segment, scan: _Scan) -> None:
+    async def _load_index(self, segment: Segment, scan: SegmentScan) -> None:
         disk = self.files.disk
         if not await disk.exists(segment.index_path):
             self.found.notes.append(f"{segment.name.index_file} is missing; read from the segment")
@@ -345,18 +199,42 @@ class _Opening:
             scan.end_position = last.end_position
 
     async def _scan(
-        self, segment: Segment, scan: _Scan, known: int, found: Found | None, header_problem: str | None
+        self, segment: Segment, file: File, scan: SegmentScan, known_index: int, successor: Found | None
     ) -> None:
-        try:
-            await scan.run(known, found)
-        except Damaged as damage:
-            if header_problem and not scan.entries and not len(segment.index):
-                detail = f"nothing in the file verifies as this log's: {header_problem}"
-                raise ForeignIdentity(f"{segment.path}: {detail}") from damage
-            raise
+        """Follow the frames, over damage where knowledge says that there was more. `known_index`: the last
+        entry known to have been synced; `successor`: the next segment's first entry."""
+        path = segment.path
+        while True:
+            stretch = await read_for(scan.follow(), file)
+            beyond = await read_for(scan.look_beyond(), file)
+            last = max(known_index, beyond.synced_index)
+            verdict = await read_for(scan.judge(), file)
+            if last < scan.chain.next_index and not verdict.was_written:
+                return
+            found = verdict.behind or await read_for(scan.find_later(), file)
+            found = found or successor or found_at(beyond.newest)
+            position, chain = scan.end_position, scan.chain
+            is_clean = await read_tail_record(segment, file, chain, position) is not None
+            if found is not None and found is successor and is_clean:
+                return  # not damage here: a whole segment is missing behind this one
+            reason = f"{stretch.reason}: {stretch.detail}"
+            if found is None:
+                raise Damaged(path, position, reason, chain.next_index, last)
+            entries = bridge(path, position, chain, found.entry, found.previous_term)
+            scan.entries += entries
+            scan.skip_to(found)
+            self._note_damage(path, reason, entries)
+            if found is successor:
+                return
+
+    def _note_damage(self, path: str, reason: str, entries: Sequence[Entry]) -> None:
+        first, last = entries[0], entries[-1]
+        offsets, length = (first.base_offset, last.end_offset), last.end_position - first.position
+        damage = Damaged(path, first.position, reason, first.index, last.index, offsets, length)
+        self.found.damage.append(damage)
 
     async def _drop_empty(
-        self, segment: Segment, file: File, scan: _Scan, header_problem: str | None
+        self, segment: Segment, file: File, scan: SegmentScan, header_problem: str | None
     ) -> None:
         """A segment whose creation was interrupted before its first frame: nothing in it was ever
         acknowledged."""
@@ -373,7 +251,7 @@ class _Opening:
         self.found.notes.append(f"{segment.name.segment_file}: header written again ({problem})")
         await file.write_and_sync(0, segment.header)
 
-    async def _settle_active(self, segment: Segment, file: File, scan: _Scan) -> None:
+    async def _settle_active(self, segment: Segment, file: File, scan: SegmentScan) -> None:
         """Rewrite what may be in the page cache only, clear a torn tail, and sync, before anything is
         answered."""
         last, end = segment.last_index, scan.end_position
@@ -421,6 +299,16 @@ class _Opening:
         chunk = self.files.config.read_chunk_bytes
         for at in range(start, end, chunk):
             await file.write(at, await file.read(at, min(chunk, end - at)))
+
+
+async def read_for(steps: Steps[_T], file: File) -> _T:
+    """Give a scan's step the bytes that it asks for."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(await file.read(*wanted))
+    except StopIteration as ended:
+        return cast("_T", ended.value)
 
 
 async def read_tail_record(segment: Segment, file: File, chain: Chain, end: int) -> TailRecord | None:

@@ -15,7 +15,7 @@ from shoal.segment_store.format.recovery import (
     find_frame,
     find_tail_records,
     follow_chain,
-    nonzero_extent,
+    nonzero_end,
 )
 from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord, encode_trailer
 
@@ -355,11 +355,11 @@ class TestPure:
         assert find_tail_records(trailer[:-1], 4096, IDENTITY) == []
         assert find_frame(trailer, 4096, 72, Chain(LogIndex(1), Offset(0), Term(0)), IDENTITY) is None
 
-    def test_nonzero_extent(self) -> None:
-        """First to last byte that is not zero, as positions."""
-        assert nonzero_extent(b"", 5) is None
-        assert nonzero_extent(bytes(9), 5) is None
-        assert nonzero_extent(b"\0\0ab\0c\0", 100) == (102, 106)
+    def test_nonzero_end(self) -> None:
+        """Behind the last byte that is not zero, as a position."""
+        assert nonzero_end(b"", 5) is None
+        assert nonzero_end(bytes(9), 5) is None
+        assert nonzero_end(b"\0\0ab\0c\0", 100) == 106
 
 
 async def test_config_of_the_tests_is_small() -> None:
@@ -369,8 +369,8 @@ async def test_config_of_the_tests_is_small() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 8, 65_535, 65_536, 65_537, 200_000])
 def test_where_bytes_are_not_zero(length: int) -> None:
-    """First and last, wherever they are in blocks; None when there are none."""
-    assert nonzero_extent(bytes(length), 100) is None
+    """Behind the last one, wherever it is in blocks; None when there are none."""
+    assert nonzero_end(bytes(length), 100) is None
     rng = random.Random(length)
     places = sorted({0, length - 1, *(rng.randrange(max(1, length)) for _ in range(6))})
     for first in places:
@@ -378,4 +378,4 @@ def test_where_bytes_are_not_zero(length: int) -> None:
             if 0 <= first <= last < length:
                 data = bytearray(length)
                 data[first] = data[last] = 7
-                assert nonzero_extent(data, 100) == (100 + first, 101 + last)
+                assert nonzero_end(data, 100) == 101 + last
