@@ -1,4 +1,4 @@
-"""What can go wrong in the store, as types: whose fault, whether it happened, whether to retry.
+"""The store's errors as types: whose fault, whether the call took effect, whether to retry.
 
 Faults only. A caller that breaks a rule of this package (a frame that does not continue the log) is met by
 `ChainBroken` or `WrongLength`, because its frames may come from the network; everything else that cannot
@@ -112,7 +112,7 @@ def is_no_space(error: OSError) -> bool:
 
 
 def disk_fault(error: OSError, directory: str) -> DiskFull | DiskFailed:
-    """What an error of the operating system means for the log in `directory`."""
+    """The store's error for an error of the operating system, of the log in `directory`."""
     kind = DiskFull if is_no_space(error) else DiskFailed
     return kind(f"{directory}: {error}")
 

@@ -1,8 +1,8 @@
 """Damage as a value, and how stored frames are compared with what the index says of them: pure.
 
-A damaged range is what a reader, an opening or a scrub found not to verify: which file, from which byte, and
-which entries and records that costs. It is what repair asks a peer for. Ranges of one log are kept as one
-sorted list, neighbours merged.
+A damaged range does not verify, as a reader, an opening or a scrub found: which file, from which byte, and
+which entries and records that costs. Repair asks a peer for it. The ranges of one log are one sorted list,
+neighbours merged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class DamagedRange:
 
 
 def range_of(damage: Damaged) -> DamagedRange | None:
-    """What an error of a read or of an opening says; None where nothing tells the entries."""
+    """The range of a read's or an opening's error; None where its entries are unknown."""
     if damage.offsets is None or not damage.first_index:
         return None
     return DamagedRange(
@@ -153,12 +153,12 @@ def touches(one: DamagedRange, other: DamagedRange) -> bool:
 
 
 def within(known: Sequence[DamagedRange], first_index: LogIndex) -> tuple[DamagedRange, ...]:
-    """Without what a trim has removed."""
+    """Without the entries that a trim has removed."""
     return tuple(item for item in known if max(item.first_index, item.last_index) >= first_index)
 
 
 def before(known: Sequence[DamagedRange], from_index: LogIndex) -> tuple[DamagedRange, ...]:
-    """Without what a truncation has removed."""
+    """Without the entries that a truncation has removed."""
     return tuple(
         replace(item, last_index=LogIndex(min(item.last_index, from_index - 1)))
         for item in known

@@ -1,9 +1,9 @@
-"""What is found in a log that lies on the disk, as values: pure.
+"""The findings about a stopped log on the disk, as values: pure.
 
-An examination reads every byte of a stopped log and changes none (offline.py does the reading). Here is what
-it says of each segment, and which of its findings are damage: bytes that were once acknowledged and no
-longer verify, or entries that no file holds. An incomplete write behind the end is none: nobody was told
-that it succeeded, and the next start clears it.
+An examination reads every byte of a stopped log and changes none; offline.py does the reading. This file has
+the report on each segment, and tells which findings are damage: bytes that were once acknowledged and no
+longer verify, or entries that no file holds. An incomplete write behind the end is no damage: it was never
+acknowledged, and the next start clears it.
 """
 
 from collections import Counter
@@ -123,7 +123,7 @@ class LogReport:
 
 
 def compare_index(index: IndexFile, found: Sequence[Entry]) -> str | None:
-    """What is wrong with an index file, seen beside the verified frames of its segment; None when nothing.
+    """Why an index file does not agree with the verified frames of its segment; None when it does.
     A start rebuilds what is missing, so this is no damage."""
     if index.problem is not None:
         return f"the index file is good for {len(index.entries)} entries ({index.problem})"

@@ -1,7 +1,7 @@
 """Reads a stopped log as it lies: every frame verified, damage bridged, nothing written, in bounded memory.
 
-Blocking reads of files opened for reading only: this serves people and scripts, never an agent. What counts
-as good is recovery.py's business, what is reported examination.py's.
+Blocking reads of files opened for reading only: this serves people and scripts, never an agent. recovery.py
+tells good frames from others, examination.py has the report.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Exact bytes written back where they were damaged (safety 10).
 
-Frames come from an intact copy of the same log. They are taken only where everything that is known of the
-place agrees: the checksum, the numbers and terms on both sides, and the length of the hole. What is no frame
-(a segment's header, its tail record, its index file) follows from the rest of the segment.
+Frames come from an intact copy of the same log. They are taken only where all knowledge of the place agrees:
+the checksum, the numbers and terms on both sides, and the length of the hole. A segment's header, its tail
+record and its index file follow from the rest of the segment.
 
-Knows logs and their files. Must not know where frames come from.
+This file knows logs and their files. It must not know where frames come from.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ async def mend_entries(log: PartitionLog, frames: Sequence[Frame]) -> None:
             segment.files.shared.lending.look_away(segment.path)
             await file.write_and_sync(start, b"".join([frame.data for frame in frames]))
             await _correct_index(segment, known, frames)
-    except FileNotFoundError as error:  # trimmed meanwhile: a fault of nobody's disk
+    except FileNotFoundError as error:  # trimmed meanwhile: no fault of the disk
         raise OffsetOutOfRange(first, log.first_index, log.last_index + 1) from error
     except OSError as error:
         raise disk_fault(error, segment.path) from error

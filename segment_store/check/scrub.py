@@ -1,11 +1,11 @@
 """One log looked through slowly: every stored byte is read again from the disk and verified.
 
-A look goes from a cursor, an entry's index, over a bounded number of bytes; whoever holds the cursor may
-stop and go on at any time, also in another life of the process. What appends, truncations and trims do
-meanwhile is not in the way: a look takes entries that are known to be synced, and what was cut under it is
-not judged. Sealed and active segments alike; of sealed ones header, tail record and index file too.
+A look goes from a cursor, an entry's index, over a bounded number of bytes. The holder of the cursor may stop
+and go on at any time, also after a restart. Appends, truncations and trims may go on meanwhile: a look takes
+entries that are known to be synced, and entries that were cut under it are not judged. It looks at sealed and
+active segments, and at the header, tail record and index file of sealed ones.
 
-Knows logs and their files. Must not know clocks or rates: how often to look is the caller's business.
+This file knows logs and their files. It must not know clocks or rates: the caller decides how often to look.
 """
 
 from dataclasses import replace
@@ -25,9 +25,9 @@ from shoal.segment_store.log.segment import Segment
 
 
 class Look(NamedTuple):
-    """What one look did. `next_index`: where the next one goes on, None at the end of the log. Entries
-    `first_index` to `last_index` and what is no entry in the files `paths` were compared, and `found` is
-    what of them does not verify."""
+    """The result of one look. `next_index`: where the next one goes on, None at the end of the log. Compared
+    were the entries `first_index` to `last_index`, and in the files `paths` the bytes that are no entry;
+    `found` are those that do not verify."""
 
     next_index: LogIndex | None
     bytes_read: int
@@ -154,8 +154,8 @@ def _trailer_problem(segment: Segment, data: bytes) -> str | None:
 
 
 async def _look_at_index(segment: Segment, found: list[DamagedRange]) -> int:
-    """What the index file says is compared with what is known of the segment; of a released index that is
-    its first and last entry. A file that is short of what was never known synced is no damage."""
+    """Compare the index file with the index in memory; of a released index only the first and last entry. A
+    file that lacks entries which were never known synced is not damaged."""
     disk, path = segment.files.disk, segment.index_path
     expected_bytes = segment.index_bytes
     if not expected_bytes:
@@ -190,7 +190,7 @@ async def _read(segment: Segment, position: int, length: int) -> tuple[memoryvie
     try:
         async with segment.files.open_files.pin(segment.path) as file:
             lending = segment.files.shared.lending
-            lending.look_away(segment.path, position, position + length)  # what is mapped would stay
+            lending.look_away(segment.path, position, position + length)  # mapped pages would stay
             file.forget_cached(position, length)
             filled = await file.read_into(position, buffer)
     except OSError as error:

@@ -28,7 +28,7 @@ class File(Protocol):
     path: str
 
     def descriptor(self) -> int:
-        """What the system knows the open file by. OSError when it is closed, or the system knows none."""
+        """The system's number of the open file. OSError when it is closed, or the system has none for it."""
 
     async def size(self) -> int: ...
     async def read(self, offset: int, length: int) -> bytes: ...
@@ -51,8 +51,8 @@ class File(Protocol):
         """SyncFailed when the sync was what failed."""
 
     def begin_write_and_sync(self, offset: int, data: Data, done: Done) -> None:
-        """write_and_sync without anybody awaiting it: `done` is called once with None or the error, from the
-        event loop and never before this returns."""
+        """write_and_sync with a callback: `done` is called once with None or the error, from the event loop
+        and never before this returns."""
 
     def forget_cached(self, offset: int, length: int) -> None:
         """Have the next read of this range ask the disk, as far as the system's cache lets go of it: what was
@@ -109,7 +109,7 @@ async def opened(disk: Disk, path: str, *, create: bool = False) -> AsyncIterato
 
 
 def call_when_done(task: asyncio.Future[None], done: Done) -> None:
-    """Tell `done` how the task ended; a cancelled one tells nobody, its loop is ending."""
+    """Tell `done` how the task ended, unless it was cancelled: then its loop is ending."""
 
     def ended(future: asyncio.Future[None]) -> None:
         if not future.cancelled():
@@ -119,7 +119,7 @@ def call_when_done(task: asyncio.Future[None], done: Done) -> None:
 
 
 def settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
-    """The outcome of an operation for the caller who awaits it."""
+    """Give the outcome of an operation to the caller that awaits it."""
     if ended.done():
         return  # the caller was cancelled meanwhile
     if error is None:
@@ -146,7 +146,7 @@ def length_of(buffers: Sequence[Buffer]) -> int:
 
 
 def after_prefix(buffers: Sequence[Buffer], written: int) -> list[Buffer]:
-    """What remains of the buffers after a short write of `written` bytes, without copying."""
+    """The rest of the buffers after a short write of `written` bytes, without copying."""
     rest: list[Buffer] = []
     for buffer in buffers:
         if written >= len(buffer):

@@ -1,9 +1,9 @@
-"""Who may sync next, when more want to than the disk should be asked for at once: pure.
+"""The order of syncs where more are asked for than a disk should work on at once: pure.
 
-Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing", SIGCOMM 1996), by cost: each
-request is stamped with the virtual time at which its partition would have had its share, and the lowest goes
-first. A partition that asks for little passes those that ask for much, and whoever waits is passed only by
-as much as its own request costs: nobody starves.
+Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing", SIGCOMM 1996), by cost. Each
+request is stamped with the virtual time at which its partition would have had its share, and the lowest stamp
+goes first. A partition that asks for little passes those that ask for much. A waiting request is passed by no
+more than its own cost, so no partition starves.
 """
 
 import heapq
@@ -14,7 +14,7 @@ MAX_SYNCS_IN_FLIGHT = 16
 MAX_BYTES_IN_FLIGHT = 32 * 2**20
 """Four of the largest group commits: a small write waits behind no more than these."""
 SYNC_COST_BYTES = 64 * 2**10
-"""What a sync costs besides its bytes: on the disks we know, as long as writing so many."""
+"""The cost of a sync besides its bytes: on the disks we know, as long as writing so many."""
 
 _T = TypeVar("_T")
 
@@ -56,7 +56,7 @@ class SyncSchedule(Generic[_T]):
         return self.in_flight < self._max_in_flight and self.bytes_in_flight + size <= self._max_bytes
 
     def start_at_once(self, size: int) -> bool:
-        """Take room for a request of `size` bytes if nobody waits; else it has to be offered."""
+        """Take room for a request of `size` bytes if none waits; else it has to be offered."""
         if self._waiting or (self.in_flight and not self._has_room(size)):
             return False
         self.in_flight += 1

@@ -2,25 +2,25 @@
 
 Why, and what it brings: decision 21.
 
-To wake a worker and to be woken by it takes as long as the sync itself where that is quick: 40 to 80 us of
-each, and as much of a core. A call, on the other hand, holds the event loop for as long as the disk takes.
-So one is made only while the disk has shown that it is quick and that nothing else waits for it. Whenever a
-call took long after all, no other is made for TIMES_AS_LONG times that: of any span of time, slow syncs hold
-the loop for less than a tenth and one stall. And one that begins sooner after the last than that took found
-the disk busy: several such in a row end it, so that quick ones do not hold the loop for more than half.
+Waking a worker and being woken by it takes as long as a quick sync: 40 to 80 us, and as much of a core. A
+sync within the call holds the event loop for as long as the disk takes. So syncs are made within the call
+only while the disk is quick and nothing else waits for it. After a sync within the call that took long, none
+is made for TIMES_AS_LONG times its duration: slow syncs hold the loop for less than a tenth of the time. A
+sync that begins sooner after the last one than that took found the disk busy. Several such in a row end it,
+so that quick syncs hold the loop for no more than half of the time.
 """
 
 MAX_IN_CALL_BYTES = 16 * 2**10
-"""A few records. More takes longer to write, and who sends so much has other work to do meanwhile."""
+"""A few records. More takes longer to write, and a client that sends so much has other work meanwhile."""
 QUICK_US = 1_000
-"""What an agent's loop may take over one callback without anybody noticing."""
+"""How long one callback may hold an agent's loop without harm."""
 ALONE_IN_A_ROW = 16
 """Syncs through the ring, each quick and with nothing beside it, before the first in a call."""
 TIMES_AS_LONG = 10
 CROWDED_GAP_US = 50
-"""Who begins so soon after the last one's end, or sooner after it than that took, may have been waiting for
-it: a client that waits for its answer before it sends the next takes longer on a quick disk. Where several
-wait the ring does their syncs side by side."""
+"""A sync that begins so soon after the end of the last, or sooner than that took, may have waited for it: a
+client that waits for its answer before it sends again takes longer on a quick disk. The ring makes the syncs
+of several waiting clients side by side."""
 CROWDED_IN_A_ROW = 4
 
 

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 async def _close(file: File) -> None:
-    """What was written has been synced, so an error of close says nothing about it, and nobody who reads
-    another file should meet it."""
+    """Written bytes have been synced, so an error of close says nothing about them. Readers of other files do
+    not meet it."""
     try:
         await file.close()
     except OSError as error:
@@ -75,7 +75,7 @@ class OpenFiles:
         return handle.file
 
     def is_pinned(self, path: str) -> bool:
-        """Whether anybody uses the file, or is about to."""
+        """Whether the file is in use, or about to be."""
         handle = self._handles.get(path)
         return path in self._opening or (handle is not None and handle.pins > 0)
 
@@ -130,8 +130,8 @@ class OpenFiles:
             await self._evict()
 
     def rest(self, handle: Handle) -> bool:
-        """Unpin in this very turn, for a caller who will want it again and asks wake() then. False: it is
-        stale, and has to be released."""
+        """Unpin in this very turn, for a caller that pins it again by wake(). False: the handle is stale, and
+        has to be released."""
         if handle.stale:
             return False
         assert handle.pins > 0
@@ -171,6 +171,6 @@ class OpenFiles:
             await _close(handle.file)
 
     async def close(self, directory: str) -> None:
-        """Close what nobody uses of the files in a directory; the rest closes with its last pin."""
+        """Close the unused files of a directory; the others close with their last pins."""
         for path in [path for path in self._handles if posixpath.dirname(path) == directory]:
             await self.forget(path)

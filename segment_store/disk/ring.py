@@ -2,8 +2,8 @@
 
 One ring per disk, one disk per event loop. Operations asked for in one turn of the loop are prepared
 together and submitted by one system call (call_soon); the loop watches the ring's own file descriptor, which
-is readable as long as there are completions. Nothing here waits inside the ring: io_uring_wait_cqe would hold
-the interpreter's lock. A small write with its sync goes past the ring while the disk is quick and idle
+is readable as long as there are completions. No call waits inside the ring: io_uring_wait_cqe would hold the
+interpreter's lock. A small write with its sync goes past the ring while the disk is quick and idle
 (inline_sync.py). Invariants:
 
 - operations in flight never exceed the submission queue, and the completion queue is twice as long, so

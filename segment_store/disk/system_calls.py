@@ -1,4 +1,4 @@
-"""Blocking calls on file descriptors, whole or an OSError: for threads, and for whatever may block.
+"""Blocking calls on file descriptors, whole or an OSError: for threads, and for commands that may block.
 
 A call that was interrupted goes on. A sync is made once: the kernel may have forgotten which pages were
 dirty.
@@ -118,7 +118,7 @@ def read_fully_into(fd: int, offset: int, buffer: memoryview) -> int:
 
 def read_resident_into(fd: int, offset: int, buffer: memoryview) -> int:
     """As many bytes as the page cache gives at once, from `offset` on; 0 where it has none, at the end of
-    the file, and for every error: whoever asks the disk then meets it."""
+    the file, and for every error: a read from the disk then meets it."""
     try:
         return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
     except OSError:

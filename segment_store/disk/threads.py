@@ -84,8 +84,8 @@ class ThreadDisk:
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def read_resident(self, fd: int, offset: int, buffer: memoryview) -> int:
-        """What the page cache has of it, without the way through a ring or a thread, which costs several
-        times the copy."""
+        """Copy from the page cache as many bytes as it has. The way through a ring or a thread would cost
+        several times the copy."""
         if self._resident_bytes >= RESIDENT_TURN_BYTES:
             return 0
         filled = system_calls.read_resident_into(fd, offset, buffer) if len(buffer) else 0
@@ -186,7 +186,7 @@ class ThreadFile:
         return filled + await self._read_rest(offset + filled, buffer[filled:])
 
     async def _read_rest(self, offset: int, buffer: memoryview) -> int:
-        """What the page cache does not have."""
+        """Read the bytes that the page cache does not have."""
         return await self._run(system_calls.read_fully_into, self.descriptor(), offset, buffer)
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
@@ -227,7 +227,7 @@ class ThreadFile:
             self.disk.begin_syncs()
 
     def begin(self, request: SyncRequest) -> None:
-        """It is its turn."""
+        """Begin a request whose turn has come."""
         future = self.disk.run(system_calls.write_and_sync, request.fd, request.offset, request.buffers)
         call_when_done(future, request.ended)
 

@@ -124,7 +124,7 @@ def _bits_behind_flip(difference: int, bits: int) -> int | None:
 def _small_steps(count: int) -> dict[int, int]:
     """How many bits follow a flip that changes the checksum so. Powers of two up to 2**13 are asked for."""
     seen: dict[int, int] = {}
-    register = _POLYNOMIAL  # what a flip of the last bit does
+    register = _POLYNOMIAL  # the change by a flip of the last bit
     for steps in range(count):
         seen[register] = steps
         register = register >> 1 ^ (_POLYNOMIAL if register & 1 else 0)
@@ -133,7 +133,7 @@ def _small_steps(count: int) -> dict[int, int]:
 
 @cache
 def _large_step(steps: int) -> list[list[int]]:
-    """What so many steps back make of each byte of the register, the lowest byte first: it is linear."""
+    """For each byte of the register, the lowest first, its value so many steps back: the step is linear."""
     tables = []
     for lowest_bit in range(0, 32, 8):
         table = [0]

@@ -37,14 +37,14 @@ ENTRY_BYTES = _ENTRY.size
 _CHECKED_FROM = 12
 MAX_BLOCK_ENTRIES = 8192  # bounds what one block allocates when it is read: 448 KiB
 
-UNKNOWN_TIME_US = 2**63 - 1  # of records that nobody has looked at: as late as can be, so that somebody will
+UNKNOWN_TIME_US = 2**63 - 1  # of records not looked at yet: the latest, so that a search looks at them
 NO_TIME_US = -(2**63)  # of no record: earlier than any
 
 
 class Entry(NamedTuple):
     """One frame: its numbers, and where its bytes lie in the segment (position and length in bytes)."""
 
-    index: LogIndex  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an entry
+    index: LogIndex  # type: ignore[assignment]  # hides tuple.index, which no entry needs
     base_offset: Offset
     position: int
     length: int
@@ -375,8 +375,8 @@ def _adjoins(before: Entry, entry: Entry) -> bool:
 
 
 class IndexFile(NamedTuple):
-    """What an index file's bytes proved: entries from the segment's first on, how many bytes hold them, and
-    why reading stopped before the end of the file (None: it did not)."""
+    """The entries that an index file's bytes prove, from the segment's first on, how many bytes hold them,
+    and why reading stopped before the end of the file (None: it did not)."""
 
     held: SegmentIndex
     good_bytes: int

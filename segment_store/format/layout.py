@@ -20,7 +20,7 @@ _MAX_NUMBER = 2**63 - 1
 
 
 class SegmentName(NamedTuple):
-    """What a segment's name says: its first Raft index and its first record offset."""
+    """A segment's name: its first Raft index and its first record offset."""
 
     first_index: LogIndex
     first_offset: Offset

@@ -1,11 +1,11 @@
-"""What is good in a segment's bytes, and why the rest is not: pure (safety 7 to 11).
+"""Good frames in a segment's bytes, and why the rest is not good: pure (safety 7 to 11).
 
 The chain decides: each frame must verify under the log's identity and continue the one before it (index +
-1, offset = previous base + count, previous term). Where the chain stops there is either the end, a torn
-tail (the last write was not complete when the power went: those entries were never acknowledged), or damage
-(an entry that may have been acknowledged does not verify). What tells the last two apart: an index entry, a
+1, offset = previous base + count, previous term). The chain stops at the end, at a torn tail or at damage. A
+torn tail is a last write that was not complete when the power went: its entries were never acknowledged.
+Damage is an entry that may have been acknowledged and does not verify. Evidence of damage: an index entry, a
 tail record's synced index, a successor segment; a frame that lacks but one bit (bit_flip.py); a newest write
-that has left its trace in every sector (torn_write.py). A torn tail is cleared; damage is reported and
+that has left its trace in every sector (torn_write.py). A torn tail is cleared. Damage is reported and
 bridged, never cut.
 """
 
@@ -42,7 +42,7 @@ GUESSED_BYTES = _ALIGNMENT
 
 
 class Chain(NamedTuple):
-    """What the next frame must say, and the append time it may not precede."""
+    """The numbers that the next frame must have, and the append time that it may not precede."""
 
     next_index: LogIndex
     next_offset: Offset

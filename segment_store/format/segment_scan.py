@@ -53,8 +53,8 @@ class _Window:
 
 
 class Beyond(NamedTuple):
-    """What lies behind the last good frame: the greatest synced index that any tail record there proves,
-    where the last byte that is not zero ends, and the newest tail record that knows of entries behind that
+    """Evidence behind the last good frame: the greatest synced index that any tail record there proves, the
+    end of the last byte that is not zero, and the newest tail record that knows of entries behind that
     frame."""
 
     synced_index: int
@@ -120,7 +120,7 @@ class SegmentScan:
         return self.beyond
 
     def judge(self) -> Steps[Verdict]:
-        """What the next frame is, which does not verify. After look_beyond()."""
+        """Whether the next frame, which does not verify, was written. After look_beyond()."""
         newest = self.beyond.newest
         start, length = range_to_judge(self.end_position, self.beyond.dirty_end, newest)
         data = yield start, length

@@ -1,4 +1,5 @@
-"""The tail record: what the last write knew, right behind Arrow's end-of-stream marker (safety 9). Pure.
+"""The tail record: the state of the log as of its last write, behind Arrow's end-of-stream marker (safety 9).
+Pure.
 
     | frames ... | FF FF FF FF 00 00 00 00 | tail record, 64 bytes | zeros |
 
@@ -35,7 +36,7 @@ class TailRecord(NamedTuple):
     """last_index and last_term of the last frame written (0, 0: none); end_position: bytes from the start
     of the file to the end-of-stream marker; synced_index: known synced before the write that carries this
     record; end_offset: the next record's; written_bytes: so many bytes of frames in front of the marker came
-    in one write with it, over zeros (0: several writes, or who knows over what)."""
+    in one write with it, over zeros (0: in several writes, or over unknown bytes)."""
 
     last_index: LogIndex
     last_term: Term

@@ -32,8 +32,8 @@ _ZEROS = bytes(SECTOR_BYTES)
 
 
 class Verdict(NamedTuple):
-    """What the frame is where the chain of good ones stops. `was_written`: it may be acknowledged; `behind`:
-    the place behind it, where that is known for certain."""
+    """The state of the frame at which the chain of good ones stops. `was_written`: it may be acknowledged;
+    `behind`: the place behind it, where that is known for certain."""
 
     was_written: bool
     behind: Found | None

@@ -25,7 +25,7 @@ These write into a segment's file:
 - any other program that writes into it changes its time of modification, which is compared.
 
 The scrubber reads from the disk, so pages are let go of (`look_away`) before they are looked at: mapped ones
-would stay. Knows files and pages, not sockets: the caller who takes a Lent says where its bytes go.
+would stay. Knows files and pages, not sockets: the caller of `take` says where the bytes go.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ MAX_MAPPED_BYTES = 2**30
 """Mapped at once, over all logs of an agent. They count as memory of the process, though the page cache has
 them anyway; half a million of the kernel's page table entries are 2 MiB."""
 STALE_AFTER = 4
-"""Times as many bytes read as may be mapped, before a stretch that nobody asked for makes room. Whoever reads
-more than fits from beginning to end, again and again, would otherwise push every stretch out just before its
-turn, and pay for mapping all of it each time."""
+"""A stretch that was not asked for makes room once so many times the mapped bytes were read. A reader that
+reads more than fits, again and again, would otherwise push every stretch out just before its turn, and pay
+for mapping all of it each time."""
 MIN_STRETCH_BYTES = 64 * 2**10
 """A shorter one costs more to map and to ask about than to copy and to check. With it the mappings stay
 below 33,000 areas, of which the kernel lets a process have 65,530."""
 MAX_READ_FILES = 4096  # read once, or in part, so far: some 200 bytes each
-PIPE_BYTES = 2**20  # what the kernel gives everybody: /proc/sys/fs/pipe-max-size
+PIPE_BYTES = 2**20  # the kernel gives every user as much: /proc/sys/fs/pipe-max-size
 MIN_PIPE_BYTES = 2**18  # less at a time costs more than it saves
 MAX_PIPES = 32
 """Answers with bytes in a pipe, mostly those of slow readers; others are given copies. Half of the 64 MiB
@@ -162,10 +162,10 @@ class _FileStretches:
 
 
 class LentPages:
-    """What of the files of one agent's logs may be lent. A log takes a lender for each answer; code that
-    reads the disk itself, writes into a segment's file or takes it away calls `look_away`, `was_lent`,
-    `forget` and `close`. One event loop; no plain call waits for a disk that has not just lost a page that
-    it had in memory. Of a disk that is not `real` nothing is lent."""
+    """The pages of one agent's logs that may be lent. A log takes a lender for each answer. Code that reads
+    the disk itself, writes into a segment's file or takes it away calls `look_away`, `was_lent`, `forget` and
+    `close`. One event loop. No plain call waits for the disk, unless the disk has just lost a page that it
+    had in memory. A disk that is not `real` lends nothing."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class LentPages:
 
     async def was_lent(self, path: str) -> bool:
         """Whether bytes of the file may be on their way to a reader, from this process or an earlier one. The
-        caller has made sure that nobody reads the file any more. A file that cannot be asked counts as
+        caller has made sure that the file has no reader any more. A file that cannot be asked counts as
         lent."""
         if not self._real:
             return False
@@ -254,7 +254,7 @@ class LentPages:
         return stretch
 
     def _has_room(self, length: int) -> bool:
-        """Within the bound, or in the place of what nobody has asked for in a long time."""
+        """Within the bound, or in the place of a stretch that was not asked for in a long time."""
         if self.mapped_bytes + length <= self._max_mapped_bytes:
             return True
         oldest = next(iter(self._kept), None)
@@ -265,7 +265,7 @@ class LentPages:
         )
 
     def note(self, path: str, size: int) -> None:
-        """So many bytes of the file have been read and verified, and nobody watched."""
+        """So many bytes of the file have been read and verified without a watch."""
         self._read_bytes += size
         self._read[path] = self._read.get(path, 0) + size
         self._read.move_to_end(path)
@@ -273,7 +273,7 @@ class LentPages:
             self._read.popitem(last=False)
 
     def keep(self, stretch: Stretch) -> None:
-        """All of it has been verified, as it was read after watch()."""
+        """All of the stretch has been verified, as it was read after watch()."""
         stretches = self._files.setdefault(stretch.path, _FileStretches())
         for other in stretches.overlapping(stretch.start, stretch.stop):
             self._lose(other)
@@ -286,7 +286,7 @@ class LentPages:
             self._lose(next(iter(self._kept)))
 
     def drop(self, stretch: Stretch) -> None:
-        """It has not been verified after all."""
+        """The stretch has not been verified after all."""
         self._pages.unmap(stretch.address, stretch.length)
         stretch.address = 0
         self.mapped_bytes -= stretch.length
@@ -294,7 +294,7 @@ class LentPages:
     # ---- giving it out
 
     def knows(self, path: str, start: int) -> bool:
-        """Whether what lies there was verified: that its memory has stayed is not said."""
+        """Whether the bytes there were verified; their memory may have gone since."""
         stretches = self._files.get(path)
         return stretches is not None and bool(stretches.covering(start, start + 1))
 
@@ -306,7 +306,7 @@ class LentPages:
 
     def take(self, file: File, start: int, stop: int) -> PipedBytes | None:
         """Of [start, stop) as much as is verified, and fits a pipe, from its beginning on; None if that is
-        nothing. An error of the disk is none here: who reads instead meets it."""
+        nothing. An error of the disk is none here: the read that follows meets it."""
         if file.path not in self._noted:
             return None
         stretches = self._files.get(file.path)
@@ -344,7 +344,7 @@ class LentPages:
         return None
 
     def _are_as_verified(self, file: File, stretches: list[Stretch], start: int, stop: int) -> bool:
-        """Whether nobody has written into the file, and [start, stop) lies where it was verified."""
+        """Whether no program has written into the file, and [start, stop) lies where it was verified."""
         written = _written(file.descriptor())
         if any(stretch.written != written for stretch in stretches):
             self.look_away(file.path)
@@ -389,7 +389,7 @@ class LentPages:
         return pipe
 
     def take_back(self, pipe: _Pipe, *, is_empty: bool) -> None:
-        """Nobody uses it any more; what is still in it goes with it."""
+        """The pipe is used no more; bytes that are still in it go with it."""
         if is_empty and self._kept:
             self._idle_pipes.append(pipe)
             return
@@ -408,7 +408,7 @@ class LentPages:
         stretches.remove(stretch)
         if not stretches.starts:
             del self._files[stretch.path]
-        if not self._kept:  # what lends nothing holds nothing open
+        if not self._kept:  # an agent that lends nothing holds nothing open
             self._pages.close()
             while self._idle_pipes:
                 self.take_back(self._idle_pipes.pop(), is_empty=True)
@@ -422,7 +422,7 @@ class LentPages:
                 self._lose(stretch)
 
     def forget(self, path: str) -> None:
-        """The file is about to go: its space is free only when nobody maps it."""
+        """The file is about to go: its space is free only once it is unmapped."""
         self.look_away(path)
         self._read.pop(path, None)
         self._noted.discard(path)
@@ -435,12 +435,12 @@ class LentPages:
 
 
 class PageLender:
-    """What one answer is lent. Offsets in bytes of a file."""
+    """The pages that one answer is lent. Offsets in bytes of a file."""
 
     def __init__(self, lending: LentPages, open_files: OpenFiles) -> None:
         self._lending = lending
         self._open_files = open_files
-        self._stretch: Stretch | None = None  # what is about to be read
+        self._stretch: Stretch | None = None  # that is about to be read
         self.knows = lending.knows
         self.has = lending.has
         self.take = lending.take
@@ -461,7 +461,7 @@ class PageLender:
         self._stretch = self._lending.watch(file, start, stop, sealed_bytes)
 
     def verified(self, path: str, size: int) -> None:
-        """What was to be read, `size` bytes, has verified."""
+        """The `size` bytes that were to be read have verified."""
         stretch, self._stretch = self._stretch, None
         if stretch is None:
             self._lending.note(path, size)
@@ -469,12 +469,12 @@ class PageLender:
             self._lending.keep(stretch)
 
     def damaged(self, path: str) -> None:
-        """It has not."""
+        """They have not."""
         self.stop()
         self._lending.look_away(path)
 
     def stop(self) -> None:
-        """It was not read, or not of a sealed file. Idempotent."""
+        """They were not read, or not of a sealed file. Idempotent."""
         if self._stretch is not None:
             self._lending.drop(self._stretch)
             self._stretch = None

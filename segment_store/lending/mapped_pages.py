@@ -1,4 +1,4 @@
-"""Which pages of a file have stayed in the page cache: what the kernel says of a mapping that nobody touches.
+"""Which pages of a file have stayed in the page cache: the kernel says so of a mapping that is never touched.
 
 Law of this file: a mapping is made, filled from the page cache once, asked about, and unmapped. It is never
 read through, so that neither a failing disk nor a shorter file can end the process, and nothing but the one

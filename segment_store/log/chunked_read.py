@@ -6,8 +6,8 @@ cache still has it. Its length is known before anything is read.
 
 Law of this file: no byte of a frame is given out before its whole frame has verified: just now, or earlier
 in the very memory that is lent (lending/). A segment's file is pinned while its pieces are being read;
-between two pieces the caller may let go of it, and a read of a trimmed entry is refused then. Knows neither
-Raft nor sockets.
+between two pieces the caller may let go of it, and a read of a trimmed entry is refused then. This file knows
+neither Raft nor sockets.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class StoredPieces:
         self._handle: Handle | None = None  # of the part that comes next
         self._past: Handle | None = None  # of the one before, not let go of yet
         self._problem: Damaged | None = None  # of the entry that comes next
-        self._first: Buffer | None = None  # what was read before it was asked for
+        self._first: Buffer | None = None  # a piece that was read before it was asked for
         self.size_bytes = sum(part.size_bytes for part in parts)
         longest = max((max(part.lengths) for part in parts if isinstance(part, Run)), default=0)
         self._room = max(longest, min(PIECE_BYTES, self.size_bytes)) if longest else 0
@@ -174,8 +174,8 @@ class StoredPieces:
         return [item.data if isinstance(item, Frame) else item for item in found]
 
     async def begin(self) -> None:
-        """Have the first piece ready before anything is promised: its damage is met here, and what lies
-        behind damage in it is no part of the whole. Raises as `next`. Afterwards no file is pinned."""
+        """Have the first piece ready before anything is promised. Damage in it is met here, and ends the
+        whole. Raises as `next`. Afterwards no file is pinned."""
         # Arrow's allocator: neither zeros nor, mostly, page faults.
         self._buffer = memoryview(pa.allocate_buffer(self._room)).cast("B")
         try:
@@ -239,7 +239,7 @@ class StoredPieces:
         try:
             self._branch.check_there(run)
         except StoreError:
-            return False  # who reads instead meets it
+            return False  # the read that follows meets it
         self._handle = self._open_files.acquire_open(run.segment.path)
         return self._handle is not None
 
@@ -256,8 +256,8 @@ class StoredPieces:
         """The next piece as `next` gives it, if a file is pinned, its bytes are in memory, and this turn of
         the loop has room for them; None where `next` has to be awaited, which also says what is wrong.
 
-        Between two pieces a megabyte went through the processor's cache, and took this code out of it: few
-        steps here are worth more than elsewhere.
+        Between two pieces a megabyte goes through the processor's cache and pushes this code out of it: each
+        step here costs more than elsewhere.
         """
         handle = self._handle
         if handle is None or not self._branch.is_same:
@@ -297,7 +297,7 @@ class StoredPieces:
         return piece
 
     async def let_go(self) -> None:
-        """Unpin the file: whoever waits for a slow reader must not keep what is trimmed. Idempotent."""
+        """Unpin the file: an answer that waits for a slow reader must not keep a trimmed file. Idempotent."""
         pinned = self._past, self._handle
         self._past = self._handle = None
         self._lender.stop()
@@ -344,7 +344,7 @@ class StoredPieces:
         return view[given : sum(piece.lengths[:good])] if good else None
 
     def _all_of(self, run: Run, stop: int, view: memoryview) -> memoryview:
-        """It has verified: the piece, without what was lent of it before."""
+        """The piece, which has verified, without the bytes of it that were lent before."""
         if self._handle is not None and not self._handle.stale:
             self._lender.verified(run.segment.path, len(view))
         else:
@@ -355,7 +355,7 @@ class StoredPieces:
         return view
 
     def _watch(self, handle: Handle, run: Run, start: int, stop: int) -> None:
-        """Have what is about to be read known again if it verifies."""
+        """Have the bytes that are about to be read lent later, if they verify."""
         if not handle.stale and self._branch.is_sealed(run):
             self._lender.watch(handle.file, start, stop, run.segment.frames_bytes)
         else:
@@ -391,7 +391,7 @@ def _stop_within(run: Run, begin: int, max_bytes: int, max_frames: int) -> int:
 
 
 def _joined(frames: list[Frame], begin: int) -> tuple[Buffer, int]:
-    """A long frame as it is, or some short ones as one; how many those are."""
+    """A long frame as it is, or some short ones joined; and how many frames that takes."""
     if len(frames[begin].data) >= JOINED_BYTES:
         return frames[begin].data, 1
     taken: list[Buffer] = []

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.segment_store.log.writer import Writer
 
 ONLY_ENTRY_INTERVALS = 10
-"""How much later than others the first entry of a log is indexed while no other follows: there is nothing to
-be found in it, and a thousand logs may have just begun."""
+"""A log's first entry is indexed so many times later than others while no second one follows. No reader needs
+its place, and a thousand logs may have just begun."""
 
 REPEATS = {"repeats": True}  # lines that a handler may hold back for a while
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class IndexWriter:
         self._timer_is_far = False  # it is that of an only entry
         self._task: asyncio.Task[None] | None = None
         self._unindexed_bytes = 0
-        self._sealed: list[Segment] = []  # whose unused blocks are to be given back
+        self._sealed: list[Segment] = []  # full ones, with unused blocks to give back
 
     def wrote(self, length: int) -> None:
         """So many bytes of entries were written."""
@@ -86,7 +86,7 @@ class IndexWriter:
             self._writer.rest()
 
     def _is_behind(self) -> bool:
-        """Whether something was written while the index was, for which nothing else would come back."""
+        """Whether entries were written while the index was, and no later write will index them."""
         writer = self._writer
         active = writer.active
         if active is not None and min(writer.stored_index, active.last_index) > active.indexed_index:
@@ -133,7 +133,7 @@ class IndexWriter:
         sealed.count_unused(0)
 
     async def stop(self) -> None:
-        """Begin nothing more, and wait for what is under way."""
+        """Begin nothing more, and wait for the write that is under way."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:

@@ -161,7 +161,7 @@ class PartitionLog:
 
     @property
     def generation(self) -> int:
-        """Counts truncations: what was looked up before the last of them may be of an abandoned branch."""
+        """Counts truncations: places looked up before the last one may be of an abandoned branch."""
         return self._writer.generation
 
     @property
@@ -284,8 +284,8 @@ class PartitionLog:
         return _awaited(partial(self.begin_append, frames))
 
     def begin_append(self, frames: Sequence[Frame], answer: Answer) -> None:
-        """The same without anybody awaiting it: `answer` is called once, with None or the error, and never
-        before this returns (but for no frames). Raises what says that nothing was taken."""
+        """As append, with a callback: `answer` is called once, with None or the error, and never before this
+        returns (but for no frames). Raises the errors that say that nothing was taken."""
         self._writer.check()
         end = self._check_frames(frames)
         if len(frames) == 1 and not frames[0].stamp.flags and self._segments:
@@ -337,7 +337,7 @@ class PartitionLog:
         self._cache.shrink(self._writer.stored_index)
 
     def _plan_one(self, frames: Sequence[Frame], end: Chain, answer: Answer) -> None:
-        """As _plan, of one frame that starts no segment: the disk works while the plan is written down."""
+        """As _plan, of one frame that starts no segment: the disk works while the plan is noted."""
         segment, frame = self._segments[-1], frames[0]
         writer = self._writer
         length = len(frame.data)
@@ -430,7 +430,7 @@ class PartitionLog:
             first = self.first_index
             head = bisect_right(self._runs, first, key=_run_index) - 1
             self._runs[: head + 1] = [(first, self._runs[head][1])]
-        # With nothing to remove, it waits for what was asked before.
+        # With nothing to remove, it waits for the work that was queued before.
         self._writer.submit(Trim(removed, len(self._segments), answer))
 
     # ---- reading it
@@ -527,7 +527,7 @@ class PartitionLog:
             raise Damaged(segment.index_path, 0, f"read failed: {error}") from error
 
     async def verify(self, first_index: LogIndex | None = None) -> list[Damaged]:
-        """Read everything on the disk from `first_index` on and say what does not verify."""
+        """Read everything on the disk from `first_index` on, and report the entries that do not verify."""
         await self._writer.drain()
         found: list[Damaged] = []
         index = first_index or self.first_index
@@ -551,14 +551,14 @@ class PartitionLog:
         return found
 
     def standing_still(self) -> AbstractAsyncContextManager[None]:
-        """While it is held nothing is truncated and no index file is written: what lies somewhere stays
-        there."""
+        """While it is held nothing is truncated and no index file is written: each entry stays in its
+        place."""
         return self._writer.index.lock
 
     # ---- ending it
 
     async def close(self) -> None:
-        """Finish what is queued, leave the index complete, let go of the files. Idempotent."""
+        """Finish the queue, leave the index complete, let go of the files. Idempotent."""
         await self._writer.close(flush=True)
         self._count_nothing(self._segments)
 
@@ -569,7 +569,7 @@ class PartitionLog:
         await self._files.disk.remove_tree(self._files.directory)
 
     def _count_nothing(self, segments: Sequence[Segment]) -> None:
-        """They leave this log: what they have reserved no longer counts."""
+        """The segments leave this log: their reserved blocks no longer count."""
         for segment in segments:
             segment.count_unused(0)
 
@@ -612,7 +612,7 @@ def _segment_offset(segment: Segment) -> Offset:
 
 
 def _awaited(begin: Callable[[Answer], None]) -> asyncio.Future[None]:
-    """The outcome of what is begun here, also where that is refused."""
+    """The outcome of a piece of work that is begun here, also where it is refused."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         begin(partial(settle, done))

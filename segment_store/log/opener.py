@@ -1,9 +1,9 @@
 """Opening a log: directory to segments, by the rules of recovery.py (safety 7 to 12). Streams in bounded
 buffers.
 
-Sealed segments are taken from their index files and not read; the active one is read from its last indexed
-entry on. What this writes: index files that were missing or short, a torn tail's zeros, and every frame
-above the last index known synced, again and in place, since the page cache may hold what the disk does not.
+Sealed segments are taken from their index files and not read. The active one is read from its last indexed
+entry on. Opening writes index files that were missing or short, a torn tail's zeros, and every frame above
+the last index known synced, again and in place, since the page cache may hold bytes that the disk does not.
 """
 
 import logging
@@ -252,7 +252,7 @@ class _Opening:
         await file.write_and_sync(0, segment.header)
 
     async def _settle_active(self, segment: Segment, file: File, scan: SegmentScan) -> None:
-        """Rewrite what may be in the page cache only, clear a torn tail, and sync, before anything is
+        """Rewrite entries that may be in the page cache only, clear a torn tail, and sync, before anything is
         answered."""
         last, end = segment.last_index, scan.end_position
         newest = await read_tail_record(segment, file, scan.chain, end)
@@ -346,7 +346,7 @@ async def _header_problem(segment: Segment, file: File) -> str | None:
 
 
 async def _owner(file: File, identity: LogIdentity) -> str:
-    """Whose file it says it is, for an error message: nothing of it has been verified."""
+    """The log that the file names as its own, for an error message: nothing of it has been verified."""
     try:
         header = bytes(parse_frame(await file.read(0, MAX_HEADER_BYTES), 0, identity, verify=False).data)
         metadata = decode_stream(header)[0].metadata or {}

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preallocator:
-    """`ended()` is called when a reservation is over, whatever came of it."""
+    """`ended()` is called when a reservation is over, also when it failed."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
@@ -28,8 +28,8 @@ class Preallocator:
         return self._task is not None
 
     def reserve_after(self, file: File, last: Append) -> None:
-        """Begin to reserve blocks for the next writes of this size. A disk that has none is met by the write
-        that needs them."""
+        """Begin to reserve blocks for the next writes of this size. The write that needs them meets a full
+        disk."""
         segment = last.segment
         wanted = last.position + (1 + AHEAD_WRITES) * last.length + TRAILER_BYTES
         if wanted <= segment.allocated or wanted > segment.files.config.segment_bytes:

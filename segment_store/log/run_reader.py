@@ -1,8 +1,8 @@
 """Stored frames out of segment files: bytes read, each frame verified, and found to be the one the index
 names.
 
-What the page cache has is taken in the call itself. Knows segments and files; log.py decides which entries
-are wanted, and what their absence means.
+Bytes in the page cache are taken in the call itself. This file knows segments and files; log.py decides which
+entries are wanted, and which error their absence is.
 """
 
 from array import array
@@ -97,7 +97,7 @@ def verify_run(run: Run, view: memoryview, identity: LogIdentity) -> Verified:
 
 
 def _why_not(view: memoryview, position: int, identity: LogIdentity) -> str:
-    """What is wrong with what lies there, which is not the frame that belongs there."""
+    """Why the bytes there are not the frame that belongs there."""
     try:
         stamp, data = view_frame(view, position, identity)
     except BatchError as error:
@@ -152,7 +152,7 @@ def add_damage(found: list[Damaged], damage: Damaged) -> None:
 
 
 def damage_of(run: Run, problem: str) -> Damaged:
-    """What to raise when the first frame of a run does not verify."""
+    """The error to raise when the first frame of a run does not verify."""
     index, length = run.first_index, run.lengths[0]
     offsets = run.offsets[0], run.offsets[1]
     return Damaged(run.segment.path, run.start, problem, index, index, offsets, length)

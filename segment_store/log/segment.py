@@ -26,12 +26,12 @@ ZERO_CHUNK_BYTES = 2**20
 SMALL_STEP_BYTES = 64 * 2**10
 """Once a log has records, blocks are taken by no less than this, and less is not worth giving back."""
 RELEASE_ALIGNMENT_BYTES = 4096
-"""The blocks of most file systems: parts of one cannot be given back."""
+"""The block size of most file systems: parts of a block cannot be given back."""
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 
 
 class SegmentFiles:
-    """What the segments of one log share: where they are and how they are written."""
+    """Shared by the segments of one log: their place and how they are written."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Segment:
         return self.index.entry(index).term if index >= self.first_index else self.previous_term
 
     def trailer(self, record: TailRecord) -> bytes:
-        """What a write ends with. Its numbers come from the write: the plan may have been cut meanwhile."""
+        """The end of a write. Its numbers come from the write: the plan may have been cut meanwhile."""
         if record.synced_index > record.last_index:
             record = record._replace(synced_index=record.last_index)
         return encode_trailer(record, self.files.identity)

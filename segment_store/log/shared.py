@@ -1,4 +1,4 @@
-"""What the logs of one agent share on one disk, so that its bounds hold over all of them together."""
+"""Shared by the logs of one agent on one disk, so that its bounds hold over all of them together."""
 
 import resource
 
@@ -57,7 +57,7 @@ class ReservedSpace:
         self.unused_bytes = 0
 
     def change(self, difference: int) -> None:
-        """One file's share of it is another."""
+        """One file's share has changed by so much."""
         self.unused_bytes += difference
         assert self.unused_bytes >= 0
 

@@ -52,7 +52,7 @@ class Spares:
 
     async def take_over(self, names: list[str], first_index: LogIndex | None) -> list[str]:
         """Keep the spares of an earlier run, those that may be kept; the others' names. `first_index`: of
-        the log, None when it is empty: then nothing says what the spares hold."""
+        the log, None when it is empty: then the contents of the spares are unknown."""
         refused: list[str] = []
         for name in names:
             path = f"{self._directory}/{name}"
@@ -76,13 +76,13 @@ class Spares:
 
     async def retire(self, segment: Segment, segments_in_use: int) -> bool:
         """Make a trimmed segment's file a spare; durable when this returns. False: it is not worth keeping,
-        or somebody reads it."""
+        or it is being read."""
         size = segment.allocated
         if len(self._spares) >= min(MAX_SPARES, segments_in_use) or not _fits(segment, size):
             return False
         if self._open_files.is_pinned(segment.path):
             return False
-        # Asked only now: nobody can read a file that is neither pinned nor in the log, so none is lent later.
+        # Asked only now: a file that is neither pinned nor in the log is not read, so it is not lent later.
         if await self._lending.was_lent(segment.path):
             return False
         path = f"{self._directory}/{segment.name.stem}{SPARE_SUFFIX}"

@@ -1,4 +1,4 @@
-"""What waits for a log's writer, in the order it was asked for: values, no I/O."""
+"""The work that waits for a log's writer, in order: values, no I/O."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Append:
 
 @dataclass(slots=True, eq=False)
 class Roll:
-    """Seal what is there and make `segment` durable, before any frame of it is written."""
+    """Seal the previous segment and make `segment` durable, before any frame of it is written."""
 
     previous: Segment | None
     segment: Segment

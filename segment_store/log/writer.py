@@ -1,9 +1,9 @@
 """The writer of one log: works off its queue on the disk, one thing at a time.
 
-`written_index` is what the files hold. `stored_index` is how much of the log as planned they hold, and
-`synced_index` how much of that is known to survive a power failure: a truncation lowers both when it is
-asked for, not when it is done. Faults are sorted here: no space refuses what was queued and heals; a failed
-sync, or a write that failed for any other reason, ends this log's writing for good.
+`written_index`: the last entry in the files. `stored_index`: how much of the log as planned they hold.
+`synced_index`: how much of that is known to survive a power failure. A truncation lowers the last two when it
+is asked for, not when it is done. Faults are sorted here. No space: the queued appends are refused, and the
+log heals. A failed sync, or a write that failed for any other reason: this log is never written again.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from shoal.segment_store.log.write_queue import Append, Roll, Trim, Truncate, Wo
 logger = logging.getLogger(__name__)
 
 COMPANY_BYTES = 32 * 2**10
-"""A write of this size waits for a turn of the loop: its time on the disk is long beside the turn, and what
-arrives in between shares its sync."""
+"""A write of this size waits for a turn of the loop. Its time on the disk is long beside the turn, and
+appends that arrive in between share its sync."""
 
 JOINED_BYTES = 4 * 2**10
-"""So short a frame is copied together with what ends a write: one piece is quicker than a list of them."""
+"""A frame as short as this is copied together with the trailer: one buffer is quicker than a list of them."""
 
 
 class _State(Enum):
-    """What is under way: one thing at a time."""
+    """The work under way: one piece at a time."""
 
     IDLE = auto()
     WAITING = auto()  # for company, until the next turn of the loop
@@ -108,8 +108,8 @@ class Writer:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take up what is queued, unless something is under way: a plain write without a task, which costs as
-        much as the rest of an append; whatever has to be prepared for, in one."""
+        """Take up the queue, unless something is under way. A plain write needs no task, which would cost as
+        much as the rest of an append. Work that needs preparation runs in a task."""
         if not self._queue or self._state is not _State.IDLE:
             return
         work = self._queue[0]
@@ -169,7 +169,7 @@ class Writer:
             self.syncs += self._files.config.fsync
             self._written(group)
             if self._queue:
-                self._go_on()  # before anybody hears of it: what they queue shares the write after the next
+                self._go_on()  # before the answers: appends that follow them share the write after the next
             _answer(group, None)
             self.rest()
         if self._write_over is not None:
@@ -191,7 +191,7 @@ class Writer:
                 except OSError as error:
                     await self._fault(error)
         except BaseException as error:
-            # A bug or the end of the loop: nobody may wait for ever, nothing may be acknowledged any more.
+            # A bug or the end of the loop: no caller may wait for ever, nothing may be acknowledged any more.
             self._fail(DiskFailed(f"writing stopped: {error!r}"))
             raise
         finally:
@@ -243,7 +243,7 @@ class Writer:
         return self._handle is not None
 
     def rest(self) -> None:
-        """With nothing under way and nothing unsynced, the file may be closed for want of room."""
+        """With nothing under way and nothing unsynced, the file may be closed to make room for others."""
         idle = self._state is _State.IDLE and not self._queue and not self.preallocator.is_busy
         if not idle or not self._is_held or self.failure is not None or self._handle is None:
             return
@@ -276,7 +276,7 @@ class Writer:
         _answer(group, None)
 
     def _buffers(self, group: list[Append]) -> Data:
-        """What a write consists of; its place is soiled until it has succeeded."""
+        """The buffers of a write; its place is soiled until it has succeeded."""
         segment, last = group[0].segment, group[-1]
         end = last.position + last.length
         stamp = last.frames[-1].stamp
@@ -285,7 +285,7 @@ class Writer:
             buffers = [last.frames[0].data]
         else:
             buffers = [frame.data for work in group for frame in work.frames]
-        # Without a sync for each, what several writes have left stands there, in any mixture.
+        # Without a sync for each, the disk may hold any mixture of several writes there.
         written = end - group[0].position if segment.is_over_zeros and self._files.config.fsync else 0
         end_offset = Offset(stamp.base_offset + stamp.record_count)
         record = TailRecord(stamp.index, stamp.term, end, self.synced_index, end_offset, written)
@@ -298,7 +298,7 @@ class Writer:
         return buffers
 
     async def _clean(self, segment: Segment, file: File) -> None:
-        """Clear what a refused write left: a frame of it behind the next, other write must not join the
+        """Clear the bytes of a refused write: a frame of them behind the next, other write must not join the
         log."""
         await write_zeros(file, segment.written_end, segment.soiled_end)
         await file.sync()
@@ -338,7 +338,7 @@ class Writer:
         async with self._files.open_files.pin(self.active.path) as file:
             await file.sync()
         self.syncs += 1
-        # What was written meanwhile is not covered, what was truncated meanwhile does not count.
+        # Entries written meanwhile are not covered, entries truncated meanwhile do not count.
         self.synced_index = LogIndex(max(self.synced_index, min(written, self.stored_index)))
 
     async def _roll(self, work: Roll) -> None:
@@ -380,8 +380,8 @@ class Writer:
             return  # the segment ended right there: only later segments went
         last = LogIndex(from_index - 1)
         if segment.indexed_index >= from_index:
-            # Later truncations may have cut the plan further, and others planned there: only what all keep
-            # is true.
+            # Later truncations may have cut the plan further, and others planned there: only the entries that
+            # all of them keep are true.
             await self._shorten_index(segment, self._kept_of(last))
         file = await self._file(segment)
         # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
@@ -394,8 +394,8 @@ class Writer:
         segment.soiled_end = 0
 
     async def _trim(self, work: Trim) -> None:
-        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap. What
-        stays is durable before that: it alone says where the log stands."""
+        """The oldest first, and each durably before the next: a crash leaves a shorter log, never a gap. The
+        segments that stay are durable before that: they alone hold the log's numbers."""
         await self.sync_active()
         for segment in work.removed:
             if not await self._spares.retire(segment, work.kept):
@@ -429,7 +429,7 @@ class Writer:
             self.stored_index = self.written_index
         finally:
             self._refusing = None
-        _answer(refused, DiskFull(str(refusal)))  # only now: who hears of it may offer the same frames again
+        _answer(refused, DiskFull(str(refusal)))  # only now: the callers may offer the same frames again
 
     async def _refuse_queued(self, refused: list[Append]) -> None:
         """Take everything off the queue: appends in vain, truncations done (they need no space)."""
@@ -466,7 +466,7 @@ class Writer:
         logger.error("refusing appends until the log is opened again: %s", self.failure)
 
     def _fail(self, failure: DiskFailed) -> None:
-        """Nothing is written any more; everybody who waits is told."""
+        """Nothing is written any more; all waiting callers are told."""
         if self.failure is None:
             self.failure = failure
             logger.error("refusing appends until the log is opened again: %s", failure)
@@ -490,8 +490,8 @@ class Writer:
                 await asyncio.wait([self._write_over])
 
     async def close(self, *, flush: bool) -> None:
-        """Refuse what comes, finish what is queued, and with `flush` leave the index complete, so that the
-        next opening knows everything to be synced; where that last step fails, it only reads more."""
+        """Refuse new work, finish the queue, and with `flush` leave the index complete, so that the next
+        opening knows everything to be synced. Where that last step fails, the opening only reads more."""
         if self.is_closed:
             return
         self.is_closed = True
