@@ -1,6 +1,6 @@
 """Raft per partition: entirely pure. Reading order: raft.py, ready.py, transitions.py, then the roles.
 
-The duties of whoever drives a RaftCore, one per replica:
+The duties of a driver, which has one RaftCore per replica:
 
 - feed it: step() with each message (its frames put aside, keyed by (index, term)), wake() at deadline(),
   after all input already received was stepped; propose() and its kin

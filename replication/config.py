@@ -32,11 +32,11 @@ class RaftConfig:
     commit_notice_ms: an advanced commit index reaches followers within this time even when no entry follows;
         0 tells them at once, at the price of one more message per commit.
     spare_delay_ms: how long followers that no majority needs may wait for new entries (thrifty.py). 0 sends
-        everything to everybody at once, and so does a group whose voters have several failure domains. A
+        everything to all followers at once, and so does a group whose voters have several failure domains. A
         leader whose prompt followers fail is slower by as much, once.
-    quiet_after_ms: idle time after which a group stops its heartbeats (safety 25); None never. The shortest
-        that is allowed: whatever wakes a thousand groups at once wakes them for so long, and each heartbeat
-        of each group is work for both sides.
+    quiet_after_ms: idle time after which a group stops its heartbeats (safety 25); None never. The default is
+        the shortest that is allowed: an event that wakes a thousand groups at once wakes them for so long,
+        and each heartbeat of each group is work for both sides.
     sync_stall_ms: a leader whose own sync takes longer hands over (safety 26); None never.
     """
 

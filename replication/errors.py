@@ -1,4 +1,4 @@
-"""What may go wrong in replication, and whose fault it is.
+"""The errors of replication, and whose fault each is.
 
 Law of this file: every exception that leaves the package is defined here, with the call that raises it. A
 broken invariant is an assertion and never one of these.

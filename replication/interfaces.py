@@ -3,12 +3,12 @@
 Law of this file: frozen values and their bytes; no behaviour of the protocol.
 
 A replica's identity is (term, index) of the configuration entry that added it, or (0, ordinal) at birth, so
-that an agent which lost its data and is added again is somebody else (safety 2). A configuration takes effect
-when it is appended, not when it is committed (thesis 4.1).
+that an agent which lost its data and is added again is another replica (safety 2). A configuration takes
+effect when it is appended, not when it is committed (thesis 4.1).
 
 A group that never served may be given up and born anew, elsewhere: its births are counted in generations.
-Replicas of two generations share no id and no term, so that nothing one of them says or holds is taken for
-the other's.
+Replicas of two generations share no id and no term, so that no message or entry of one is taken for the
+other's.
 """
 
 import struct
@@ -40,10 +40,10 @@ _REPLICA_HEAD: Final = struct.Struct("<QQ?B")
 
 
 class ReplicaId(NamedTuple):
-    """Who a replica is, for ever: (term, index) of the entry that added it; (0, number) at birth."""
+    """A replica's identity, for ever: (term, index) of the entry that added it; (0, number) at birth."""
 
     term: int
-    index: int  # type: ignore[assignment]  # the field hides tuple.index, which nobody asks of an id
+    index: int  # type: ignore[assignment]  # the field hides tuple.index, which no id needs
 
     def __repr__(self) -> str:
         return f"{self.term}.{self.index}"
@@ -90,7 +90,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Who replicates this group, as of entry `index` (0: as born)."""
+    """The replicas of this group, as of entry `index` (0: as born)."""
 
     index: LogIndex
     replicas: tuple[Replica, ...]
@@ -136,9 +136,8 @@ class Configuration:
         return self.by_id.get(replica_id)
 
     def hard_state_at_birth(self) -> "HardState":
-        """With what each voter of a group is born: as if the first of them had been elected in the first term
-        of this birth by all. So nobody else ever leads that term, and the first may, before the others are
-        there."""
+        """The hard state of each voter at birth: as if all had elected the first of them in the first term of
+        this birth. So no other voter ever leads that term, and the first may, before the others are there."""
         return HardState(Term(birth_term(self.voters[0]) + FIRST_TERM), self.voters[0])
 
     def to_bytes(self) -> bytes:
@@ -201,7 +200,7 @@ def _replica_from_bytes(data: bytes, position: int) -> tuple[Replica, int]:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What must be on disk before anything of its term leaves (section 5.2 of the paper; safety 3).
+    """It must be on disk before any message of its term leaves (section 5.2 of the paper; safety 3).
 
     commit_index is a hint for a quicker start. It is not promised to be current.
     """

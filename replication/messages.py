@@ -1,4 +1,4 @@
-"""What replicas of one group say to each other, and the bytes of it.
+"""The messages between replicas of one group, and their bytes.
 
 Law of this file: frozen values, `encode` and `decode`. The group is named by the frame around a message, not
 by the message. `decode` bounds every count before it allocates, and raises WireError and nothing else.

@@ -1,7 +1,7 @@
 """One partition's Raft state machine, seen from outside.
 
-Law of this file: it settles who is spoken to and in which term, and hands the rest to the role. It never
-learns what time it is, which disk or socket exists, or what a payload means.
+Law of this file: it checks receiver and term of a message, and hands the rest to the role. It never reads a
+clock, and knows no disk, no socket and no payload.
 
 The caller feeds messages, proposals and the time; it drains ready() and reports back with advance(). ready.py
 says in which order a Ready must be carried out.
@@ -42,7 +42,7 @@ from shoal.replication.state.ready import Ready
 
 
 class RaftCore:
-    """A replica of one group. See the package's docstring for the duties of whoever drives it."""
+    """A replica of one group. The package's docstring has the duties of its driver."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RaftCore:
             self._campaign_early_if_alone_or_first(now_ms)
 
     def _campaign_early_if_alone_or_first(self, now_ms: int) -> None:
-        """Nobody can lead before a sole voter; and a newborn group's first voter is the preferred leader."""
+        """A sole voter has no rival, and a newborn group's first voter is the preferred leader."""
         state = self._state
         assert isinstance(state.behaviour, Follower)
         births = (HardState(birth_term(state.replica_id)), state.configuration.hard_state_at_birth())
@@ -105,16 +105,16 @@ class RaftCore:
             # As where it leads from birth: see RaftState.
             state.behaviour.election_deadline_ms += NEWBORN_PATIENCE * state.config.election_timeout_ms
 
-    # What the driver sees
+    # Seen by the driver
 
     @property
     def replica_id(self) -> ReplicaId:
-        """Who this is."""
+        """The identity of this replica."""
         return self._state.replica_id
 
     @property
     def role(self) -> Role:
-        """What it does now."""
+        """The role of this replica now."""
         return self._state.role
 
     @property
@@ -124,7 +124,7 @@ class RaftCore:
 
     @property
     def leader(self) -> ReplicaId | None:
-        """Who leads this term, if known."""
+        """The leader of this term, if known."""
         return self._state.leader
 
     @property
@@ -178,8 +178,8 @@ class RaftCore:
 
     @property
     def left_behind(self) -> tuple[ReplicaId, ...]:
-        """Of a quiet leader: the replicas that could not be reached when it went quiet. Nobody will tell them
-        anything until it is woken."""
+        """Of a quiet leader: the replicas that could not be reached when it went quiet. They hear nothing
+        until it is woken."""
         behaviour = self._state.behaviour
         return behaviour.left_behind if isinstance(behaviour, Leader) else ()
 
@@ -229,11 +229,11 @@ class RaftCore:
     # Input
 
     def step(self, message: Message, now_ms: int) -> None:
-        """A message arrived. Whatever is not for this replica, or says nothing new, changes nothing."""
+        """A message arrived. One that is not for this replica, or says nothing new, changes nothing."""
         state = self._state
         state.now_ms = now_ms
         if message.receiver != state.replica_id or message.sender == state.replica_id:
-            return  # meant for one who lived here before (safety 2)
+            return  # meant for an earlier replica on this agent (safety 2)
         if message.term > state.term and not self._enter_newer_term(message, now_ms):
             return
         if message.term < state.term:
@@ -290,7 +290,7 @@ class RaftCore:
         return message.sender != state.leader and state.behaviour.hears_leader(now_ms)
 
     def _end_quiet(self, now_ms: int) -> None:
-        """A vote was asked for: somebody misses the leader, who says at once that it is there, or nothing."""
+        """A vote was asked for: a replica misses the leader. A leader says at once that it is there."""
         behaviour = self._state.behaviour
         if not isinstance(behaviour, Candidate) and behaviour.quiet:
             behaviour.rouse(now_ms)
@@ -375,9 +375,9 @@ class RaftCore:
         self._leader().read_index(token, now_ms)
 
     def last_words(self, now_ms: int) -> tuple[Message, ...]:
-        """This replica stops for good while its agent lives: what the others must hear before (safety 25).
+        """The last messages of a replica that stops for good while its agent lives (safety 25).
 
-        Nothing of it waits for the disk, which may be what failed. The core must not be stepped any more.
+        None of them waits for the disk, which may have failed. The core must not be stepped any more.
         """
         self._state.now_ms = now_ms
         behaviour = self._state.behaviour
@@ -389,7 +389,7 @@ class RaftCore:
 
         Call it in every heartbeat interval for which that is so: a quiet request still on its way could
         otherwise put a follower of a dead leader to sleep. Saying it again does not restart any timer.
-        True: it was news.
+        True: this was news.
         """
         state = self._state
         state.now_ms = now_ms
@@ -401,7 +401,7 @@ class RaftCore:
                 case Leader() as leader:
                     is_news |= leader.agent_silent(replica.id, now_ms)
                 case Follower() if state.is_newborn:
-                    pass  # nothing is committed that others could go on with: see RaftState
+                    pass  # nothing is committed yet: see RaftState.is_newborn
                 case Follower() as follower if state.leader == replica.id and follower.heard_ms is not None:
                     # Nothing at all came for an election timeout: half another spreads the candidates.
                     follower.doubt_leader(state.config.election_timeout_ms // 2, now_ms)
@@ -443,8 +443,8 @@ class RaftCore:
         """Entries whose bytes do not verify, as far as is known: firsts and lasts; none: everything does
         again.
 
-        The replica then leads only if nobody else can, takes no leadership handed over, and neither
-        acknowledges nor commits what it does not hold (safety 10). It votes as ever, by identity.
+        The replica then leads only if no other can, takes no leadership handed over, and neither acknowledges
+        nor commits entries that it does not hold (safety 10). It votes as ever, by identity.
         """
         state = self._state
         state.now_ms = now_ms
@@ -463,8 +463,9 @@ class RaftCore:
         """Take nothing of that term any more from its leader: enter the next one. Nothing to do where a newer
         one is known, or a leader is heard.
 
-        So a peer can learn that an entry is lacked for ever (safety 10) where nobody can be elected before it
-        knows. It costs what being asked by a candidate of that term costs (figure 2, all servers, rule 2).
+        So a peer can learn that an entry is lacked for ever (safety 10) where no leader can be elected before
+        the peer knows. It costs as much as a candidate's question in that term (figure 2, all servers, rule
+        2).
         """
         state = self._state
         state.now_ms = now_ms
@@ -482,7 +483,7 @@ class RaftCore:
     # Output
 
     def ready(self) -> Ready | None:
-        """What to do next, or None. Everything proposed since the last call goes out together."""
+        """The work to do next, or None. Everything proposed since the last call goes out together."""
         state = self._state
         behaviour, outbox = state.behaviour, state.outbox
         if type(behaviour) is Leader:

@@ -1,8 +1,8 @@
 """Which agents hold which partition, and which of them leads it.
 
-Law of this file: pure functions of the member list. Nobody's clock, load, history or opinion enters, so that
-two agents that know the same members decide the same, and a leader that moves its replicas there, each group
-for itself, meets all the others in one balanced whole.
+Law of this file: pure functions of the member list, without clock, load or history. Two agents that know the
+same members decide the same. Leaders that move their replicas there, each for its own group, end in one
+balanced whole.
 
 A block of partitions is matched with the agents by deferred acceptance (Gale and Shapley, 1962), both sides
 preferring by rendezvous hashing (Thaler and Ravishankar, 1998): every partition asks its best agents, in as
@@ -110,7 +110,7 @@ class _Block:
 
     def match(self) -> None:
         """Deferred acceptance. The choice of a partition only ever widens as it is refused (substitutes), so
-        the outcome does not depend on who asks first."""
+        the outcome does not depend on the order of asking."""
         asking = list(self._partitions)
         while asking:
             partition = asking.pop()
@@ -125,8 +125,8 @@ class _Block:
                     asking.append(worst)
 
     def fill(self) -> None:
-        """What found no place, because all that was left was an agent that holds it already: another
-        partition goes there and makes room. Nobody stays short."""
+        """Give the missing replicas their places. A partition found none where the only agents left hold it
+        already: another partition goes there and makes room. No partition stays short."""
         for partition in self._partitions:
             while len(self._agents[partition]) < self._factor:
                 self._exchange(partition)
@@ -150,8 +150,8 @@ class _Block:
         self._take(short, min(fitting, key=lambda agent_id: len(self._held[agent_id])))
 
     def spread(self) -> None:
-        """Where others had filled a domain first, a partition may hold more than it should in another: it
-        exchanges one with a partition that does not care, or else goes where it is needed all the same."""
+        """Where others had filled a domain first, a partition may hold more than it should in another. It
+        exchanges a replica with a partition that loses nothing by it, or else goes over an agent's share."""
         for partition in self._partitions:
             while (crowded := self._crowded(partition)) is not None:
                 self._leave(partition, crowded)
@@ -253,8 +253,8 @@ class _Block:
         leads: Mapping[str, set[int]],
         share: Mapping[str, int],
     ) -> None:
-        """Somebody who holds it passes one of the others on, along the shortest chain that ends where there
-        is room."""
+        """A holder of the partition hands the lead of another one on, along the shortest chain that ends
+        where there is room."""
         reached: dict[str, tuple[str, int] | None] = dict.fromkeys(
             agent_id for agent_id in self._ranked[partition] if agent_id in self._agents[partition]
         )
@@ -286,8 +286,8 @@ class _Block:
         return (leader, *others)
 
     def _shares(self, agents: Sequence[Candidate]) -> dict[str, int]:
-        """How many of the partitions each agent should hold: of its domain's share its part by weight; nobody
-        can hold one twice."""
+        """How many of the partitions each agent should hold: of its domain's share its part by weight. No
+        agent holds a partition twice."""
         domains: dict[str, list[Candidate]] = {}
         for item in agents:
             domains.setdefault(item.failure_domain, []).append(item)
@@ -301,7 +301,7 @@ class _Block:
         return shares
 
     def _whole_shares(self, shares: Mapping[str, float]) -> dict[str, int]:
-        """Whole numbers with the same sum; who is rounded up is settled by the block's hash of the agent."""
+        """Whole numbers with the same sum; the block's hash of an agent settles which are rounded up."""
         whole = {agent_id: floor(share + _ROUNDING) for agent_id, share in shares.items()}
         left = round(sum(shares.values())) - sum(whole.values())
         by_remainder = sorted(

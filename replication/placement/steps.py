@@ -3,11 +3,11 @@
 Law of this file: pure. It looks at a committed configuration, at where its replicas belong, at who is there
 and since when somebody is not, and answers with one step; the core checks every step again
 (configuration_change.py), and nobody but the group's leader carries one out. A group never gets fewer voters
-than it should have: whoever shall go, a replacement votes before. The order is always: add a learner, wait
-until it has everything, let it vote, remove the one that it replaces.
+than it should have: before a voter goes, its replacement votes. The order is always: add a learner, wait
+until it has everything, let it vote, remove the replica that it replaces.
 
 All learners that are needed are brought up before the first is promoted, so that a group passes the fragile
-even numbers of voters within one round trip each. A group that lacks nobody moves one replica at a time.
+even numbers of voters within one round trip each. A group that lacks no voter moves one replica at a time.
 
 No oscillation: a replica only ever moves from an agent where the group does not belong to one where it does,
 and where it belongs is a function of the member list (assignment.py). While the members stay as they are,
@@ -59,8 +59,9 @@ Step = AddLearner | Promote | Remove | Transfer
 class Goal:
     """Where a group's replicas belong.
 
-    count: voters wanted. voters: the agents that should be those, fewer while there are no more. leader: who
-    should lead, None if it does not matter. everywhere: each other agent holds a learner, for its readers.
+    count: voters wanted. voters: the agents that should vote, fewer while there are no more. leader: the
+    agent that should lead, None if it does not matter. everywhere: each other agent holds a learner, for its
+    readers.
     """
 
     count: int
@@ -73,9 +74,10 @@ class Goal:
 class Members:
     """The agents as the leader's agent sees them.
 
-    candidates: who may take a new replica. live: who gossip has not given up, the leader's agent included.
-    lost_since_ms: who gossip has given up and was not heard on any link, without a break since then. Whoever
-    is in neither is in doubt: no reason to act, and nobody to build on. drained: who shall hold nothing.
+    candidates: agents that may take a new replica. live: agents that gossip has not given up, the leader's
+    included. lost_since_ms: agents that gossip has given up and that were not heard on any link, without a
+    break since then. An agent in neither is in doubt: no step is taken because of it, and none relies on it.
+    drained: agents that shall hold nothing.
     """
 
     candidates: tuple[Candidate, ...]
@@ -86,7 +88,7 @@ class Members:
     drained: frozenset[str] = frozenset()
 
     def is_dead(self, agent_id: str) -> bool:
-        """Gone for so long that it is replaced. Whoever left waits like whoever failed."""
+        """Gone for so long that it is replaced. An agent that left counts like one that failed."""
         since_ms = self.lost_since_ms.get(agent_id)
         return (
             since_ms is not None
@@ -97,7 +99,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Permits:
-    """What may begin now; what was begun is finished. add: False while enough other groups are on the move.
+    """The steps that may begin now; begun ones are finished. add: False while enough other groups move.
     move: for the sake of balance. lead: leadership may go where it belongs."""
 
     add: bool = True
@@ -168,10 +170,10 @@ class _View:
         ]
         """Alive, and not where the group belongs."""
 
-    # Who goes
+    # Replicas that go
 
     def drop_learner(self, stalled: Collection[ReplicaId]) -> Step | None:
-        """One that is gone, takes nothing, or is needed no more."""
+        """Remove a learner that is gone, takes nothing, or is needed no more."""
         for item in self._learners:
             if item.id in stalled or self._is_gone(item):
                 return Remove(item.id)
@@ -194,8 +196,8 @@ class _View:
         return learner.agent_id not in self._wanted
 
     def drop_voter(self) -> Step | None:
-        """One too many: a dead one; else, if all are there, one where the group does not belong. The leader
-        hands over before it goes."""
+        """Remove a voter too many: a dead one; else, if all are live, one where the group does not belong.
+        The leader hands over before it goes."""
         if len(self._voters) <= self._goal.count:
             return None
         if self._dead:
@@ -218,10 +220,10 @@ class _View:
             return None
         return Remove(lost[0].id)
 
-    # Who comes
+    # Replicas that come
 
     def replace_or_grow(self, caught_up: Collection[ReplicaId]) -> Step | None:
-        """Voters that the group lacks."""
+        """Bring the voters that the group lacks."""
         if not self._missing:
             return None
         if self._goal.everywhere and (ready := self._ready(caught_up)):
@@ -258,15 +260,15 @@ class _View:
             (item.failure_domain for item in self._members.candidates if item.agent_id == agent_id), agent_id
         )
 
-    # Who moves
+    # Replicas that move
 
     def _is_moving(self) -> bool:
-        """Somebody votes where the group does not belong, and somebody belongs who can take its place."""
+        """A voter is where the group does not belong, and an agent where it belongs can take its place."""
         coming = {item.agent_id for item in self._free} | {item.agent_id for item in self._learners}
         return bool(self._strangers) and any(agent_id in coming for agent_id in self._wanted)
 
     def move(self, caught_up: Collection[ReplicaId]) -> Step | None:
-        """One replica at a time to where it belongs, while everybody is there."""
+        """Move one replica at a time to where it belongs, while all voters are live."""
         if self._missing or not self._is_moving() or len(self._voters) > self._goal.count:
             return None
         coming = [item for item in self._learners if not self._is_unwanted(item)]
@@ -285,10 +287,10 @@ class _View:
             return None
         return AddLearner(min(item.agent_id for item in self._free))
 
-    # Who leads
+    # Leadership
 
     def hand_over(self) -> Step | None:
-        """To whom the group's leadership belongs. A drained leader hands over to anybody."""
+        """Hand over to the voter that should lead. A drained leader hands over to any voter."""
         mine = next((item for item in self._voters if item.id == self._leader), None)
         if mine is None or self._is_drained(mine):
             return self._successor()

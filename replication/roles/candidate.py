@@ -1,4 +1,4 @@
-"""Elections: asking, counting, and answering those who ask.
+"""Elections: questions, counting, and answers.
 
 Law of this file: whether a vote is given or won is decided here; what a role change does stands in
 transitions.py.
@@ -26,7 +26,7 @@ class Candidate:
         self.retry_deadline_ms = now_ms + self._retry_after_ms
 
     def begin(self, now_ms: int) -> None:
-        """Ask everybody. A pre-vote of one's own promises nothing and counts at once; a vote waits for the
+        """Ask all voters. A pre-vote for oneself promises nothing and counts at once; a vote waits for the
         disk."""
         if self._state.role is Role.PRE_CANDIDATE:
             self.votes[self._state.replica_id] = True
@@ -38,7 +38,7 @@ class Candidate:
         return min(self.election_deadline_ms, self.retry_deadline_ms)
 
     def wake(self, now_ms: int) -> None:
-        """Begin again when the election failed; before that, repeat the question to whoever has not
+        """Begin again when the election failed; before that, repeat the question to voters that have not
         answered."""
         if now_ms >= self.election_deadline_ms:
             self._state.campaign(now_ms)
@@ -59,7 +59,7 @@ class Candidate:
                 continue
             log = state.log
             if state.role is Role.PRE_CANDIDATE:
-                # Also whoever refused: it heard the leader, which it may miss by now.
+                # Also a voter that refused: it heard the leader then, and may miss it by now.
                 self._ask_before(voter)
             elif voter not in self.votes:
                 # Waits for the disk with its term: a candidate that forgot its term in a crash could ask
@@ -80,7 +80,8 @@ class Candidate:
         self._state.send(PreVote(self._state.replica_id, voter, term, log.last_index, log.last_term))
 
     def rival_refused(self, rival: ReplicaId) -> None:
-        """It asked, so it hears no leader any more, and its log is the worse one: now it would consent."""
+        """The rival asked, so it hears no leader any more, and its log is the worse one: now it would
+        consent."""
         if self._state.role is Role.PRE_CANDIDATE and not self.votes.get(rival):
             self._ask_before(rival)
 
@@ -98,8 +99,9 @@ class Candidate:
             self._record(message.sender, message.granted, now_ms)
 
     def _begin_anew_soon(self, now_ms: int) -> None:
-        """A voter has given its vote to another, who leads within a few round trips, or the vote is split:
-        then nobody leads before somebody begins anew, which costs a pre-vote. Not all at the same time."""
+        """A voter has given its vote to another. That one leads within a few round trips, or the vote is
+        split: then no candidate leads before one begins anew, which costs a pre-vote. Not all at the same
+        time."""
         self._is_split = True
         within_ms = self._state.config.election_timeout_ms // 2
         self.election_deadline_ms = min(
@@ -125,7 +127,7 @@ class Candidate:
             case VoteResult.LOST:
                 state.become_follower(state.term, None, now_ms)
             case _:
-                pass  # undecided; or won before the own vote is on disk, which the term must not outrun
+                pass  # undecided; or won before the own vote is on disk
 
     def check_invariants(self) -> None:
         """A candidate has voted for itself."""
@@ -136,10 +138,10 @@ class Candidate:
 def answer_pre_vote(state: RaftState, message: PreVote, *, hears_leader: bool) -> None:
     """Consent if a real vote would be given: the log is good enough, and no leader is heard (thesis 9.6).
 
-    Who has more than the asker, and hears no leader either, need not wait for its own timer: this election is
-    its to win, and if it has begun one already, what the asker said in that is out of date. A leader that
-    spares followers (thrifty.py) leaves such a pair behind. A learner that asks who leads tells nobody to
-    campaign: all voters would at once.
+    A voter with a longer log than the asker's, which hears no leader either, need not wait for its own timer:
+    it would win this election. If it has begun one already, the asker's earlier refusal in that is out of
+    date. A leader that spares followers (thrifty.py) leaves such a pair behind. A learner that asks for a
+    leader makes no voter campaign: all voters would at once.
     """
     may_be_led = message.term > state.term and not hears_leader
     granted = may_be_led and state.log.is_up_to_date(message.last_index, message.last_term)

@@ -1,7 +1,7 @@
-"""What a follower does.
+"""The follower: it answers and waits.
 
-Law of this file: a follower answers and waits; the only thing it starts, when it hears no leader, is an
-election, or for a learner the question who leads.
+Law of this file: a follower that hears no leader starts an election. A learner asks for a leader instead. A
+follower starts nothing else.
 """
 
 from shoal.format.batch import LogIndex, Term
@@ -10,8 +10,8 @@ from shoal.replication.messages import AppendReply, AppendRequest, PreVote, Time
 from shoal.replication.roles.transitions import RaftState
 
 ASK_DOUBLINGS_MAX = 4
-"""A learner that nobody answers asks for a leader at most every 16 to 32 election timeouts: a group that has
-none is not helped by it, and one that has is woken at the first question that arrives."""
+"""A learner without an answer asks for a leader at most every 16 to 32 election timeouts. The question does
+not help a group without a leader, and the first one that arrives wakes a quiet leader."""
 
 
 class Follower:
@@ -41,8 +41,8 @@ class Follower:
             self._ask_for_leader(now_ms)
 
     def _ask_for_leader(self, now_ms: int) -> None:
-        """A learner may be back after its group went quiet without it: nobody would tell it what it missed
-        before the next append (safety 25). Its pre-vote is counted by nobody, and wakes a quiet leader."""
+        """A learner may be back after its group went quiet without it. It would hear of missed entries only
+        with the next append (safety 25). Its pre-vote does not count, and wakes a quiet leader."""
         state = self._state
         self._question_count = 0 if self.heard_ms is not None else self._question_count + 1
         self.heard_ms = None
@@ -72,7 +72,7 @@ class Follower:
         self.restart_timer(now_ms)
 
     def restart_timer(self, now_ms: int) -> None:
-        """A leader, or a candidate that has this replica's vote, deserves a full timeout."""
+        """A leader, or a candidate that has this replica's vote, gets a full timeout."""
         self.election_deadline_ms = now_ms + self._state.draw_election_timeout_ms()
 
     def on_append_request(self, message: AppendRequest, now_ms: int) -> None:

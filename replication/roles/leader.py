@@ -1,4 +1,4 @@
-"""What a leader does: append, send, count, commit, and step down in time.
+"""The leader: it appends, sends, counts, commits, and steps down in time.
 
 Law of this file: everything here exists only while leading; losing the role drops it whole. Hand-over is in
 transfer.py, confirmed reads in read_index.py; both are fields of this role.
@@ -25,9 +25,9 @@ class Leader:
     quiet: no heartbeats, by agreement with every replica that can be reached (safety 25). quieting: asking
     for it.
 
-    is_newborn: the group was born with this leader, nobody has wanted anything of it yet, and it was not
-    quiet. The others may not be there yet; nobody else can lead before they are, so it waits for them, and
-    says little meanwhile.
+    is_newborn: the group was born with this leader, nothing was asked of it yet, and it was not quiet. The
+    other replicas may not exist yet. No other can lead before they do, so the leader waits for them, and
+    sends little meanwhile.
     """
 
     def __init__(self, state: RaftState, now_ms: int) -> None:
@@ -39,36 +39,36 @@ class Leader:
         self.spares = Spares(state.config)
         self.quiet = False
         self.quieting = False
-        self.left_behind: tuple[ReplicaId, ...] = ()  # who could not be reached when it went quiet
+        self.left_behind: tuple[ReplicaId, ...] = ()  # could not be reached when it went quiet
         self.active_ms = now_ms
         self.heartbeat_deadline_ms = now_ms
         self.quorum_deadline_ms = now_ms + state.config.election_timeout_ms
         self._heartbeat_due = False
         self._notice_due = False
         self._notice_deadline_ms: int | None = None
-        self._send_to_all = False  # also to those who were spared
+        self._send_to_all = False  # also to spared followers
         self.is_newborn = False
         self._stuck_since_ms: int | None = None
         self._removed: dict[ReplicaId, tuple[Term, LogIndex]] = {}
         """Voters that a change which may not commit leaves out, and where their logs end, as they said."""
 
     def begin(self, now_ms: int) -> None:
-        """Open the term with an entry of one's own, and tell everybody at once."""
+        """Open the term with an entry of its own, and tell all followers at once."""
         self._follow_configuration(now_ms)
         self._state.append(self.term_start, self._state.term)
         self._state.outbox.noop(self.term_start)
         self._send_heartbeats_soon(now_ms)
 
     def begin_newborn(self, now_ms: int) -> None:
-        """The same where the group is being born with this leader, and a thousand others may be. The entry
-        says all that a heartbeat would. Nothing else has happened: as soon as everybody holds it, the group
-        may be quiet."""
+        """As begin, where the group is being born with this leader, and a thousand others may be. The entry
+        says all that a heartbeat would. Nothing else has happened: as soon as all followers hold it, the
+        group may be quiet."""
         config = self._state.config
         self.is_newborn = True
         self.begin(now_ms)
         self._heartbeat_due = False
         self.active_ms = now_ms - (config.quiet_after_ms or 0)
-        for progress in self.progress.values():  # who comes later than others must not be left behind
+        for progress in self.progress.values():  # a late follower must not be left behind
             progress.heard_ms = now_ms + NEWBORN_PATIENCE * config.election_timeout_ms
 
     # Time
@@ -87,7 +87,7 @@ class Leader:
         return deadline_ms if self.transfer is None else min(deadline_ms, self.transfer.deadline_ms)
 
     def wake(self, now_ms: int) -> None:
-        """Step down if nobody listens; else whatever is due."""
+        """Step down if no majority listens; else do the work that is due."""
         if self.quiet:
             return
         if self._state.config.check_quorum and now_ms >= self.quorum_deadline_ms:
@@ -174,9 +174,9 @@ class Leader:
         )
 
     def asked_by(self, message: PreVote) -> None:
-        """A voter that this leader's change leaves out hears nothing more of it, and campaigns: it says where
-        its log ends. While the change cannot commit, nobody else can be asked whether that voter lacks what
-        is damaged here; and nothing is added to its log in this term."""
+        """A voter that this leader's change leaves out hears nothing more of it, and campaigns: its question
+        says where its log ends. While the change cannot commit, only that question tells whether the voter
+        lacks an entry that is damaged here. Nothing is added to its log in this term."""
         if message.sender in self.progress:
             return
         if any(message.sender in item.voters for item in self._state.configurations):
@@ -240,14 +240,14 @@ class Leader:
             self.progress[added] = Progress(next_index, state.config.max_entries_per_append, now_ms)
 
     def _grow_up(self, now_ms: int) -> None:
-        """There is something to tell besides that the group is there."""
+        """The group has something to tell besides its birth."""
         config = self._state.config
         self.is_newborn = False
         self.heartbeat_deadline_ms = min(self.heartbeat_deadline_ms, now_ms + config.heartbeat_interval_ms)
         self.quorum_deadline_ms = now_ms + config.election_timeout_ms
 
     def be_active(self, now_ms: int) -> None:
-        """Something happens: not the time to be quiet."""
+        """Something happens: the group must not go quiet now."""
         self.active_ms = now_ms
         if self.is_newborn:
             self._grow_up(now_ms)
@@ -264,7 +264,7 @@ class Leader:
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
         notice, self._notice_due = self._notice_due, False
         last_index = self._state.log.last_index
-        # A quiet leader has no timer for those who were spared.
+        # A quiet leader has no timer for spared followers.
         to_all = self._send_to_all or self.quiet or self.transfer is not None
         self._send_to_all = False
         for receiver, progress in self.progress.items():
@@ -333,7 +333,8 @@ class Leader:
     def advance_commit(self, now_ms: int) -> None:
         """Commit what a majority has on disk, the leader's own synced copy counting like any other, and only
         through an entry of this term (figure 8, section 5.4.2). Nothing is counted under a configuration that
-        its own disk lacks: who counted and is not needed for it must remember both (commit_evidence.py)."""
+        its own disk lacks: a leader that counts without its own copy must remember both
+        (commit_evidence.py)."""
         state = self._state
         if state.commit_index == state.log.last_index:
             return  # nothing is left to commit
@@ -357,9 +358,9 @@ class Leader:
             self._leave_when_removed(now_ms)
 
     def _notice_commit_soon(self, now_ms: int) -> None:
-        """Tell those who do not know the commit yet, if no entry or heartbeat does it before."""
+        """Tell followers that do not know the commit yet, if no entry or heartbeat does so before."""
         if not self.progress:
-            return  # alone: a timer after every commit would wake the driver for nobody
+            return  # alone: a timer after every commit would wake the driver for nothing
         if self._state.config.commit_notice_ms == 0:
             self._notice_due = True
         elif self._notice_deadline_ms is None and not self.is_newborn:
@@ -413,7 +414,7 @@ class Leader:
         if self.transfer is not None and to in (None, self.transfer.target):
             return
         if self.quiet:
-            self.rouse(now_ms)  # nobody was asked to answer, so nobody counts as unreachable for it
+            self.rouse(now_ms)  # no follower was asked to answer, so none counts as unreachable
         target = to if to is not None else self._best_voter(now_ms)
         if target is None:
             raise InvalidChange("no other voter can be reached")
@@ -443,7 +444,8 @@ class Leader:
         return min(others, key=lambda voter: (-self.progress[voter].match_index, voter), default=None)
 
     def last_words(self, now_ms: int) -> tuple[Message, ...]:
-        """See RaftCore.last_words: nobody stays quiet, and the best voter need not wait for its timer."""
+        """See RaftCore.last_words: no follower stays quiet, and the best voter need not wait for its
+        timer."""
         self.rouse(now_ms)
         state, target = self._state, self._best_voter(now_ms)
         words: list[Message] = [
@@ -470,7 +472,7 @@ class Leader:
 
     def _all_hold_all(self, now_ms: int) -> bool:
         """Every replica that can be reached holds the whole log, which is committed, and they are a majority.
-        The heartbeat that asks for quiet tells those of the commit who do not know it yet."""
+        The heartbeat that asks for quiet tells the commit to those that do not know it yet."""
         state = self._state
         last = state.log.last_index
         if not state.commit_index == last == state.log.stable_index:
@@ -480,7 +482,7 @@ class Leader:
         return all(self.progress[item].match_index == last for item in self._reachable(now_ms))
 
     def _become_quiet_if_agreed(self, now_ms: int) -> None:
-        """They know the whole commit, too, and have all agreed."""
+        """Once all of them know the whole commit, too, and have agreed."""
         if not self.quieting or not self._all_hold_all(now_ms):
             return
         last, reachable = self._state.log.last_index, self._reachable(now_ms)
@@ -491,7 +493,7 @@ class Leader:
         self.left_behind = tuple(sorted(self.progress.keys() - reachable)) if self.quiet else ()
 
     def rouse(self, now_ms: int) -> None:
-        """Heartbeat again. Nobody was asked to answer meanwhile, so everybody gets a full timeout to do
+        """Heartbeat again. No follower was asked to answer meanwhile, so each gets a full timeout to do
         so."""
         was_quiet = self.quiet
         if was_quiet or self.quieting:

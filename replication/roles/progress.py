@@ -39,7 +39,7 @@ class Progress:
         self.state = ProgressState.PROBE
         self.match_index = LogIndex(0)
         self.next_index = next_index
-        self.commit_index = LogIndex(0)  # what the follower says it knows as committed
+        self.commit_index = LogIndex(0)  # known as committed there, as the follower says
         self.told_index = LogIndex(0)  # the commit that requests on their way to it speak of
         self.flight: deque[LogIndex] = deque()  # last index of each request in flight, REPLICATE only
         self.flight_limit = 1  # requests in flight: grows with each answer, falls to 1 when one was lost

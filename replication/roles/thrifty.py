@@ -1,17 +1,17 @@
-"""Which followers may wait a moment for new entries: those whose acknowledgement nobody waits for.
+"""Which followers may wait a moment for new entries: those whose acknowledgement no commit needs.
 
-Law of this file: it says whom to spare and until when; progress.py and leader.py send. A leader that sends
-each entry to just enough followers for a majority saves the work of the others ("thrifty": Moraru, Andersen
-and Kaminsky, "There is more consensus in egalitarian parliaments", SOSP 2013, section 4.4); those get
-everything together, spare_delay_ms after the first entry that they were spared. If it is not committed by
-then, the prompt ones are slow: for a while everybody gets everything at once, and then the prompt ones are
-chosen anew; the while doubles up to an election timeout as long as that goes wrong again. What counts as
+Law of this file: it says which followers to spare and until when; progress.py and leader.py send. A leader
+that sends each entry to just enough followers for a majority saves the work of the others ("thrifty": Moraru,
+Andersen and Kaminsky, "There is more consensus in egalitarian parliaments", SOSP 2013, section 4.4); those
+get everything together, spare_delay_ms after the first entry that they were spared. If it is not committed by
+then, the prompt ones are slow: for a while all followers get everything at once, and then the prompt ones are
+chosen anew. The while doubles up to an election timeout as long as that goes wrong again. What counts as
 committed has nothing to do with any of this.
 
 Only a group whose voters share one failure domain does so. There the followers' work competes with the
 leader's for one machine. Between machines it would bring nothing, and the third copy would be late.
 
-Invariant: while an entry is withheld from anybody, deadline_ms is set.
+Invariant: while an entry is withheld from a follower, deadline_ms is set.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from shoal.replication.roles.progress import Progress, ProgressState
 from shoal.replication.state.quorum import majority
 
 FIRST_PAUSE_DELAYS = 4
-"""After a prompt follower has failed nobody is spared for so many times spare_delay_ms, at first."""
+"""After a prompt follower has failed no follower is spared for so many times spare_delay_ms, at first."""
 
 
 class Spares:
@@ -35,7 +35,7 @@ class Spares:
         self.deadline_ms: int | None = None
         self._withheld_index = LogIndex(
             0
-        )  # the first entry that somebody is spared, while deadline_ms is set
+        )  # the first entry withheld from a follower, while deadline_ms is set
         self._chosen_ms = 0
         self._pause_ms = 0
         self._resume_ms = 0
@@ -54,7 +54,7 @@ class Spares:
         return True
 
     def time_is_up(self, commit_index: LogIndex, now_ms: int) -> None:
-        """The deadline has passed: whoever was spared is due now."""
+        """The deadline has passed: spared followers get their entries now."""
         self.deadline_ms = None
         if commit_index >= self._withheld_index or self.prompt is None:
             return
@@ -68,7 +68,7 @@ class Spares:
         self.prompt = None
 
     def spare_nobody(self) -> None:
-        """Until the next commit shows who is prompt: something is not as it was."""
+        """Spare no follower until the next commit shows which are prompt: the group has changed."""
         self.prompt = None
 
     def committed(
@@ -78,7 +78,7 @@ class Spares:
         progress: Mapping[ReplicaId, Progress],
         now_ms: int,
     ) -> None:
-        """An entry was committed: whoever has acknowledged it by now is prompt."""
+        """An entry was committed: followers that have acknowledged it by now are prompt."""
         if self.prompt is not None or not self._config.spare_delay_ms or now_ms < self._resume_ms:
             return
         needed = majority(len(voters)) - (len(voters) - sum(voter in progress for voter in voters))

@@ -1,6 +1,6 @@
 """Leadership handed over (thesis 3.10).
 
-Law of this file: to whom, until when, and the one message of it.
+Law of this file: the target of a hand-over, its deadline, and its one message.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every role shares, the table of legal role changes, and the one place that performs them.
+"""The state that all roles share, the table of legal role changes, and the one place that performs them.
 
 Law of this file: term, vote, leader, role and configuration change here only. Reasons to change them live in
 the role files; each role keeps its own fields, which exist only while it lasts.
@@ -67,7 +67,7 @@ class RaftState:
     reach
         back to the start of the log, since a leader sends them with the entries they stand in.
     is_newborn: another leads from birth, and nothing is known to be committed yet. Where a thousand groups
-        are born at once it needs longer than usual to get round to all.
+        are born at once, their leader needs longer than usual to reach all replicas.
     colocated: the agents known to share this one's failure domain, itself among them; None: not told, and
         taken for all.
     is_left_out: the configuration in force is without this replica, and will be for ever.
@@ -130,7 +130,7 @@ class RaftState:
 
     @property
     def hard_state(self) -> HardState:
-        """What the disk must know."""
+        """The term, vote and commit that the disk must have."""
         return HardState(self.term, self.vote, self.commit_index)
 
     def send(self, message: Message) -> None:
@@ -138,13 +138,13 @@ class RaftState:
         self.outbox.send(message)
 
     def draw_election_timeout_ms(self) -> int:
-        """Randomised in [t, 2t), so that split votes are rare (section 5.2). Whose log is damaged waits until
-        another could have led, twice (safety 10)."""
+        """Randomised in [t, 2t), so that split votes are rare (section 5.2). A replica with a damaged log
+        waits until another could have led, twice (safety 10)."""
         timeout_ms = self.config.election_timeout_ms
         patience_ms = 2 * DAMAGED_PATIENCE * timeout_ms if self.damaged else 0
         if self.is_newborn:
             patience_ms += NEWBORN_PATIENCE * timeout_ms
-        # What randrange does, which takes three calls more: this is asked for with each message of a leader.
+        # As randrange, which takes three calls more: a timeout is drawn with each message of a leader.
         draw, bits = self.rng.getrandbits, timeout_ms.bit_length()
         drawn = draw(bits)
         while drawn >= timeout_ms:
@@ -176,7 +176,7 @@ class RaftState:
     def append_runs(
         self, runs: Sequence[Run], from_index: LogIndex, configurations: Sequence[Configuration]
     ) -> None:
-        """Take over what a leader sent, from from_index on."""
+        """Take over a leader's entries, from from_index on."""
         for run in runs:
             if run.last >= from_index:
                 self.log.append(run.last, run.term)
@@ -186,7 +186,7 @@ class RaftState:
             self._configuration_changed()
 
     def truncate(self, from_index: LogIndex) -> None:
-        """Remove what conflicts with the leader, and any configuration in it (thesis 4.1)."""
+        """Remove the entries that conflict with the leader's, and any configuration in them (thesis 4.1)."""
         assert from_index > self.commit_index  # a committed entry is never replaced (section 5.4)
         self.log.truncate(from_index)
         self.outbox.truncated(from_index)
@@ -225,7 +225,7 @@ class RaftState:
     # Roles
 
     def become_follower(self, term: Term, leader: ReplicaId | None, now_ms: int) -> None:
-        """Enter `term` (or stay in it) and follow whoever leads it."""
+        """Enter `term` (or stay in it) and follow its leader, once known."""
         self._enter_term(term)
         self._change(Role.FOLLOWER, leader)
         self.behaviour = self._make_follower(self, now_ms)

@@ -1,1 +1,1 @@
-"""What the roles share: the log as Raft sees it, what is to be done next, majorities. Pure."""
+"""Shared by the roles: the log as Raft sees it, the next work of the driver, majorities. Pure."""

@@ -1,9 +1,9 @@
-"""Whether a damaged entry can have been committed, as far as its holder's own log and its peers' words tell
+"""Whether a damaged entry can have been committed, as far as its holder's own log and its peers' answers tell
 (safety 10, decision 19; protocol-aware recovery, Alagappan et al., FAST 2018).
 
-Law of this file: pure; which configurations an entry may have been committed under, and what rules all of
-them out. Who was asked, and whether an answer can be relied on, is the caller's business: a voter counts as
-lacking the entry only if its log is intact without it, and it is in a newer term than any in which the holder
+Law of this file: pure; under which configurations an entry may have been committed, and which answers rule
+all of them out. The caller asks, and judges whether an answer can be relied on: a voter counts as lacking the
+entry only if its log is intact without it, and it is in a newer term than any in which the holder
 acknowledged anything. The tests keep a slow and obvious twin.
 
 Which configurations those are. The commit that covered entry i first was counted by a leader that held i,
@@ -38,14 +38,15 @@ def was_never_committed(
     lacking: Collection[ReplicaId],
     is_certain: bool = True,
 ) -> bool:
-    """Whether those who lack the entry rule out that it was, or ever will be. configurations: all that the
-    holder's log has, ascending, back to the one in force at the entry; term_at: of the holder's log. Not
-    is_certain: the entry itself, or one above it, may be a change of the members that cannot be read."""
+    """Whether the replicas that lack the entry rule out that it was, or ever will be, committed.
+    configurations: all that the holder's log has, ascending, back to the one in force at the entry; term_at:
+    of the holder's log. Not is_certain: the entry itself, or one above it, may be a change of the members
+    that cannot be read."""
     known = in_force(LogIndex(index if is_certain else index - 1), configurations)
     if not known or any(term_at(item.index) != term_at(index) for item in known[1:]):
         return False  # a change of a later term: its leader had committed the entry before
     if not is_certain and len(known) == 1:
-        return _has_majority_of(known[0].voters, lacking)  # whatever the change was, it was one voter's
+        return _has_majority_of(known[0].voters, lacking)  # the change, though unknown, was one voter's
     return is_certain and rules_out_commit([item.voters for item in known], holder, lacking)
 
 
@@ -61,7 +62,7 @@ def rules_out_commit(
         return all(meets_every_majority(voters, lacking) for voters in configurations)
     if len(first) == 2 and holder in first:
         # The other one alone lacks it. A change under which it was not needed would stand in the holder's own
-        # log, or in that of the other one, synced with everything before it: who leads counts nothing under a
+        # log, or in that of the other one, synced with everything before it: a leader counts nothing under a
         # change that its own disk lacks.
         return meets_every_majority(first, lacking)
     return _has_majority_of(first, lacking)

@@ -1,4 +1,4 @@
-"""What the world must do next, and the outbox that collects it.
+"""The next work of the driver, and the outbox that collects it.
 
 Law of this file: the order of durable and visible actions is decided here and nowhere else.
 """
@@ -14,7 +14,7 @@ from shoal.replication.state.log_view import LogView
 
 
 class Ready(NamedTuple):
-    """What the driver must do, in this order:
+    """The work of the driver, in this order:
 
     1. `messages` may leave at any time, even before (2).
     2. Make durable: `hard_state`; then remove the log from `truncate_from` on; then write the runs of
@@ -88,7 +88,7 @@ class Outbox:
 
     @staticmethod
     def _is_question(message: Message) -> bool:
-        # A pre-vote and its consent speak of a term that nobody has entered: they promise nothing (thesis
+        # A pre-vote and its consent speak of a term that no replica has entered: they promise nothing (thesis
         # 9.6).
         return isinstance(message, PreVote) or (isinstance(message, PreVoteReply) and message.granted)
 
@@ -104,7 +104,8 @@ class Outbox:
         """The log lost its entries from from_index on."""
         for flight in self._in_flight:
             flight.stable_to = min(flight.stable_to, LogIndex(from_index - 1))
-        # An acknowledgement of what is gone would do no harm, its term being over; it is better not said.
+        # An acknowledgement of truncated entries would do no harm, its term being over; it is better not
+        # sent.
         self._after_sync = [item for item in self._after_sync if not _acknowledges(item, from_index)]
         if self._noop_index is not None and self._noop_index >= from_index:
             self._noop_index = None
