@@ -243,7 +243,11 @@ def decode(data: bytes) -> Message:
     """The message of these bytes. Raises WireError on anything that `encode` cannot have written."""
     size = len(data)
     if size == _WHOLE_REPLY.size and data[0] == _APPEND_REPLY:
-        return _decode_reply(data)
+        fields = _WHOLE_REPLY.unpack(data)
+        if max(fields) > MAX_INTEGER:
+            raise WireError("a number out of range")
+        sender, receiver = _replica_ids(data[_IDS_START:_IDS_END])
+        return AppendReply(sender, receiver, *fields[_TERM_PLACE:])
     if (
         size == _WHOLE_REQUEST.size
         and data[0] == _APPEND_REQUEST
@@ -370,11 +374,3 @@ def _decode_whole_request(data: bytes) -> AppendRequest:
     return AppendRequest(
         sender, receiver, term, previous_index, previous_term, (run,), commit, quiet, (), token
     )
-
-
-def _decode_reply(data: bytes) -> AppendReply:
-    fields = _WHOLE_REPLY.unpack(data)
-    if max(fields) > MAX_INTEGER:
-        raise WireError("a number out of range")
-    sender, receiver = _replica_ids(data[_IDS_START:_IDS_END])
-    return AppendReply(sender, receiver, *fields[_TERM_PLACE:])

@@ -296,12 +296,10 @@ class _View:
             return self._successor()
         if mine.agent_id == self._goal.leader or not self._permits.lead:
             return None
-        if not self._all_live() or self._learners_come():
+        learners_come = self._learners and not self._goal.everywhere
+        if not self._all_live() or learners_come:
             return None
         return next((Transfer(item.id) for item in self._voters if item.agent_id == self._goal.leader), None)
-
-    def _learners_come(self) -> bool:
-        return bool(self._learners) and not self._goal.everywhere
 
     def _successor(self) -> Step | None:
         able = [

@@ -95,18 +95,13 @@ class Candidate:
         """Count it; terms were compared in raft.py."""
         if self._state.role is Role.CANDIDATE:
             if not message.granted and not self._is_split:
-                self._begin_anew_soon(now_ms)
+                # The voter has given its vote to another. That one leads within a few round trips, or the
+                # vote is split: then no candidate leads before one begins anew, which costs a pre-vote. Not
+                # all at the same time.
+                self._is_split = True
+                anew_ms = now_ms + self._state.rng.randrange(self._state.config.election_timeout_ms // 2)
+                self.election_deadline_ms = min(self.election_deadline_ms, anew_ms)
             self._record(message.sender, message.granted, now_ms)
-
-    def _begin_anew_soon(self, now_ms: int) -> None:
-        """A voter has given its vote to another. That one leads within a few round trips, or the vote is
-        split: then no candidate leads before one begins anew, which costs a pre-vote. Not all at the same
-        time."""
-        self._is_split = True
-        within_ms = self._state.config.election_timeout_ms // 2
-        self.election_deadline_ms = min(
-            self.election_deadline_ms, now_ms + self._state.rng.randrange(within_ms)
-        )
 
     def own_vote_synced(self, now_ms: int) -> None:
         """The vote for oneself is on disk and counts like any other."""

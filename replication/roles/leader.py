@@ -197,11 +197,7 @@ class Leader:
         log, term = state.log, state.term
         proposal = Proposal(term, LogIndex(log.last_index + 1), log.last_term)
         log.append(LogIndex(log.last_index + count), term)
-        self.active_ms = now_ms
-        if self.is_newborn:
-            self._grow_up(now_ms)
-        if self.quiet or self.quieting:
-            self.rouse(now_ms)
+        self.be_active(now_ms)
         return proposal
 
     def propose_configuration(self, replicas: tuple[Replica, ...], now_ms: int) -> Proposal:
@@ -274,7 +270,11 @@ class Leader:
                 self._send_entries(receiver, progress, now_ms)
             # The heartbeat goes beside the entries, which may be waiting in a slower queue (safety 24).
             if heartbeat or (notice and self._could_know_more(progress)):
-                self._send_heartbeat(receiver, progress)
+                request = heartbeat_request(
+                    self._state, receiver, progress, self.reads.round, quiet=self.quieting
+                )
+                self._state.send(request)
+                progress.told_index = min(request.commit_index, request.last_index)
         if heartbeat:
             self._notice_deadline_ms = None
 
@@ -290,11 +290,6 @@ class Leader:
         progress.sent(last_index, now_ms)
         commit_index = request.commit_index
         progress.told_index = min(last_index, commit_index)
-
-    def _send_heartbeat(self, receiver: ReplicaId, progress: Progress) -> None:
-        request = heartbeat_request(self._state, receiver, progress, self.reads.round, quiet=self.quieting)
-        self._state.send(request)
-        progress.told_index = min(request.commit_index, request.last_index)
 
     # Answers
 
@@ -340,13 +335,10 @@ class Leader:
             return  # nothing is left to commit
         if state.configurations[-1].index > state.log.stable_index:
             return
-        progress = self.progress
-        index = majority_value(
-            [
-                progress[voter].match_index if voter in progress else self._synced_at(voter)
-                for voter in state.configurations[-1].voters
-            ]
-        )
+        own, progress = state.replica_id, self.progress
+        synced = state.promisable(state.log.stable_index)
+        voters = state.configurations[-1].voters
+        index = majority_value([synced if voter == own else progress[voter].match_index for voter in voters])
         if index < self.term_start or not state.commit_to(LogIndex(index)):
             return
         assert state.log.term_at(index) == state.term
@@ -371,11 +363,6 @@ class Leader:
         heartbeat."""
         knows = max(progress.commit_index, progress.told_index)
         return min(self._state.commit_index, progress.match_index) > knows
-
-    def _synced_at(self, voter: ReplicaId) -> int:
-        if voter == self._state.replica_id:
-            return self._state.promisable(self._state.log.stable_index)
-        return self.progress[voter].match_index
 
     def _leave_when_removed(self, now_ms: int) -> None:
         """A leader that is no voter any more leads until that is committed (thesis 4.2.2), then lets the best

@@ -233,12 +233,9 @@ class RaftState:
     def campaign(self, now_ms: int, *, transfer: bool = False) -> None:
         """Ask first, if pre-vote is on; a transfer need not, because the leader itself wants it."""
         assert self.is_voter
-        if self.config.pre_vote and not transfer:
-            self._become_pre_candidate(now_ms)
-        else:
+        if transfer or not self.config.pre_vote:
             self.become_candidate(now_ms, transfer=transfer)
-
-    def _become_pre_candidate(self, now_ms: int) -> None:
+            return
         self._change(Role.PRE_CANDIDATE, None)
         candidate = self._make_candidate(self, now_ms, False)
         self.behaviour = candidate

@@ -106,7 +106,11 @@ class Outbox:
             flight.stable_to = min(flight.stable_to, LogIndex(from_index - 1))
         # An acknowledgement of truncated entries would do no harm, its term being over; it is better not
         # sent.
-        self._after_sync = [item for item in self._after_sync if not _acknowledges(item, from_index)]
+        self._after_sync = [
+            item
+            for item in self._after_sync
+            if not (isinstance(item, AppendReply) and item.accepted and item.match_index >= from_index)
+        ]
         if self._noop_index is not None and self._noop_index >= from_index:
             self._noop_index = None
         if from_index <= self.handed_out:
@@ -185,7 +189,3 @@ class Outbox:
         assert all(flight.stable_to <= log.last_index for flight in self._in_flight)
         if self._noop_index is not None:
             assert self.handed_out < self._noop_index <= log.last_index
-
-
-def _acknowledges(message: Message, index: LogIndex) -> bool:
-    return isinstance(message, AppendReply) and message.accepted and message.match_index >= index

@@ -44,7 +44,8 @@ def without_flip(buffer: bytes | bytearray | memoryview, identity: LogIdentity) 
         if found is not None:
             return found
     # With a length that lies, what the checksum covers is unknown: those bits are tried.
-    return _first_whole(data, _length_bits(data, stamp_at), identity)
+    tried = (_flipped(data, bit, identity) for bit in _length_bits(data, stamp_at))
+    return next((frame for frame in tried if frame is not None), None)
 
 
 def _stamp_position(data: bytearray) -> int | None:
@@ -61,15 +62,6 @@ def _length_bits(data: bytearray, stamp_at: int | None) -> Iterable[int]:
     first = (stamp_at + STAMP_BODY_LENGTH_AT) * 8
     lengths = range(first, first + _LENGTH_BITS)
     return lengths if data.startswith(STAMP_MAGIC, stamp_at) else head
-
-
-def _first_whole(data: bytearray, bits: Iterable[int], identity: LogIdentity) -> Frame | None:
-    """The frame with the first of these bits the other way that makes it verify."""
-    for bit in bits:
-        frame = _flipped(data, bit, identity)
-        if frame is not None:
-            return frame
-    return None
 
 
 def _flipped(data: bytearray, bit: int, identity: LogIdentity) -> Frame | None:

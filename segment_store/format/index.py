@@ -195,7 +195,10 @@ class SegmentIndex:
 
     def entry(self, index: LogIndex) -> Entry:
         if self._ends is not None:
-            return self._end_entry(index)
+            for end in self._ends:
+                if end.index == index:
+                    return end
+            raise IndexReleased(self.first_index)
         place = index - self.first_index
         assert 0 <= place < len(self._offsets), (index, self)
         return Entry(
@@ -208,13 +211,6 @@ class SegmentIndex:
             self._times[place],
             self._timestamps[place],
         )
-
-    def _end_entry(self, index: LogIndex) -> Entry:
-        assert self._ends is not None
-        for entry in self._ends:
-            if entry.index == index:
-                return entry
-        raise IndexReleased(self.first_index)
 
     def _check_present(self) -> None:
         if self._ends is not None:

@@ -178,22 +178,17 @@ class StoredPieces:
         whole. Raises as `next`. Afterwards no file is pinned."""
         # Arrow's allocator: neither zeros nor, mostly, page faults.
         self._buffer = memoryview(pa.allocate_buffer(self._room)).cast("B")
+        first = self._parts[0]
         try:
-            if not self._begins_verified():
+            if isinstance(first, Held) or not self._lender.has(first.segment.path, first.start):
                 self._first = await self.next()
         finally:
             await self.let_go()
         if self._problem is not None:
-            damaged = self._parts[0]
-            assert isinstance(damaged, Run), "what is in memory has no problem"
-            self._parts = [damaged.part(0, self._entry)]
+            assert isinstance(first, Run), "entries in memory have no problem"
+            self._parts = [first.part(0, self._entry)]
             self._part, self._entry, self._problem = 1, 0, None
             self.size_bytes = self._parts[0].size_bytes
-
-    def _begins_verified(self) -> bool:
-        """Whether the first piece need not be read, as it was before, and its memory has stayed."""
-        part = self._parts[0]
-        return isinstance(part, Run) and self._lender.has(part.segment.path, part.start)
 
     async def prepare_lending(self) -> None:
         """Call it once before `lend`, where what it gives can be sent."""

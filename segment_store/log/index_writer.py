@@ -120,17 +120,14 @@ class IndexWriter:
             self._sealed = [item for item in self._sealed if item not in sealed]
             for segment in sealed:
                 try:
-                    await self._release_rest(segment)
+                    if not may_be_reused(segment):
+                        async with self._files.open_files.pin(segment.path) as file:
+                            await segment.release_rest(file)
+                    segment.count_unused(0)
                 except FileNotFoundError:
                     continue  # trimmed meanwhile
                 except OSError as error:
                     logger.warning("cannot free the space reserved in %s: %s", segment.path, error)
-
-    async def _release_rest(self, sealed: Segment) -> None:
-        if not may_be_reused(sealed):
-            async with self._files.open_files.pin(sealed.path) as file:
-                await sealed.release_rest(file)
-        sealed.count_unused(0)
 
     async def stop(self) -> None:
         """Begin nothing more, and wait for the write that is under way."""

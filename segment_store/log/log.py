@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -44,6 +45,9 @@ from shoal.segment_store.log.tail_cache import TailCache
 from shoal.segment_store.log.write_queue import Answer, Append, Roll, Trim, Truncate
 from shoal.segment_store.log.writer import Writer
 
+_run_index = itemgetter(0)
+_segment_index = attrgetter("name.first_index")
+_segment_offset = attrgetter("name.first_offset")
 MAX_QUEUED_BYTES = 256 * 2**20  # accepted and not yet written; Raft's own bounds lie far below
 _EMPTY = Chain(LogIndex(1), Offset(0), Term(0))
 
@@ -449,7 +453,13 @@ class PartitionLog:
                 if branch.is_same:
                     raise
             else:
-                return [_frame(item) for item in found]
+                # With their bytes copied out.
+                return [
+                    Frame(item.stamp, bytes(item.data))
+                    if isinstance(item, Frame)
+                    else Frame(stamp_of(item), bytes(item))
+                    for item in found
+                ]
             # Truncated meanwhile: the places that were looked up may hold another branch by now.
             last_index = LogIndex(min(last_index, self.last_index))
 
@@ -590,25 +600,6 @@ def _span(segment: Segment, end_offset: Offset) -> SegmentSpan:
         first_us = segment.index.entry(segment.first_index).append_time_us
         last_us = segment.index.entry(segment.last_index).append_time_us
     return SegmentSpan(*segment.name, end_offset, segment.planned_end, first_us, last_us)
-
-
-def _frame(item: Frame | memoryview) -> Frame:
-    """With its bytes copied out."""
-    if isinstance(item, Frame):
-        return Frame(item.stamp, bytes(item.data))
-    return Frame(stamp_of(item), bytes(item))
-
-
-def _run_index(run: tuple[LogIndex, Term]) -> LogIndex:
-    return run[0]
-
-
-def _segment_index(segment: Segment) -> LogIndex:
-    return segment.first_index
-
-
-def _segment_offset(segment: Segment) -> Offset:
-    return segment.name.first_offset
 
 
 def _awaited(begin: Callable[[Answer], None]) -> asyncio.Future[None]:

@@ -7,7 +7,6 @@ the last index known synced, again and in place, since the page cache may hold b
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -142,7 +141,9 @@ class _Opening:
         last = segment.index.entry(segment.last_index)
         segment.planned_end = segment.written_end = last.end_position
         if header_problem:
-            await self._mend_header(segment, file, header_problem)
+            # It follows from the log's identity and the segment before: damage that needs no peer.
+            self.found.notes.append(f"{name.segment_file}: header written again ({header_problem})")
+            await file.write_and_sync(0, segment.header)
         if successor is None:
             await self._settle_active(segment, file, scan)
         else:
@@ -223,15 +224,12 @@ class _Opening:
             entries = bridge(path, position, chain, found.entry, found.previous_term)
             scan.entries += entries
             scan.skip_to(found)
-            self._note_damage(path, reason, entries)
+            first, last_entry = entries[0], entries[-1]
+            offsets, length = (first.base_offset, last_entry.end_offset), last_entry.end_position - position
+            damage = Damaged(path, position, reason, first.index, last_entry.index, offsets, length)
+            self.found.damage.append(damage)
             if found is successor:
                 return
-
-    def _note_damage(self, path: str, reason: str, entries: Sequence[Entry]) -> None:
-        first, last = entries[0], entries[-1]
-        offsets, length = (first.base_offset, last.end_offset), last.end_position - first.position
-        damage = Damaged(path, first.position, reason, first.index, last.index, offsets, length)
-        self.found.damage.append(damage)
 
     async def _drop_empty(
         self, segment: Segment, file: File, scan: SegmentScan, header_problem: str | None
@@ -245,11 +243,6 @@ class _Opening:
         self.found.notes.append(f"{segment.name.segment_file} holds no entry; removed")
         await segment.remove()
         await self.files.disk.sync_directory(self.files.directory)
-
-    async def _mend_header(self, segment: Segment, file: File, problem: str) -> None:
-        """The header follows from the log's identity and the segment before: damage that needs no peer."""
-        self.found.notes.append(f"{segment.name.segment_file}: header written again ({problem})")
-        await file.write_and_sync(0, segment.header)
 
     async def _settle_active(self, segment: Segment, file: File, scan: SegmentScan) -> None:
         """Rewrite entries that may be in the page cache only, clear a torn tail, and sync, before anything is

@@ -265,7 +265,10 @@ class Writer:
         if end + TRAILER_BYTES > segment.allocated:
             await segment.reserve(file, end + TRAILER_BYTES)
         if segment.soiled_end:
-            await self._clean(segment, file)
+            # A frame that a refused write left behind the next, other write must not join the log.
+            await write_zeros(file, segment.written_end, segment.soiled_end)
+            await file.sync()
+            segment.soiled_end = 0
         buffers = self._buffers(group)
         if self._files.config.fsync:
             await file.write_and_sync(group[0].position, buffers)
@@ -296,13 +299,6 @@ class Writer:
         elif end - group[0].position <= JOINED_BYTES:
             return b"".join(buffers)
         return buffers
-
-    async def _clean(self, segment: Segment, file: File) -> None:
-        """Clear the bytes of a refused write: a frame of them behind the next, other write must not join the
-        log."""
-        await write_zeros(file, segment.written_end, segment.soiled_end)
-        await file.sync()
-        segment.soiled_end = 0
 
     def _written(self, group: list[Append]) -> None:
         """A write has succeeded, with its sync."""
@@ -421,7 +417,9 @@ class Writer:
             await self.preallocator.wait()
             await self._spares.drop()
             await self._refuse_queued(refused)
-            await self._drop_empty_active()
+            # A segment that refused its first frame goes: another leader may not roll there.
+            if self.active is not None and self.active.first_index > self.written_index:
+                await self._remove(self.active)
         except OSError as second:
             self._fail(DiskFailed(f"{self._files.directory}: {second}, while the disk was full ({error})"))
         else:
@@ -444,12 +442,6 @@ class Writer:
                 await (self._trim(work) if isinstance(work, Trim) else self._truncate(work))
                 _answer([work], None)
             self._queue.popleft()
-
-    async def _drop_empty_active(self) -> None:
-        """A segment that was rolled to and then refused its first frame: another leader may not roll
-        there."""
-        if self.active is not None and self.active.first_index > self.written_index:
-            await self._remove(self.active)
 
     async def _remove(self, segment: Segment) -> None:
         if self.active is segment:
