@@ -80,16 +80,22 @@ class Holding:
     # ---- requests of peers -----------------------------------------------------------------------
 
     async def on_hold(self, _peer: str, payload: bytes) -> bytes:
-        """A group's leader says that a committed configuration names this agent. Raises ShoalError when
-        nothing can be opened, now or ever; the leader asks again until its configuration is another one."""
+        """A group's leader says that a committed configuration names this agent. The answer is empty, or says
+        why this agent takes no replica in this run: the leader tries another one. Raises ShoalError when
+        nothing can be opened yet; the leader asks again until its configuration is another one."""
         group, configuration, caught_up = decode_hold(payload)
         mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
         async with self._catalog.changing:
-            await self._retire_if_removed(group, configuration)
-            if mine is None:
-                raise ShoalError("bad-request", "that configuration does not name this agent")
-            if not self._has(group, mine):
-                await self._open(group, mine)
+            try:
+                await self._retire_if_removed(group, configuration)
+                if mine is None:
+                    raise ShoalError("bad-request", "that configuration does not name this agent")
+                if not self._has(group, mine):
+                    await self._open(group, mine)
+            except DoubledError as error:
+                # The register of replicas stays refused until the next start, which reads it again.
+                seldom.error("%s: this agent takes no replica until it is restarted: %s", group, error)
+                return str(error).encode()
         if caught_up or not mine.learner:
             self._filling.discard(group)
         return b""

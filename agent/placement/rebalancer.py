@@ -80,6 +80,8 @@ class _Learner:
     told: bool | None = None
     """None: its agent has not opened it. Else whether that agent knows that it has caught up."""
     ask_again_ms: int = 0
+    is_refused: bool = False
+    """Its agent has said that it opens none in this run."""
 
 
 class Mover:
@@ -306,6 +308,8 @@ class Mover:
 
     def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
         now_ms = self._now_ms()
+        if learner.is_refused:
+            return True
         if learner.match_index != match_index:
             learner.match_index, learner.since_ms = match_index, now_ms
         limit_ms = REFUSED_MS if learner.told is None else STALL_MS
@@ -346,12 +350,17 @@ class Mover:
         self, led: Replica, agent_id: str, learner: _Learner, payload: bytes, has_all: bool
     ) -> None:
         try:
-            await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
+            refusal = await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
             seldom.info(
                 "%s: %s has not opened its new replica yet: %s", led.group, agent_name(agent_id), error
             )
             learner.ask_again_ms = self._now_ms() + HOLD_RETRY_MS
+            return
+        learner.is_refused = bool(refusal)
+        if refusal:
+            reason = refusal.decode(errors="replace")
+            seldom.warning("%s: %s takes no new replica: %s", led.group, agent_name(agent_id), reason)
         else:
             learner.told, learner.ask_again_ms = has_all, 0
             # A group may have gone quiet while that replica was not there to be heard; it never asks itself.

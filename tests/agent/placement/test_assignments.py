@@ -11,6 +11,7 @@ import pytest
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.opener import UnknownReplica
@@ -210,6 +211,21 @@ async def test_a_disk_that_fails_meanwhile_is_tried_again(
     looking = asyncio.create_task(fixture.holding.run())
     await until(lambda: not node.host.has(GROUP))
     looking.cancel()
+
+
+async def test_an_agent_whose_register_failed_says_that_it_takes_no_replica(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its next start: an error would be asked about again for minutes."""
+    fixture = Fixture(node, BORN_ELSEWHERE)
+
+    async def fail(*_: object, **__: object) -> None:
+        raise DoubledError("the disk failed")
+
+    monkeypatch.setattr(fixture.catalog, "open_replica", fail)
+    payload = encode_hold(GROUP, configuration(5, learner(1, 5)), caught_up=False)
+    assert await fixture.holding.on_hold(OTHER, payload) == b"the disk failed"
+    assert not node.host.has(GROUP)
 
 
 async def test_a_crash_in_the_middle_of_a_removal_is_made_up_for(node: Node) -> None:

@@ -119,6 +119,8 @@ class Fixture:
         """Whom gossip shows alive and nobody ever met."""
         self.told: list[tuple[str, bool]] = []
         self.refuses = False
+        self.broken: set[str] = set()
+        """Whose register of replicas takes nothing until they are restarted."""
         self.drained_agents: frozenset[str] = frozenset()
         self.handed_over: list[tuple[int, str]] = []
         """When, and to whom."""
@@ -171,6 +173,8 @@ class Fixture:
         assert agent_id in {item.agent_id for item in configuration.replicas}
         if self.refuses:
             raise PeerRequestFailed("busy")
+        if agent_id in self.broken:
+            return b"the disk failed"
         self.told.append((agent_id, caught_up))
         return b""
 
@@ -291,6 +295,17 @@ async def test_an_agent_that_refuses_is_asked_again_and_at_last_passed_over() ->
     assert fixture.led[0].woken
     await fixture.pass_time(STALL_MS, 1_000)
     assert fixture.led[0].holders() == "abce?"
+
+
+async def test_an_agent_that_takes_nothing_before_a_restart_is_passed_over_at_once() -> None:
+    """Its disk has failed: the group needs its third voter now."""
+    fixture = Fixture((SELF, OTHER, THIRD))
+    fixture.alive = [SELF, OTHER, FOURTH, "e" * 32]
+    fixture.silent = {THIRD}
+    fixture.broken = {FOURTH}
+    await fixture.pass_time(REPLACE_AFTER_MS + 4_000)
+    assert fixture.led[0].holders() == "abce?"
+    assert fixture.told[-1] == ("e" * 32, False)
 
 
 async def test_a_learner_that_copies_segments_is_not_stalled() -> None:

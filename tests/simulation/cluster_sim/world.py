@@ -43,7 +43,6 @@ from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTabl
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.fair import FairDisk
 
 EPOCH_S = 1_700_000_000
 TIME_READERS = (
@@ -149,7 +148,7 @@ def replacements(
         disk_of(_life().address).add_directory(path)
 
     async def open_disk(_prefer: str) -> Any:
-        return FairDisk(disk_of(_life().address))
+        return disk_of(_life().address)
 
     async def http_socket(_address: str, port: int) -> Any:
         return network.listen(port)
