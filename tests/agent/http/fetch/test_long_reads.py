@@ -16,7 +16,7 @@ from shoal.agent.partition.reader import LONG_FETCH_BYTES
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_FRAME_BYTES, LogIndex, Offset
 from shoal.spark.fetch import FetchPolicy, RangeReader, Scan
-from shoal.spark.http import RetryPolicy
+from shoal.spark.http import Persistence
 from shoal.spark.options import SourceError
 from shoal.spark.plan import OffsetRange
 from tests.agent.agents import Agents, Running, agents_in, eventually
@@ -101,7 +101,7 @@ async def with_asyncio(url: str) -> list[bytes]:
     return found
 
 
-def in_spark(url: str, retries: RetryPolicy | None = None) -> list[bytes]:
+def in_spark(url: str, retries: Persistence | None = None) -> list[bytes]:
     """As one of Spark's tasks reads."""
     policy = FetchPolicy() if retries is None else FetchPolicy(retries=retries)
     scan = Scan(OffsetRange("t", 0, 0, ROWS, (url,)), (url,), ("value",), policy=policy)
@@ -168,7 +168,7 @@ async def test_readers_without_peers_are_told(agents: Agents) -> None:
         await taken(some, found)
     assert found == [value(number) for number in range(ROWS) if not bad <= number < bad + BATCH_ROWS]
     with pytest.raises(SourceError, match="damaged"):
-        await asyncio.to_thread(in_spark, alone.agent.url, RetryPolicy(attempts=3))
+        await asyncio.to_thread(in_spark, alone.agent.url, Persistence(attempts=3))
 
 
 async def test_a_long_fetch_is_promised_up_to_known_damage(agents: Agents) -> None:
