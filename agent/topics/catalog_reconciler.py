@@ -144,15 +144,15 @@ class TopicReplicas:
             *(self._open(*item, births if item[2] is None else openings) for item in missing)
         )
         opened = [item for item, is_open in zip(missing, results, strict=True) if is_open]
-        self._tell_opened("recovered %d replicas: %s", [item for item in opened if item[2] is not None])
-        self._tell_opened("created %d replicas: %s", [item for item in opened if item[2] is None])
+        self._tell_opened("recovered", [item for item in opened if item[2] is not None])
+        self._tell_opened("created", [item for item in opened if item[2] is None])
         return all(results)
 
-    def _tell_opened(self, text: str, opened: Sequence[tuple[TopicEntry, int, ReplicaId | None]]) -> None:
+    def _tell_opened(self, what: str, opened: Sequence[tuple[TopicEntry, int, ReplicaId | None]]) -> None:
         states = Counter(self._groups.status(GroupId(item[0].topic_id, item[1])).state for item in opened)
         if opened:
             counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            logger.info(text, len(opened), counts)
+            logger.info("%s %d replicas: %s", what, len(opened), counts)
 
     def pass_settings_on(self) -> None:
         """What a change of settings means to replicas that are open already."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from shoal.agent.log_lines.cluster_news import (
@@ -207,3 +209,10 @@ def test_every_event_has_a_level_and_fields_for_programs() -> None:
         tuple(many[:4]),
         9,
     )
+
+
+def test_operators_find_every_line_in_the_documents() -> None:
+    """With what it means and what to do."""
+    page = pathlib.Path(__file__).resolve().parents[3] / "docs" / "operations" / "monitoring.md"
+    described = page.read_text()
+    assert [text for _, text in TEXTS.values() if f"`{text.partition(':')[0]}" not in described] == []

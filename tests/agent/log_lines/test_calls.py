@@ -1,0 +1,63 @@
+"""Every logger call of the agent shows topics and agents by name: what a program can check of that."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+AGENT_IDS = {"agent_id", "peer", "peer_id", "holder", "leader", "follower", "receiver", "target"}
+FULL_TOPIC_IDS = {"agent/topics/kept_replicas.py", "agent/topics/catalog_reconciler.py"}
+"""Where a whole id is what an operator has to give to a command, or to find on the disk."""
+
+
+class Call(NamedTuple):
+    """`place`: file and line."""
+
+    path: str
+    place: str
+    node: ast.Call
+
+
+def calls() -> Iterator[Call]:
+    for path in sorted((ROOT / "agent").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="logger" | "seldom"), attr=level)):
+                    assert level in LEVELS, f"{name}:{node.lineno}"
+                    yield Call(name, f"{name}:{node.lineno}", node)
+
+
+def shows_an_id(argument: ast.expr) -> bool:
+    """An agent's id that no name was looked up for, whole or cut off."""
+    match argument:
+        case ast.Subscript(value=value, slice=ast.Slice()):
+            return shows_an_id(value)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in AGENT_IDS
+    return False
+
+
+def test_logger_calls_show_agents_by_name() -> None:
+    """An agent's id goes through agent_name()."""
+    found = list(calls())
+    assert len(found) > 90, "the calls are found"
+    assert [call.place for call in found if any(map(shows_an_id, call.node.args))] == []
+    bad = ast.parse("logger.info('%s %s', peer[:8], member.agent_id)", mode="eval").body
+    assert isinstance(bad, ast.Call)
+    assert [shows_an_id(argument) for argument in bad.args] == [False, True, True]
+
+
+def test_logger_calls_show_topics_by_name() -> None:
+    """A topic's id goes through topic_name(), a partition is its GroupId."""
+    shown = [call for call in calls() if "topic_id.hex()" in ast.unparse(call.node)]
+    assert {call.path for call in shown} == FULL_TOPIC_IDS
+
+
+def test_the_text_of_a_line_is_a_constant() -> None:
+    """Lines of one place are counted together, and found in the code by their text."""
+    assert [call.place for call in calls() if not isinstance(call.node.args[0], ast.Constant)] == []
