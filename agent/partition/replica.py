@@ -54,7 +54,7 @@ from shoal.replication.raft import RaftCore
 from shoal.replication.roles.transitions import Role
 from shoal.replication.state.ready import Ready
 from shoal.segment_store.check.damage import DamagedRange, before, merge, range_of, touches
-from shoal.segment_store.errors import Damaged, DiskFull
+from shoal.segment_store.errors import Damaged, DiskFull, StoreError
 from shoal.segment_store.log.log import PartitionLog
 
 MAX_UNCOMMITTED_BYTES = 64 * 2**20
@@ -614,14 +614,14 @@ class Replica:
 
     def _disk_failed(self, error: BaseException) -> None:
         code: ErrorCode = "disk-full" if isinstance(error, DiskFull) else "damaged"
-        self.fail(code, f"this replica stopped: {error}", error)
+        self.fail(code, f"this replica stopped: {error}", None if isinstance(error, StoreError) else error)
 
     def fail(self, code: ErrorCode, reason: str, cause: BaseException | None = None) -> None:
         """Stop for good: acknowledge nothing more (a failed fsync is fatal), and say nothing but that another
         has to lead."""
         if self.failure is not None:
             return
-        logger.error("%s: the replica here stopped: %s", self.group, reason, exc_info=cause)
+        logger.error("%s: the replica here is out of service: %s", self.group, reason, exc_info=cause)
         self.say_last_words()
         self.failure = (code, reason)
         self.disk.halt()

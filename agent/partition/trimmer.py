@@ -64,7 +64,7 @@ class Trimmer(ReplicaObserver):
         first_before = log.first_index
         removal = log.trim(before)
         if log.first_index > first_before:
-            logger.info("%s: trimmed; the log starts at offset %d", replica.group, log.start_offset)
+            logger.debug("%s: trimmed; the log starts at offset %d", replica.group, log.start_offset)
             replica.core.trimmed(log.first_index)
         self._removals.add(removal)
         removal.add_done_callback(self._removed)

@@ -135,7 +135,7 @@ class Holding:
             raise ShoalError("overloaded", f"{MAX_FILLING} replicas are being copied to this agent already")
         await self._catalog.open_replica(group, mine.id)
         self._filling.add(group)
-        logger.info("%s: this agent holds a replica now, with id %s", group, mine.id)
+        logger.debug("%s: this agent holds a replica now, with id %s", group, mine.id)
 
     def _is_filling(self, group: GroupId) -> bool:
         """It is still here, and still a learner."""

@@ -118,7 +118,7 @@ class Leading:
         if before is not None and (before.agent_id, before.term) == (target.agent_id, core.term):
             number = before.number + 1
         self._offered[replica.group] = _Offer(target.agent_id, now_ms, core.term, number)
-        logger.info("%s: handing leadership over to %s", replica.group, agent_name(target.agent_id))
+        logger.debug("%s: handing leadership over to %s", replica.group, agent_name(target.agent_id))
 
 
 def _holds_everything(replica: Replica, to: ReplicaId) -> bool:
