@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiohttp import web
-
 from shoal import __version__
 from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig
 from shoal.agent.directory import Directory
@@ -194,9 +192,8 @@ def _make_links(
 
 async def _serve_http(node: Node, parts: AsyncExitStack, listener: Any) -> None:
     runner = make_runner(node.broker, limits_for(open_files()))
-    await runner.setup()
     parts.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, listener).start()
+    await runner.listen(listener)
 
 
 async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:

@@ -83,15 +83,16 @@ ROOMS = {
         segment_store/disk segment_store/errors""",
     # A front door: of the agent it knows agent/interface.py, and nothing else.
     "agent/http": """agent/http/admin agent/http/admission agent/http/core agent/http/docs agent/http/fetch
-        agent/http/produce agent/interface""",
+        agent/http/http1 agent/http/produce agent/interface""",
     "agent/http/docs": "agent/http/api agent/http/core",
     "agent/http/produce": """agent/http/admin agent/http/admission agent/http/api agent/http/core
-        agent/interface""",
+        agent/http/http1 agent/interface""",
     "agent/http/fetch": "agent/http/admission agent/http/api agent/http/core agent/http/rows agent/interface",
     "agent/http/admin": "agent/events agent/http/api agent/http/core agent/interface membership/interface",
     "agent/http/core": "agent/http/admission agent/http/api agent/http/rows agent/interface",
     "agent/http/rows": "agent/http/admission agent/interface",
     "agent/http/api": "agent/interface membership/interface",
+    "agent/http/http1": "agent/http/admission",
     "agent/http/admission": "",
     "agent/interface": "agent/events agent/submission membership/interface",
     "agent/submission": "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -23,10 +24,10 @@ from shoal.agent.http.admin.trim import TrimHandlers
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
-from shoal.agent.http.connection import SCRATCH_BYTES, Connection
 from shoal.agent.http.core.context import Call, Context
 from shoal.agent.http.core.dispatch import RouteTable
 from shoal.agent.http.core.forward import Forwarder
+from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import SERVER, problem_response
 from shoal.agent.http.core.respond import cut_off
@@ -34,6 +35,7 @@ from shoal.agent.http.docs.openapi import DescriptionHandlers
 from shoal.agent.http.fetch.merged import MergedHandlers
 from shoal.agent.http.fetch.offsets import OffsetsHandlers
 from shoal.agent.http.fetch.read import ReadHandlers
+from shoal.agent.http.front import Connection, Shared
 from shoal.agent.http.produce.fast_append import QuickAppends
 from shoal.agent.http.produce.produce import ProduceHandlers
 from shoal.agent.interface import Broker
@@ -44,6 +46,8 @@ logger = logging.getLogger("shoal.http")
 # How long a stopping server lets handlers finish; appends answer within their timeout or are indefinite
 # anyway.
 SHUTDOWN_SECONDS = 5.0
+# Connections that the kernel completes before they are accepted.
+BACKLOG = 128
 
 
 class Entrance:
@@ -73,35 +77,32 @@ class Entrance:
         self.quick = QuickAppends(context, self._policy, self._table, appends)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request. Raises ConnectionError only, when nothing can be answered any more."""
-        response = await self._answer(request)
-        if not response.prepared:
-            response.headers["Server"] = SERVER
-        return response
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request, until its answer is written whole. Raises ConnectionError only, when nothing can be
+        answered any more."""
+        handler, keep_alive = request.protocol, False
+        assert isinstance(handler, HandedOver), "every request comes through a front"
+        front = handler.front
+        front.under_way = True
         try:
-            return await self._dispatch(request)
-        except ShoalError as error:
-            if request.writer.output_size > 0:
-                cut_off(request)
-                raise ConnectionResetError(error.detail) from None
-            return problem_response(error, close=self._is_link(request))
-        except ConnectionError:
-            raise
-        except Exception:
-            logger.exception("a request failed: %s %s; this is a bug", request.method, request.raw_path)
-            if request.writer.output_size > 0:
-                cut_off(request)
-                raise ConnectionResetError("the answer was cut off") from None
-            return problem_response(
-                ShoalError("internal", "the agent failed unexpectedly; its log says how"), close=True
-            )
-
-    def _is_link(self, request: web.BaseRequest) -> bool:
-        """Whether its connection has no client's place to go on with."""
-        connection = request.protocol
-        return isinstance(connection, Connection) and self._context.places.of(connection) is Place.LINK
+            try:
+                response = await self._dispatch(request)
+            except ShoalError as error:
+                # A link's connection has no client's place to go on with.
+                is_link = self._context.places.of(front) is Place.LINK
+                response = refusal(request, error, close=is_link)
+            except ConnectionError:
+                raise
+            except Exception:
+                logger.exception("a request failed: %s %s; this is a bug", request.method, request.raw_path)
+                internal = ShoalError("internal", "the agent failed unexpectedly; its log says how")
+                response = refusal(request, internal, close=True)
+            response.headers["Server"] = SERVER
+            await response.prepare(request)
+            await response.write_eof()
+            keep_alive = bool(response.keep_alive)
+            return response
+        finally:
+            front.answer_ended(keep_alive=keep_alive)
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path, _, raw_query = request.raw_path.partition("?")
@@ -116,6 +117,14 @@ class Entrance:
         route, arguments = self._table.resolve(request.method, path)
         query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query))
+
+
+def refusal(request: web.BaseRequest, error: ShoalError, *, close: bool) -> web.StreamResponse:
+    """The answer for an error; ConnectionResetError where another answer has begun, which is cut off."""
+    if request.writer.output_size > 0:
+        cut_off(request)
+        raise ConnectionResetError(error.detail) from None
+    return problem_response(error, close=close)
 
 
 def _moved(path: str, raw_query: str) -> web.Response:
@@ -136,64 +145,62 @@ def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:
     return parts.path or "/", parts.netloc
 
 
-class HttpServer(web.Server):
-    """Makes a Connection for each connection."""
+class HttpRunner:
+    """Listens, makes a front for each connection, and closes in the end what it opened. Made inside the event
+    loop that runs it.
+    """
 
-    def __init__(self, entrance: Entrance, limits: HttpLimits) -> None:
-        super().__init__(entrance.handle)
-        self._limits = limits
-        self._quick = entrance.quick
-        self._scratch = bytearray(SCRATCH_BYTES)
+    def __init__(self, entrance: Entrance, context: Context) -> None:
+        self.context = context
+        self._shared = Shared(entrance.quick, web.Server(entrance.handle))
+        self._listeners: list[asyncio.Server] = []
 
-    def __call__(self) -> web.RequestHandler:
-        """A new connection's protocol."""
-        limits = self._limits
-        return Connection(
-            self,
-            quick=self._quick,
-            scratch=self._scratch,
-            loop=self._loop,
-            keepalive_timeout=limits.idle_ms / 1000,
-            max_line_size=limits.request_line_bytes,
-            max_field_size=limits.header_line_bytes,
-            max_headers=limits.header_count,
-            lingering_time=limits.linger_ms / 1000,
-            auto_decompress=False,
-            access_log=None,
+    @property
+    def connections(self) -> int:
+        """How many there are, whatever they do."""
+        return len(self._shared.fronts)
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Accept connections on a bound socket, which is closed in the end."""
+        loop = asyncio.get_running_loop()
+        self._listeners.append(
+            await loop.create_server(lambda: Connection(self._shared), sock=listener, backlog=BACKLOG)
         )
 
-
-async def stop_listening(runner: web.BaseRunner) -> None:
-    """Accept nobody any more; to be called before the runner's sites are stopped. Whom asyncio has accepted
-    and hands over to a server that was closed in the same turn is forgotten, with the socket open: he would
-    wait for an answer as long as this process lives."""
-    loop = asyncio.get_running_loop()
-    for site in runner.sites:
-        for listener in getattr(site._server, "sockets", ()):  # noqa: SLF001 -- aiohttp has no other way
-            loop.remove_reader(listener)
-    await asyncio.sleep(0)
-
-
-class HttpRunner(web.ServerRunner):
-    """Runs the server on sites (web.TCPSite, web.SockSite) and closes what it opened."""
-
-    __slots__ = ("context",)
-
-    def __init__(self, server: HttpServer, context: Context) -> None:
-        super().__init__(server, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
-        self.context = context
-
-    async def shutdown(self) -> None:
-        """Called when nothing new is accepted any more, before handlers are waited for."""
-        self.context.waits.stop()
-
     async def cleanup(self) -> None:
-        """Stop listening, let handlers finish, close connections to other agents."""
-        await stop_listening(self)
-        await super().cleanup()
+        """Stop listening, let handlers and appends finish, close all connections, to other agents too."""
+        await self._stop_listening()
+        self.context.waits.stop()
+        appends = [ended for front in self._shared.fronts if (ended := front.stop_taking()) is not None]
+        if appends:
+            await asyncio.wait(appends, timeout=SHUTDOWN_SECONDS)
+        self._shared.handlers.pre_shutdown()
+        await self._shared.handlers.shutdown(SHUTDOWN_SECONDS)
+        for front in list(self._shared.fronts):
+            front.close()
+        await _some_turns()
         self.context.selector.close()
         await self.context.forwarder.close()
         self.context.decoders.shutdown(wait=False, cancel_futures=True)
+
+    async def _stop_listening(self) -> None:
+        """Accept nobody any more. The listeners leave the loop a turn before they are closed: a connection
+        that asyncio accepts in the turn of the close is forgotten with its socket open."""
+        loop = asyncio.get_running_loop()
+        for server in self._listeners:
+            for listener in server.sockets:
+                loop.remove_reader(listener)
+        await asyncio.sleep(0)
+        for server in self._listeners:
+            server.close()
+        await _some_turns()
+
+
+async def _some_turns() -> None:
+    """asyncio makes the front of an accepted connection three turns later, and a closed connection gives
+    its socket back in the next."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 def make_runner(
@@ -206,4 +213,4 @@ def make_runner(
     """
     chosen = limits if limits is not None else HttpLimits()
     context = Context(broker, chosen, Forwarder(broker.agent_id, chosen))
-    return HttpRunner(HttpServer(Entrance(context, allowed_hosts), chosen), context)
+    return HttpRunner(Entrance(context, allowed_hosts), context)

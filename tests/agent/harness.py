@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import pyarrow as pa
 from aiohttp import web
+from listening import stop_listening
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.host import Host
-from shoal.agent.http.app import stop_listening
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.submission import Submission

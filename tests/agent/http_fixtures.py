@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pyarrow as pa
-from aiohttp import web
 from fake_broker import FakeBroker, FakeCluster
 from yarl import URL
 
@@ -118,10 +118,9 @@ class Agent:
 async def running(broker: FakeBroker, limits: HttpLimits | None = None) -> AsyncIterator[Agent]:
     """An HTTP server for a broker; sets the broker's URL."""
     runner = make_runner(broker, limits)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site.port
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    await runner.listen(listener)
     broker.url = f"http://127.0.0.1:{port}"
     session = aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=("Content-Type",))
     try:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from aiohttp import web
+from listening import stop_listening
 
-from shoal.agent.http.app import stop_listening
 from shoal.agent.peers.frames import (
     PROTOCOL,
     FrameType,

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 from aiohttp import web
+from listening import stop_listening
 
-from shoal.agent.http.app import stop_listening
 from shoal.errors import ShoalError
 from shoal.format.batch import decode_stream
 from shoal.format.hash_ranges import hash_ranges

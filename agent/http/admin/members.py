@@ -156,9 +156,11 @@ class MemberHandlers:
             raise ShoalError(
                 "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
             )
-        connection = call.request.protocol
-        self._context.places.become_link(connection)
-        await self._context.broker.accept_peer(call.request.transport, connection)
+        transport = call.request.transport
+        if transport is not None:
+            front = transport.get_protocol()
+            self._context.places.become_link(front)
+            await self._context.broker.accept_peer(transport, front)
         raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
 
 

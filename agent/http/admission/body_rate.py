@@ -1,6 +1,6 @@
 """A body on its way in: what of it is here counts, what is promised does not, and it has to keep coming.
 
-Law of this file: accounts and deadlines; the bytes themselves are body.py's and connection.py's.
+Law of this file: accounts and deadlines; the bytes themselves are body.py's and front.py's.
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from typing import Final
 
 from shoal.errors import ShoalError
 
-HEAD_BYTES_MAX: Final = 4096
-HEAD_END: Final = b"\r\n\r\n"
-
 KIB = 1024
 MIB = 1024 * KIB
+HEAD_END: Final = b"\r\n\r\n"
+# A head that is remembered, or that decides whose place its connection takes: usual ones are a tenth of it.
+HEAD_BYTES_MAX: Final = 4 * KIB
+# A head that is read at all before aiohttp: a request line and one header as long as they may be.
+WHOLE_HEAD_BYTES_MAX: Final = 16 * KIB
 ARRIVING_SHARE = 3, 4
 """How much of `bytes_in_flight` bodies may fill that are not complete: the rest is for what is, and for
 answers, however slowly others send."""

@@ -1,6 +1,6 @@
 """Whose connections an agent has: clients', other agents', links. Clients cannot take what agents need.
 
-Law of this file: pure; connection.py brings addresses and heads. A connection that finds all the clients'
+Law of this file: pure; front.py brings addresses and heads. A connection that finds all the clients'
 places taken is not refused before its head is read, if it comes from where a member lives: a link between
 agents, and what agents ask of each other, have places of their own. Links are counted by
 agent/peers/links.py.
@@ -53,7 +53,7 @@ class Places:
         """How many have such a place."""
         return self._taken[place]
 
-    def of(self, holder: Holder) -> Place | None:
+    def of(self, holder: object) -> Place | None:
         """What this connection has."""
         return self._held.get(holder)
 

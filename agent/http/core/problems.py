@@ -20,7 +20,7 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     """The answer for an error, with the headers that belong to its status."""
     response = web.Response(
         status=error.status,
-        body=problem_body(error.to_problem()),
+        body=json_bytes(error.to_problem()) + b"\n",
         content_type=PROBLEM_MEDIA_TYPE,
         headers={"Server": SERVER},
     )
@@ -41,23 +41,9 @@ def not_a_request(reason: str) -> ShoalError:
     return ShoalError("bad-request", f"this is not an HTTP request: {' '.join(reason.split())[:200]}{advice}")
 
 
-def problem_body(problem: dict[str, Any]) -> bytes:
-    """The document's bytes."""
-    return json_bytes(problem) + b"\n"
-
-
 def json_response(document: Any, *, status: int = 200) -> web.Response:
     """A JSON answer from JSON-ready values."""
-    return web.Response(
-        status=status,
-        body=json_body(document),
-        content_type=JSON_TYPE,
-    )
-
-
-def json_body(document: Any) -> bytes:
-    """A JSON answer's bytes."""
-    return json_bytes(document) + b"\n"
+    return web.Response(status=status, body=json_bytes(document) + b"\n", content_type=JSON_TYPE)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
@@ -77,7 +63,7 @@ def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:
     if close:
         response.headers["Connection"] = "close"
     response.headers["Date"] = formatdate(usegmt=True)
-    body = problem_body(error.to_problem())
+    body = json_bytes(error.to_problem()) + b"\n"
     response.headers["Content-Length"] = str(len(body))
     lines = [f"HTTP/1.1 {response.status} {response.reason}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]

@@ -16,7 +16,7 @@ from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, TEXT, USER_NAME
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.media import JSON_TYPE
-from shoal.agent.http.core.problems import json_body
+from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.docs.page import SECURITY_POLICY, docs_page, group_of
 from shoal.errors import PROBLEM_MEDIA_TYPE
 
@@ -56,7 +56,7 @@ class DescriptionHandlers:
         """The description; it changes with the agent's version only."""
         del call
         if self._body is None:
-            self._body = json_body(openapi_document(self._operations))
+            self._body = json_bytes(openapi_document(self._operations)) + b"\n"
         return web.Response(body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": _KEPT})
 
     async def docs(self, call: Call) -> web.Response:

@@ -3,7 +3,7 @@
 A request is taken here only when nothing about it is unusual: its head reads without doubt, its body comes
 with its length and is small or one Arrow batch, and its partition is led here. Everything else, and
 everything that turns out to be otherwise before something was stored, is handed to the ordinary way (app.py),
-which gives the same answers. Knows no socket: connection.py brings heads and bodies and takes answers.
+which gives the same answers. Knows no socket: front.py brings heads and bodies and takes answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from multidict import CIMultiDict
 
-from shoal.agent.http.admission.limits import KIB
+from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Context, partition_number
@@ -22,6 +22,7 @@ from shoal.agent.http.core.dispatch import Route, RouteTable
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.media import ARROW_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.parameters import NO_QUERY, Query, boolean, choice, duration_ms, parse_query
+from shoal.agent.http.http1.head import RequestHead, read_head
 from shoal.agent.http.produce.decode import (
     ARROW_CHUNK_BYTES,
     CHUNK_RECORDS_MAX,
@@ -32,7 +33,7 @@ from shoal.agent.http.produce.decode import (
     decode_whole,
 )
 from shoal.agent.http.produce.deliver import Options, submission_of
-from shoal.agent.http.produce.fast_head import Head, read_head, without_sequence
+from shoal.agent.http.produce.fast_head import Head, append_head, without_sequence
 from shoal.agent.http.produce.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
 from shoal.agent.interface import Answer, Topic
 from shoal.errors import ShoalError
@@ -85,8 +86,11 @@ class QuickAppends:
         self._remembered: dict[bytes, QuickRequest] = {}
         self._places: PlaceReader | None = None
 
-    def request(self, data: bytes) -> QuickRequest | None:
-        """What a whole head asks for; None when it is to go the ordinary way."""
+    def request(self, data: bytes) -> QuickRequest | RequestHead | None:
+        """The append that a whole head asks for. RequestHead: it goes the ordinary way. None: the head cannot
+        be read strictly."""
+        if not data.startswith(b"POST "):
+            return read_head(data)
         known = self._remembered.get(data)
         if known is not None:
             return known
@@ -95,14 +99,17 @@ class QuickAppends:
             known = self._remembered.get(without)
             if known is not None:
                 return _numbered(known, sequence)
-        head = read_head(data)
-        if head is None:
-            return None
+        framing = read_head(data)
+        head = (
+            None if framing is None or len(data) > HEAD_BYTES_MAX else append_head(data, framing.body_bytes)
+        )
         try:
-            request = self._understand(head)
+            request = None if head is None else self._understand(head)
         except ShoalError:
-            return None  # it will be refused, with this very error
-        if request is not None and (request.options.producer is None or sequence is not None):
+            return framing  # it will be refused, with this very error
+        if request is None:
+            return framing
+        if request.options.producer is None or sequence is not None:
             if len(self._remembered) >= REMEMBERED_HEADS_MAX:
                 self._remembered.clear()
             self._remembered[without] = request

@@ -290,7 +290,7 @@ async def test_a_stopping_agent_says_so() -> None:
     """`stopping`, then the end; nobody waits for a stream."""
     async with one_agent() as agent, stream(agent) as events:
         await anext(events)
-        await agent.runner.shutdown()
+        agent.runner.context.waits.stop()
         assert (await anext(events))[1] == "stopping"
         with pytest.raises(StopAsyncIteration):
             await anext(events)

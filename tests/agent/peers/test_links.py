@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, agent_id, connected, nodes, until
+from listening import stop_listening
 
-from shoal.agent.http.app import stop_listening
 from shoal.agent.peers.frames import (
     MAX_BULK_PAYLOAD_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,

@@ -206,8 +206,8 @@ async def test_later_routes_are_plainly_unknown(agent: Agent) -> None:
 
 def test_every_answer_is_ascii_json() -> None:
     """Broken text of a client cannot break the problem document that quotes it."""
-    from shoal.agent.http.core.problems import problem_body
+    from shoal.agent.http.core.problems import json_bytes
     from shoal.errors import ShoalError
 
-    document: Any = json.loads(problem_body(ShoalError("bad-request", "\udcff \x00 é").to_problem()))
+    document: Any = json.loads(json_bytes(ShoalError("bad-request", "\udcff \x00 é").to_problem()))
     assert document["detail"] == "\udcff \x00 é"

@@ -9,10 +9,9 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 from http_fixtures import Agent, one_agent
+from odd_requests import POST, SMUGGLED
 
 from shoal.agent.http.admission.limits import HttpLimits
-
-POST = b"POST /v1/topics/t/records HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
@@ -70,28 +69,6 @@ async def test_older_clients_get_aiohttps_answer(agent: Agent) -> None:
     old = await agent.raw(POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: 1\r\n\r\na")
     assert headers_in(old)[""].endswith("200 OK")
     assert b"keep-alive" not in old
-
-
-SMUGGLED = {
-    "both lengths": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    "length no number": POST + b"Content-Length: 1x\r\n\r\na",
-    "negative length": POST + b"Content-Length: -1\r\n\r\na",
-    "plus length": POST + b"Content-Length: +1\r\n\r\na",
-    "unknown coding": POST + b"Transfer-Encoding: gzip\r\n\r\nabc",
-    "folded header": POST + b"X-A: b\r\n c\r\nContent-Length: 1\r\n\r\na",
-    "space before colon": POST + b"Content-Length : 1\r\n\r\na",
-    "control in a header": POST + b"X-A: b\x00c\r\nContent-Length: 1\r\n\r\na",
-    "no version": b"POST /v1/topics/t/records\r\n\r\n",
-    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 4 + b"\r\n\r\n",
-    "long request line": b"GET /" + b"x" * 9_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "long header": b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"x" * 9_000 + b"\r\n\r\n",
-    "many headers": b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * 100 + b"\r\n",
-    "foreign absolute target": b"GET http://evil.example/livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "foreign absolute target alone": b"GET http://evil.example/livez HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-    "star": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "connect": b"CONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example:80\r\n\r\n",
-}
 
 
 @pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
@@ -204,15 +181,13 @@ async def test_a_client_that_leaves_in_the_middle(agent: Agent) -> None:
 async def test_one_connection_too_many(patient_agent: Agent) -> None:
     """Connections over the limit get 429 in a few bytes; when others end there is room again."""
     agent = patient_agent
-    server = agent.runner.server
-    assert server is not None
     held = [await asyncio.open_connection("127.0.0.1", agent.port) for _ in range(8)]
     document = problem_in(await agent.raw(b""))
     assert document["code"] == "overloaded"
     for _, writer in held:
         writer.close()
     async with asyncio.timeout(40):
-        while server.connections:
+        while agent.runner.connections:
             await asyncio.sleep(0.01)
     assert b" 200 " in await agent.raw(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
 

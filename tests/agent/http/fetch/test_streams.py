@@ -188,7 +188,7 @@ async def test_a_stopping_agent_says_so_and_silence_is_broken(monkeypatch: pytes
         async with stream(agent) as events:
             for _ in range(3):
                 assert await anext(events) == (None, "comment", ": still here")
-            await agent.runner.shutdown()
+            agent.runner.context.waits.stop()
             assert (await take(events, 1))[0][:2] == (None, "stopping")
             with pytest.raises(StopAsyncIteration):
                 await anext(events)

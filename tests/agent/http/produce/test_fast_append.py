@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.http.admission.limits import HttpLimits
-from shoal.agent.http.produce.fast_head import read_head, request_bytes, without_sequence
+from shoal.agent.http.http1.head import read_head
+from shoal.agent.http.produce.fast_head import Head, append_head, without_sequence
 from shoal.errors import ShoalError
 
 PATH = "/v1/topics/t/partitions/0/records"
@@ -282,28 +283,13 @@ async def test_shutdown_lets_an_append_end() -> None:
 )
 def test_doubtful_heads_are_not_read(line: str) -> None:
     """Whatever could mean more than one thing is left to the real parser."""
-    assert read_head(request(b"")) is not None
-    assert read_head(request(b"", line)) is None
+    assert plain_head(request(b"x")[:-1]) is not None
+    assert plain_head(request(b"x", line)[:-1]) is None
 
 
-@given(st.binary(max_size=200), st.sampled_from([b"", b"POST / HTTP/1.1\r\n", b"Content-Length: 3\r\n"]))
-def test_any_bytes(data: bytes, start: bytes) -> None:
-    """Any bytes are a head or none; a length is never shorter than the head it was read from."""
-    head = read_head(start + data + b"\r\n\r\n")
-    assert head is None or head.body_bytes >= 0
-    length = request_bytes(start + data)
-    assert length is None or length >= (start + data).index(b"\r\n\r\n") + 4
-
-
-def test_where_a_request_ends() -> None:
-    """Head and body together; unknown for a body whose length is not declared in one plain header."""
-    get = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-    assert request_bytes(get) == request_bytes(get + b"more") == len(get)
-    assert request_bytes(request()) == len(request())
-    for line in ("Transfer-Encoding: chunked", "Upgrade: x", "Content-Length: 2", "expect: 100-continue"):
-        assert request_bytes(request(BODY, line)) is None
-    assert request_bytes(get[:-2]) is None
-    assert request_bytes(b"GET / HTTP/1.1\r\nContent-Length: -3\r\n\r\n") is None
+def plain_head(data: bytes) -> Head | None:
+    head = read_head(data)
+    return None if head is None else append_head(data, head.body_bytes)
 
 
 async def test_unlike_the_last() -> None:

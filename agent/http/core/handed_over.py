@@ -1,0 +1,75 @@
+"""A connection in aiohttp's hands: what it is given by the front that owns the transport, and whose it is.
+
+Law of this file: aiohttp's public names alone. Bytes, the end, and pauses come through the methods of
+asyncio.Protocol; the end of an answer is known in our own handler (app.py), which writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.http.core.problems import not_a_request, problem_response
+from shoal.errors import ShoalError
+
+logger = logging.getLogger("shoal.http")
+
+# The front ends idle connections; aiohttp's own clock knows nothing of the requests that it never sees.
+NEVER_S = 10 * 365 * 86_400.0
+
+
+class Front(asyncio.BufferedProtocol):
+    """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
+    is with its handler."""
+
+    __slots__ = ("under_way",)
+
+    under_way: bool
+
+    @abstractmethod
+    def answer_ended(self, *, keep_alive: bool) -> None:
+        """Its answer was written whole, or never will be."""
+
+
+class HandedOver(web.RequestHandler):
+    """aiohttp's side of one connection, with problem documents for what its parser refuses."""
+
+    __slots__ = ("front",)
+
+    def __init__(self, manager: web.Server, front: Front, limits: HttpLimits) -> None:
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=NEVER_S,
+            max_line_size=limits.request_line_bytes,
+            max_field_size=limits.header_line_bytes,
+            max_headers=limits.header_count,
+            lingering_time=limits.linger_ms / 1000,
+            auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]
+        )
+        self.front = front
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        logger.debug("rejected a connection from %s: %s", request.remote, message or exc)
+        if isinstance(exc, LineTooLong):
+            error = ShoalError(
+                "too-large", "the request line or a header is too long, or there are too many headers"
+            )
+        else:
+            error = not_a_request(message or str(exc))
+        return problem_response(error, close=True)

@@ -1,0 +1,448 @@
+"""The front of one connection: it owns the transport, takes plain appends itself, and hands on all else.
+
+Law of this file: bytes in, bytes out, in the order of the requests. Where each request ends is http1's
+matter. A plain append takes the fast path (fast_append.py), and its body is received where it will stay.
+Any other request goes to aiohttp (core/handed_over.py), its own bytes and no more, and the next one is
+looked at when its answer has left. A connection whose bytes http1 does not read is aiohttp's for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+from shoal.agent.http.admission.body_rate import too_slow
+from shoal.agent.http.admission.limits import KIB
+from shoal.agent.http.admission.places import Place, wanted_place
+from shoal.agent.http.core.handed_over import Front, HandedOver
+from shoal.agent.http.core.leader import MOVING_CODES
+from shoal.agent.http.core.problems import problem_bytes
+from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
+from shoal.agent.http.http1.head import RequestHead
+from shoal.agent.http.produce.fast_answer import append_answer
+from shoal.agent.http.produce.fast_append import QuickAppends, QuickRequest
+from shoal.agent.interface import Appended
+from shoal.errors import ShoalError
+
+logger = logging.getLogger("shoal.http")
+
+# What is read at once; one for all connections, since everything in it is taken out before the next read.
+SCRATCH_BYTES: Final = 256 * KIB
+# Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
+HELD_BYTES_MAX: Final = 64 * KIB
+# The shortest wait of a connection takes so many looks at the clock; none ends before its time.
+LOOKS: Final = 4
+
+
+class Shared:
+    """What the connections of one server have in common, and the clock that ends those that wait in vain."""
+
+    __slots__ = ("_look_ms", "_timer", "fronts", "handlers", "limits", "loop", "now_ms", "quick", "scratch")
+
+    def __init__(self, quick: QuickAppends, handlers: web.Server) -> None:
+        self.quick = quick
+        self.limits = limits = quick.context.limits
+        self.handlers = handlers
+        self.loop = asyncio.get_running_loop()
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.fronts: set[Connection] = set()
+        self.now_ms = 0.0
+        self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, front: Connection) -> None:
+        """A connection has come."""
+        self.fronts.add(front)
+        if self._timer is None:
+            self._look()
+
+    def _look(self) -> None:
+        """One timer, however many connections and requests."""
+        self.now_ms = self.loop.time() * 1000
+        for front in list(self.fronts):
+            front.check_wait(self.now_ms - self._look_ms)
+        self._timer = self.loop.call_later(self._look_ms / 1000, self._look) if self.fronts else None
+
+
+class Repeated(NamedTuple):
+    """The request that a client sends again and again."""
+
+    head: bytes
+    request: QuickRequest
+
+
+class PendingAppend:
+    """A connection's request on the fast path, and the answer that the broker is given."""
+
+    __slots__ = ("_connection", "_is_over", "head", "memory", "request")
+
+    def __init__(
+        self, connection: Connection, head: bytes, request: QuickRequest, memory: bytes | memoryview
+    ) -> None:
+        self._connection = connection
+        self._is_over = False
+        self.head = head
+        self.request = request
+        self.memory = memory
+
+    def done(self) -> bool:
+        """Whether the broker has said how it ended."""
+        return self._is_over
+
+    def set_result(self, result: Appended) -> None:
+        """Stored."""
+        self._is_over = True
+        self._connection.append_ended(append_answer(self.request.partition or 0, result))
+
+    def set_exception(self, exception: BaseException) -> None:
+        """Refused, unknown, or led elsewhere."""
+        self._is_over = True
+        assert isinstance(exception, ShoalError), exception
+        if exception.definite and exception.code in MOVING_CODES:
+            self._connection.append_was_moved(self)
+        else:
+            self._connection.append_ended(problem_bytes(exception))
+
+    def as_it_came(self, here: int) -> bytes:
+        """The request, with so many bytes of its body."""
+        lead = self.request.lead_bytes
+        return self.head + bytes(self.memory[lead : lead + here])
+
+
+class Connection(Front):
+    """One per connection."""
+
+    __slots__ = (
+        "_append", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused", "_quick",
+        "_receiving", "_rest", "_shared", "_since_ms", "_transport", "_unread", "_window_bytes",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._quick = shared.quick
+        self._http: HttpConnection[QuickRequest | RequestHead] = HttpConnection(shared.quick.request)
+        self._transport: asyncio.Transport | None = None
+        self._handler: HandedOver | None = None  # aiohttp's, once a request went there
+        self.under_way = False
+        self._paused = False  # the client does not read its answers
+        self._held_back = False  # it was not read on, since it sends more than is held
+        self._unread: bytearray | None = None  # of a connection whose place its head decides
+        self._since_ms = 0.0  # when the present wait began: for a head, or for so much of a body
+        self._window_bytes = 0  # of the body, at that time
+        self._receiving: PendingAppend | None = None  # its body is incomplete
+        self._rest: memoryview | None = None  # where that goes on
+        self._append: PendingAppend | None = None  # is being answered
+        self._no_append: asyncio.Future[None] | None = None
+        self._last: Repeated | None = None  # what the next request is probably like
+        self._guess: memoryview | None = None  # where that is received, between two calls of the transport
+
+    # Its place, its waits, and its end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._quick.context.waits.stopped:  # accepted when the server stopped listening
+            self.close()
+            return
+        self._since_ms = self._shared.loop.time() * 1000
+        self._shared.add(self)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer = transport.get_extra_info("peername")  # None: the client has gone already
+        place = self._quick.context.places.enter(self, str(peer[0]) if peer else None)
+        if place is None:
+            self.refuse()
+        elif place is Place.UNREAD:
+            self._unread = bytearray()
+
+    def refuse(self) -> None:
+        """There is no place for it."""
+        self._quick.context.places.leave(self)
+        self._end_with(ShoalError("overloaded", "this agent has all the connections it takes"))
+
+    def _end_with(self, error: ShoalError) -> None:
+        if self._transport is not None:
+            self._transport.write(problem_bytes(error, close=True))
+        self.close()
+
+    def _take_unread(self, data: memoryview) -> None:
+        """The first bytes of a connection that came when all the clients' places were taken."""
+        assert self._unread is not None
+        self._unread += data
+        wanted = wanted_place(self._unread)
+        if wanted is None:
+            return
+        head, self._unread = self._unread, None
+        if self._quick.context.places.settle(self, wanted):
+            self._take(memoryview(head))
+        else:
+            self.refuse()
+
+    def check_wait(self, now_ms: float) -> None:
+        """Judge the wait for a place's head, for a body, or for a request whose head is not whole."""
+        limits, waited_ms = self._shared.limits, now_ms - self._since_ms
+        if self._unread is not None:
+            if waited_ms >= limits.unread_ms:
+                self.refuse()
+        elif self._receiving is not None and self._rest is not None:
+            if waited_ms >= limits.body_stall_ms:
+                self._check_progress(self._receiving.request.body_bytes - len(self._rest))
+        elif self.under_way or self._http.state in (ConnectionState.BODY, ConnectionState.ANSWERING):
+            self._since_ms = self._shared.now_ms
+        elif waited_ms >= limits.idle_ms:
+            self.close()
+
+    def _check_progress(self, here: int) -> None:
+        limits, came = self._shared.limits, here - self._window_bytes
+        least = limits.least_bytes(self._window_bytes)
+        if came < least:
+            self._end_with(too_slow(limits, came, least))
+        self._since_ms, self._window_bytes = self._shared.now_ms, here
+
+    def close(self) -> None:
+        """Take nothing more, and end the connection when everything written has left."""
+        self._http.close()
+        self._give_up_body()
+        if self._transport is not None:
+            self._transport.close()
+
+    def stop_taking(self) -> asyncio.Future[None] | None:
+        """Take nothing more: the agent stops. The future ends with the append under way, if there is one."""
+        self._http.close()
+        self._give_up_body()
+        if self._append is None:
+            return None
+        self._no_append = self._shared.loop.create_future()
+        return self._no_append
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone. An append under way goes on: its records are as good as others."""
+        self._http.close()
+        self._give_up_body()
+        self._transport = None
+        self._shared.fronts.discard(self)
+        self._quick.context.places.leave(self)
+        if self._handler is not None:
+            self._quick.context.waits.gone(self._handler)
+            self._handler.connection_lost(exc)
+
+    # Reading
+
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        """Where the next bytes go: into the body that is being received; where the next one's head and body
+        belong if it is like the last; else into the scratch memory."""
+        if self._rest is not None:
+            return self._rest
+        last, http = self._last, self._http
+        if http.state is ConnectionState.ANSWERING:
+            return memoryview(self._shared.scratch)[:HELD_BYTES_MAX]
+        if last is None or http.state is not ConnectionState.IDLE or http.held:
+            return self._shared.scratch
+        self._guess = last.request.allocate()
+        return self._guess[last.request.lead_bytes - len(last.head) :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if self._rest is not None:
+            self._receive_on(nbytes)
+        elif self._guess is not None:
+            self._take_guess(nbytes)
+        elif self._unread is not None:
+            self._take_unread(memoryview(self._shared.scratch)[:nbytes])
+        else:
+            self._take(memoryview(self._shared.scratch)[:nbytes])
+
+    def _take_guess(self, size: int) -> None:
+        """What was received where a repetition of the last request would stand: that, or anything else."""
+        memory, self._guess = self._guess, None
+        last = self._last
+        assert memory is not None
+        assert last is not None
+        head, request = last
+        start = request.lead_bytes - len(head)
+        same = size >= len(head) and memory[start : request.lead_bytes] == head
+        takes = not self._paused and self._http.state is ConnectionState.IDLE
+        if same and takes and self._admit(request, size - len(head)):
+            self._http.begin(request)
+            self._http.body_came(size - len(head))
+            self._go_on_with(PendingAppend(self, head, request, memory), size - len(head))
+        else:
+            self._last = None
+            self._take(memory[start : start + size])
+
+    def _take(self, data: memoryview) -> None:
+        """Bytes that follow everything taken before."""
+        http = self._http
+        if self._paused and http.state is ConnectionState.IDLE:  # its answers are not read: no more of them
+            http.held += data
+        elif (received := http.receive(data)) is not None:
+            head, request, body = received
+            if isinstance(request, QuickRequest) and self._receive(head, request, body):
+                pass
+            elif self._handler is None:
+                self._hand_over(head + bytes(body))
+            else:
+                self._handler.data_received(head + bytes(body))
+            if http.state is ConnectionState.IDLE and http.held:  # behind a request that was answered before
+                self._go_on()
+        if http.held and self._transport is not None and (len(http.held) > HELD_BYTES_MAX or self._paused):
+            # Every time: aiohttp resumes reading on its own where it had paused it.
+            self._held_back = True
+            self._transport.pause_reading()
+
+    def _hand_over(self, data: bytes) -> None:
+        """To aiohttp: bytes of one request, or all that comes on a connection that is its own."""
+        handler, transport = self._handler, self._transport
+        if transport is None:
+            return
+        if handler is None:
+            handler = self._handler = HandedOver(self._shared.handlers, self, self._shared.limits)
+            handler.connection_made(transport)
+            if self._paused:
+                handler.pause_writing()
+        handler.data_received(data)
+
+    def _go_on(self) -> None:
+        """Not at once: this may be the middle of a replica's turn, which must not be given another append."""
+        self._shared.loop.call_soon(self._take_held)
+
+    def _take_held(self) -> None:
+        """What came while something else was in the way."""
+        if self._http.state is not ConnectionState.IDLE or self._paused or self._transport is None:
+            return
+        if self._held_back:  # before more is handed over: whoever gets it may pause reading, too
+            self._held_back = False
+            self._transport.resume_reading()
+        self._take(memoryview(b""))
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._paused = True
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._paused = False
+        if self._handler is not None:
+            self._handler.resume_writing()
+        if self._http.held:
+            self._go_on()
+
+    def answer_ended(self, *, keep_alive: bool = True) -> None:
+        """The answer was written whole, by aiohttp or here, or never will be."""
+        self.under_way = False
+        self._since_ms = self._shared.now_ms
+        self._http.answered(keep_alive=keep_alive)
+        if self._http.held:
+            self._go_on()
+
+    # Bodies of appends
+
+    def _receive(self, head: bytes, request: QuickRequest, body: memoryview) -> bool:
+        """Begin with a body; False when the agent has no room for it."""
+        here, lead = len(body), request.lead_bytes
+        if not self._admit(request, here):
+            return False
+        if here == request.body_bytes and not lead:  # all there is, and nobody writes to it
+            self._last = None
+            self._begin(PendingAppend(self, head, request, bytes(body)))
+            return True
+        memory = request.allocate()
+        memory[lead : lead + here] = body
+        # A large one that may be repeated: the next one is received in place.
+        is_like_the_next = len(head) <= lead and request.options.producer is None
+        self._last = Repeated(head, request) if is_like_the_next else None
+        self._go_on_with(PendingAppend(self, head, request, memory), here)
+        return True
+
+    def _admit(self, request: QuickRequest, here: int) -> bool:
+        """Whether there is room for a body of which so many bytes are here. One that is complete has a place
+        and its bytes now; of any other only what has come counts."""
+        gate, whole = self._quick.context.gate, request.body_bytes
+        if here == whole:
+            return gate.take(whole)
+        if not gate.promise(whole):
+            return False
+        if gate.arrive(here):
+            return True
+        gate.give_up(whole, 0)
+        return False
+
+    def _go_on_with(self, append: PendingAppend, here: int) -> None:
+        """A request of whose body so many bytes are here."""
+        request = append.request
+        if here < request.body_bytes:
+            self._receiving = append
+            assert isinstance(append.memory, memoryview)
+            self._rest = append.memory[request.lead_bytes + here :]
+            self._since_ms, self._window_bytes = self._shared.now_ms, here
+        else:
+            self._begin(append)
+
+    def _receive_on(self, size: int) -> None:
+        append, rest = self._receiving, self._rest
+        assert append is not None
+        assert rest is not None
+        self._http.body_came(size)
+        gate, whole = self._quick.context.gate, append.request.body_bytes
+        left = len(rest) - size
+        if left and gate.arrive(size):
+            self._rest = rest[size:]
+            return
+        self._give_up_body()
+        if not left and gate.take(whole):
+            self._begin(append)
+        else:
+            # There is no room for it: aiohttp gets what has come, and says so in a way in which the client
+            # gets to read it.
+            self._hand_over(append.as_it_came(whole - left))
+
+    def _give_up_body(self) -> None:
+        """What has come of it counts no more as a part."""
+        append, rest, self._receiving, self._rest = self._receiving, self._rest, None, None
+        if append is not None and rest is not None:
+            whole = append.request.body_bytes
+            self._quick.context.gate.give_up(whole, whole - len(rest))
+
+    # Appends
+
+    def _begin(self, append: PendingAppend) -> None:
+        assert self._append is None
+        self._append = append
+        try:
+            begun = self._quick.begin(append.request, append.memory, append)
+        except ShoalError as error:
+            append.set_exception(error)
+        except Exception:
+            logger.exception("topic %s: an append failed; this is a bug", append.request.topic)
+            append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
+        else:
+            if not begun:
+                self.append_was_moved(append)
+
+    def append_ended(self, answer: bytes) -> None:
+        """Send the answer, and go on with what has come since."""
+        self._leave_append()
+        if self._transport is not None:
+            self._transport.write(answer)
+        self.answer_ended()
+
+    def append_was_moved(self, append: PendingAppend) -> None:
+        """Nothing has happened: it has to go the ordinary way."""
+        assert self._append is append
+        self._leave_append()
+        self._hand_over(append.as_it_came(append.request.body_bytes))
+
+    def _leave_append(self) -> None:
+        append, self._append = self._append, None
+        assert append is not None
+        self._quick.context.gate.leave(append.request.body_bytes)
+        if self._no_append is not None and not self._no_append.done():
+            self._no_append.set_result(None)
