@@ -210,7 +210,7 @@ def append_and_encode(value: bytes) -> float:
 def batches(bench: Bench, url: str) -> list[Row]:
     """Producer.send_batch of 8,000 records, beside plain POSTs of the same bytes over one connection."""
     batch = batch_of([os.urandom(RECORD_BYTES) for _ in range(BATCH_ROWS)])
-    body = encode_stream([batch])
+    body = bytes(encode_stream([batch]))
     target = f"{url}/v1/topics/batches/partitions/0/records"
     request = load.request_bytes("POST", target, body, Content_Type=ARROW)
     batching = BatchingConfig(batch_rows_max=BATCH_ROWS, batch_bytes_max=2 * len(body))

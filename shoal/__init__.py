@@ -5,55 +5,38 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
-    from shoal.client.async_client import AsyncClient
-    from shoal.client.blocking import Client, Consumer, Producer
-    from shoal.client.consume.consumer import AsyncConsumer
-    from shoal.client.consume.fetch import Fetched, PartitionOffsets
-    from shoal.client.consume.record import Record
-    from shoal.client.http.requests import ClientConfig, Unreachable
-    from shoal.client.http.routes import RetryPolicy
-    from shoal.client.produce.batcher import BatchingConfig
-    from shoal.client.produce.delivery import Delivery, Place
-    from shoal.client.produce.producer import Delivered, ProduceFailed
-    from shoal.client.produce.producer import Producer as AsyncProducer
-    from shoal.errors import BufferFull, ClientClosed, ClientError, ClientForked, ShoalError
-    from shoal.format.batch import DEFAULT_SCHEMA, BatchError
-
-__all__ = [
-    "DEFAULT_SCHEMA",
-    "AsyncClient",
-    "AsyncConsumer",
-    "AsyncProducer",
-    "BatchError",
-    "BatchingConfig",
-    "BufferFull",
-    "Client",
-    "ClientClosed",
-    "ClientConfig",
-    "ClientError",
-    "ClientForked",
-    "Consumer",
-    "Delivered",
-    "Delivery",
-    "Fetched",
-    "PartitionOffsets",
-    "Place",
-    "ProduceFailed",
-    "Producer",
-    "Record",
-    "RetryPolicy",
-    "ShoalError",
-    "Unreachable",
-    "__version__",
-]
+if TYPE_CHECKING:  # `_HOMES` for type checkers and editors
+    from shoal.client.async_client import AsyncClient as AsyncClient
+    from shoal.client.blocking import Client as Client
+    from shoal.client.blocking import Consumer as Consumer
+    from shoal.client.blocking import Producer as Producer
+    from shoal.client.consume.consumer import AsyncConsumer as AsyncConsumer
+    from shoal.client.consume.fetch import Fetched as Fetched
+    from shoal.client.consume.fetch import PartitionOffsets as PartitionOffsets
+    from shoal.client.consume.record import Record as Record
+    from shoal.client.http.requests import ClientConfig as ClientConfig
+    from shoal.client.http.requests import Unreachable as Unreachable
+    from shoal.client.http.routes import RetryPolicy as RetryPolicy
+    from shoal.client.produce.batcher import BatchingConfig as BatchingConfig
+    from shoal.client.produce.delivery import Delivery as Delivery
+    from shoal.client.produce.delivery import Place as Place
+    from shoal.client.produce.producer import AsyncProducer as AsyncProducer
+    from shoal.client.produce.producer import Delivered as Delivered
+    from shoal.client.produce.producer import ProduceFailed as ProduceFailed
+    from shoal.errors import BufferFull as BufferFull
+    from shoal.errors import ClientClosed as ClientClosed
+    from shoal.errors import ClientError as ClientError
+    from shoal.errors import ClientForked as ClientForked
+    from shoal.errors import ShoalError as ShoalError
+    from shoal.format.batch import DEFAULT_SCHEMA as DEFAULT_SCHEMA
+    from shoal.format.batch import BatchError as BatchError
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final = {
     "AsyncClient": "shoal.client.async_client",
     "AsyncConsumer": "shoal.client.consume.consumer",
-    "AsyncProducer": "shoal.client.produce.producer:Producer",
+    "AsyncProducer": "shoal.client.produce.producer",
     "BatchingConfig": "shoal.client.produce.batcher",
     "BufferFull": "shoal.errors",
     "Client": "shoal.client.blocking",
@@ -76,17 +59,16 @@ _HOMES: Final = {
     "BatchError": "shoal.format.batch",
     "ShoalError": "shoal.errors",
 }
-"""Where each name is defined; after a colon, what it is called there."""
+"""Where each name is defined."""
 
 if not TYPE_CHECKING:  # a checker would take any name for one that is there
+    __all__ = [*_HOMES, "__version__"]
 
     def __getattr__(name: str) -> Any:
         """Load `name` from the module that defines it."""
-        home = _HOMES.get(name)
-        if home is None:
+        if name not in _HOMES:
             raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-        module, _, there = home.partition(":")
-        return getattr(import_module(module), there or name)
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

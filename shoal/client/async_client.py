@@ -20,40 +20,15 @@ from weakref import WeakSet
 from shoal.client.async_admin import AdminClient, ClientOptions
 from shoal.client.consume.consumer import AsyncConsumer, ConsumerOptions
 from shoal.client.consume.fetch import Fetched, PartitionOffsets, fetch, offsets
-from shoal.client.consume.record import Record
-from shoal.client.http.requests import ClientConfig, Unreachable
-from shoal.client.http.routes import RetryPolicy
+from shoal.client.http.requests import ClientConfig
 from shoal.client.produce.accumulator import SendOptions, Text, json_value
-from shoal.client.produce.batcher import BatchingConfig
-from shoal.client.produce.delivery import Appended, Delivery, Place, ProducerStatistics
+from shoal.client.produce.delivery import Delivery
 from shoal.client.produce.producer import (
-    Delivered,
+    AsyncProducer,
     ProduceFailed,
-    Producer,
     ProducerOptions,
-    batch_of,
 )
 from shoal.errors import ClientError, ClientForked
-
-__all__ = [
-    "AsyncClient",
-    "ClientConfig",
-    "RetryPolicy",
-    "BatchingConfig",
-    "Producer",
-    "ProducerStatistics",
-    "ProduceFailed",
-    "Fetched",
-    "PartitionOffsets",
-    "Unreachable",
-    "batch_of",
-    "Appended",
-    "AsyncConsumer",
-    "Delivered",
-    "Delivery",
-    "Place",
-    "Record",
-]
 
 DEFAULT_FETCH_BYTES = 4 << 20
 SEND_TOPICS_MAX = 64
@@ -74,10 +49,10 @@ class AsyncClient(AdminClient):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(bootstrap, config, **options)
-        self.senders: dict[str, Producer] = {}
+        self.senders: dict[str, AsyncProducer] = {}
         """The producers of `send`, by topic; all are open."""
         self._sender_opens = asyncio.Lock()
-        self._open_producers: set[Producer] = set()
+        self._open_producers: set[AsyncProducer] = set()
         """Kept until they are closed: their records are delivered, also if nobody has the producer."""
         self._consumers: WeakSet[AsyncConsumer] = WeakSet()
 
@@ -113,9 +88,9 @@ class AsyncClient(AdminClient):
         """The valid offsets of every partition, and those of the first record at or after the time `at`."""
         return await offsets(self._cluster, topic, at)
 
-    def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> Producer:
+    def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> AsyncProducer:
         """An idempotent producer for one topic, to be opened: by `async with`, or `open` and `close`."""
-        return Producer(self._cluster, topic, opened=self._open_producers, **options)
+        return AsyncProducer(self._cluster, topic, opened=self._open_producers, **options)
 
     async def send(
         self, topic: str, value: Text | None, key: Text | None = None, **options: Unpack[SendOptions]
@@ -145,7 +120,7 @@ class AsyncClient(AdminClient):
         """As `flush`, of everything that was sent, by all producers of this client."""
         await self._flush(self._open_producers, timeout_seconds)
 
-    async def _flush(self, producers: Iterable[Producer], timeout_seconds: float | None) -> None:
+    async def _flush(self, producers: Iterable[AsyncProducer], timeout_seconds: float | None) -> None:
         until = None if timeout_seconds is None else asyncio.get_running_loop().time() + timeout_seconds
         for producer in list(producers):
             left = None if until is None else max(0.0, until - asyncio.get_running_loop().time())
@@ -155,13 +130,13 @@ class AsyncClient(AdminClient):
                 await self.forget(producer)
                 raise
 
-    async def forget(self, producer: Producer) -> None:
+    async def forget(self, producer: AsyncProducer) -> None:
         """A producer of `send` that failed, and said so, makes room for another."""
         if self.senders.get(producer.topic) is producer:
             del self.senders[producer.topic]
             await producer.abort()
 
-    async def sender(self, topic: str) -> Producer:
+    async def sender(self, topic: str) -> AsyncProducer:
         """The producer of `send` for a topic. Raises ClientError for one topic too many."""
         async with self._sender_opens:
             if topic not in self.senders:

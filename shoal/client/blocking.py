@@ -35,8 +35,7 @@ from shoal.client.loop_thread import LoopThread, forked, on_thread
 from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, SendOptions, Text, json_value
 from shoal.client.produce.delivery import Delivery, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS
-from shoal.client.produce.producer import ProduceFailed, ProducerOptions
-from shoal.client.produce.producer import Producer as AsyncProducer
+from shoal.client.produce.producer import AsyncProducer, ProduceFailed, ProducerOptions
 from shoal.errors import ClientClosed
 from shoal.unpicklable import LiveObject
 
@@ -214,7 +213,7 @@ class Producer(LiveObject):
             self.abort()
 
     def __repr__(self) -> str:
-        return repr(self._inner)
+        return repr(self._inner).replace("AsyncProducer", type(self).__name__, 1)
 
     @property
     def statistics(self) -> ProducerStatistics:

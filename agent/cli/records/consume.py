@@ -31,7 +31,8 @@ from shoal.agent.cli.terminal.output import UsageError, drop_stdout, say
 from shoal.agent.cli.terminal.run import with_client
 
 if TYPE_CHECKING:
-    from shoal.client.async_client import AsyncClient, Fetched
+    from shoal.client.async_client import AsyncClient
+    from shoal.client.consume.fetch import Fetched
 
 # The first screen should come at once; a long read is best in large pieces.
 FETCH_BYTES = 4 << 20

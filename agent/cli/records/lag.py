@@ -12,7 +12,7 @@ from shoal.agent.cli.terminal.output import say
 from shoal.agent.cli.terminal.progress import Progress
 
 if TYPE_CHECKING:
-    from shoal.client.async_client import Fetched
+    from shoal.client.consume.fetch import Fetched
 
 SHOWN_PARTITIONS = 4  # in the status line, the furthest behind; the sum counts all
 

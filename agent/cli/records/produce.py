@@ -35,8 +35,9 @@ from shoal.agent.cli.terminal.run import ADVICE, with_client
 if TYPE_CHECKING:
     from shoal.agent.cli.records.input_lines import Chunk, LineReader
     from shoal.agent.cli.terminal.progress import Progress
-    from shoal.client.async_client import AsyncClient, Producer
+    from shoal.client.async_client import AsyncClient
     from shoal.client.produce.batcher import Pacer
+    from shoal.client.produce.producer import AsyncProducer
 
 INTERRUPTED_GRACE_SECONDS = 2.0  # after Ctrl-C, requests in flight may still be answered
 PROGRESS_SECONDS = 0.1
@@ -184,7 +185,7 @@ class _Run:
     """One run: a task that sends, a task that shows progress, and how both end."""
 
     client: AsyncClient
-    producer: Producer
+    producer: AsyncProducer
     settings: Settings
     reader: LineReader
     progress: Progress
@@ -222,7 +223,7 @@ class _Run:
         )
 
     async def _finished(self, sending: asyncio.Task[None]) -> CliError | None:
-        from shoal.client.async_client import ProduceFailed
+        from shoal.client.produce.producer import ProduceFailed
         from shoal.errors import ShoalError
 
         try:
@@ -244,7 +245,7 @@ class _Run:
         return None
 
     async def _send(self) -> None:
-        from shoal.client.async_client import ProduceFailed
+        from shoal.client.produce.producer import ProduceFailed
 
         async with self.producer as producer:
             try:
@@ -262,7 +263,7 @@ class _Run:
                 await producer.flush()  # the records before the fault are whole
                 raise
 
-    async def _send_whole(self, producer: Producer) -> None:
+    async def _send_whole(self, producer: AsyncProducer) -> None:
         """Files that are a value each, and the tombstone."""
         shape = self.settings.shape
         if shape.tombstone:
@@ -271,7 +272,7 @@ class _Run:
             data = await asyncio.to_thread(whole_file, path)
             await self._send_batch(producer, shape.one(data), len(data))
 
-    async def _send_chunk(self, producer: Producer, chunk: Chunk) -> None:
+    async def _send_chunk(self, producer: AsyncProducer, chunk: Chunk) -> None:
         from shoal.agent.cli.records.input_lines import located, without_blanks
         from shoal.errors import ShoalError
 
@@ -292,7 +293,7 @@ class _Run:
         if bad is not None:
             raise bad
 
-    async def _send_batch(self, producer: Producer, batch: Any, read_bytes: int) -> None:
+    async def _send_batch(self, producer: AsyncProducer, batch: Any, read_bytes: int) -> None:
         if self.pacer is None:
             await producer.send_batch(batch)
             await asyncio.sleep(0)  # neither send_batch nor the next chunk need wait: let answers in
@@ -315,7 +316,7 @@ class _Run:
 
 
 def _explained(error: Exception) -> CliError:
-    from shoal.client.async_client import ProduceFailed
+    from shoal.client.produce.producer import ProduceFailed
 
     if not isinstance(error, ProduceFailed):
         raise error  # a bug, no fault of the cluster

@@ -69,7 +69,7 @@ class Shape:
     def batch(self, lines: list[bytes]) -> pa.RecordBatch:
         """Lines as records. Raises ShoalError whose `record` counts from 0 within `lines`."""
         from shoal.agent.cli.records.input_lines import keys_of
-        from shoal.client.async_client import batch_of
+        from shoal.client.produce.producer import batch_of
 
         if self.form is InputFormat.JSON:
             from shoal.format.records import columns_to_batch, parse_json_lines
@@ -90,7 +90,7 @@ class Shape:
 
     def one(self, value: bytes | None) -> pa.RecordBatch:
         """A single record: a file's content, or a tombstone."""
-        from shoal.client.async_client import batch_of
+        from shoal.client.produce.producer import batch_of
 
         return self.with_headers(batch_of([value], None if self.key is None else [self.key.encode()]))
 

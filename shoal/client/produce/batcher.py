@@ -94,14 +94,6 @@ class Batcher(Generic[Item]):
         self.config = config
         self._partitions: dict[int, _Partition[Item]] = {}
         self.buffered_bytes = 0  # waiting and in flight
-        self.buffered_rows = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether a sender should wait. A single add may pass the bound once: it never splits what it was
-        given.
-        """
-        return self.buffered_bytes >= self.config.buffered_bytes_max
 
     def add(
         self, partition: int, item: Item, rows: int, size_bytes: int, now_ms: int, *, repeats: bool = False
@@ -119,7 +111,6 @@ class Batcher(Generic[Item]):
         state.waiting.append(_Buffered(item, rows, size_bytes, due_ms, repeats))
         state.rows += rows
         state.size_bytes += size_bytes
-        self.buffered_rows += rows
         self.buffered_bytes += size_bytes
 
     def take(self, now_ms: int) -> list[Request[Item]]:
@@ -176,7 +167,6 @@ class Batcher(Generic[Item]):
         if state.in_flight[-1].items is request.items:
             state.leaving = False
         state.in_flight.remove(self.numbered(request))
-        self.buffered_rows -= request.rows
         self.buffered_bytes -= request.size_bytes
         self.check_invariants()
 
@@ -210,20 +200,17 @@ class Batcher(Generic[Item]):
             for entry in state.waiting:
                 yield partition, entry.item
 
-    def drop_all(self) -> int:
-        """Forget everything waiting and in flight; returns the rows."""
-        rows = self.buffered_rows
+    def drop_all(self) -> None:
+        """Forget everything waiting and in flight."""
         self._partitions.clear()
-        self.buffered_rows = self.buffered_bytes = 0
-        return rows
+        self.buffered_bytes = 0
 
     def check_invariants(self) -> None:
         """Asserts that the totals are the sums of their parts."""
         states = self._partitions.values()
         flights = [request for state in states for request in state.in_flight]
-        assert self.buffered_rows == sum(s.rows for s in states) + sum(f.rows for f in flights)
+        assert all(s.rows == sum(entry.rows for entry in s.waiting) for s in states)
         assert self.buffered_bytes == sum(s.size_bytes for s in states) + sum(f.size_bytes for f in flights)
-        assert all((s.rows == 0) == (not s.waiting) for s in states)
         assert all(len(s.in_flight) <= REQUESTS_IN_FLIGHT_MAX for s in states)
         for state in states:
             sequences = [request.sequence for request in state.in_flight]

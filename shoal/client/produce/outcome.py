@@ -20,25 +20,17 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """Set once, by `succeed` or `fail`, on any thread."""
 
-    __slots__ = ("_error", "_over", "_unsaid", "_value", "_waiters")
+    __slots__ = ("_unsaid", "_value", "_waiters", "error", "over")
 
     def __init__(self) -> None:
-        self._over = False
+        self.over = False
+        """Whether it has happened."""
+        self.error: BaseException | None = None
+        """Why it failed."""
         self._unsaid = [True]  # whoever takes it out, in one step, has the first word
         self._value: T | None = None
-        self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
         """Of everybody who waits at the moment: each is told once, or finds that it is over."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it has happened."""
-        return self._over
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why it failed; None while it has not."""
-        return self._error
 
     def succeed(self, value: T) -> None:
         """The first word counts."""
@@ -49,7 +41,7 @@ class Outcome(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """The first word counts."""
         if self._is_first():
-            self._error = error
+            self.error = error
             self._end()
 
     def _is_first(self) -> bool:
@@ -59,23 +51,23 @@ class Outcome(Generic[T]):
             return False
 
     def _end(self) -> None:
-        self._over = True  # before anybody is told: who comes to wait from now on sees it
+        self.over = True  # before anybody is told: who comes to wait from now on sees it
         while self._waiters:
             self._waiters.pop()()
 
     def result(self, timeout_seconds: float | None = None) -> T:
         """Wait for it on any other thread. Raises what it failed with, TimeoutError when it has not happened
         in time."""
-        if not self._over:
+        if not self.over:
             over = threading.Lock()
             over.acquire()
             with self._told(over.release):
-                if not self._over:
+                if not self.over:
                     over.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds))
         return self._get()
 
     def __await__(self) -> Generator[Any, None, T]:
-        if not self._over:
+        if not self.over:
             loop = asyncio.get_running_loop()
             over: asyncio.Future[None] = loop.create_future()
 
@@ -84,7 +76,7 @@ class Outcome(Generic[T]):
                     loop.call_soon_threadsafe(_settle, over)
 
             with self._told(tell):
-                if not self._over:
+                if not self.over:
                     yield from over
         return self._get()
 
@@ -99,10 +91,10 @@ class Outcome(Generic[T]):
                 self._waiters.remove(tell)
 
     def _get(self) -> T:
-        if not self._over:
+        if not self.over:
             raise TimeoutError
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value  # type: ignore[return-value]
 
 

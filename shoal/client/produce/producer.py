@@ -55,7 +55,7 @@ class ProduceFailed(Exception):
         self.cause_code = cause_code
         self.definite = definite
         self.undelivered: list[tuple[int, pa.RecordBatch]] = []
-        """What its producer took and nobody acknowledged, by partition and in order: see Producer."""
+        """What its producer took and nobody acknowledged, by partition and in order: see AsyncProducer."""
 
 
 def batch_of(
@@ -72,18 +72,18 @@ def batch_of(
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
 
 
-def encode_stream(batches: Sequence[pa.RecordBatch], compression: Compression | None = None) -> bytes:
+def encode_stream(batches: Sequence[pa.RecordBatch], compression: Compression | None = None) -> memoryview:
     """The batches as one Arrow IPC stream of a single batch: one request, one sequence, one log entry."""
-    return bytes(_stream(batches, compression))
-
-
-def _stream(batches: Sequence[pa.RecordBatch], compression: Compression | None) -> memoryview:
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
+    batch = _joined(batches)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return memoryview(sink.getvalue())
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
 
 
 class Delivered(NamedTuple):
@@ -123,7 +123,7 @@ class ProducerOptions(TypedDict, total=False):
     """Called once for each request, in the event loop."""
 
 
-class Producer(LiveObject):
+class AsyncProducer(LiveObject):
     """Sends records to one topic: `async with client.producer(topic) as producer`, or `open` and `close`.
 
     Leaving the block flushes: it raises ProduceFailed unless everything was acknowledged. Several tasks may
@@ -140,7 +140,7 @@ class Producer(LiveObject):
         batching: BatchingConfig | None = None,
         compression: Compression | None = None,
         on_delivery: OnDelivery | None = None,
-        opened: set[Producer] | None = None,
+        opened: set[AsyncProducer] | None = None,
     ) -> None:
         """`opened`: has this producer as long as it is open. Raises ShoalError bad-request for an option that
         no agent would take."""
@@ -459,14 +459,17 @@ class Producer(LiveObject):
     def _turn(self) -> None:
         """Take what was gathered, start what is due, and come back when the next request will be."""
         self._notify()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._ended:
             if self.gatherer.sealed:  # a record that was on its way alone
                 self._stop()
             return
         now = now_ms()
+        loop = asyncio.get_running_loop()
         left_seconds = None if self.lone is None else self.lone.take_over()
-        if left_seconds is not None:  # whoever sent it calls again
-            self._come_back(left_seconds)
+        if left_seconds is not None:  # the one who sent it calls again
+            self._timer = loop.call_later(left_seconds, self._turn)
             return
         self.gatherer.seal(before_ms=now)
         try:
@@ -478,20 +481,12 @@ class Producer(LiveObject):
             task = asyncio.create_task(self._deliver(request))
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if more:
-            asyncio.get_running_loop().call_soon(self._turn)
+            loop.call_soon(self._turn)
             return
         due = [at for at in (self._batcher.deadline(), self.gatherer.due_ms()) if at is not None]
         if due:
-            self._come_back(max(min(due) - now, 0) / 1_000)
-
-    def _come_back(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._turn)
+            self._timer = loop.call_later(max(min(due) - now, 0) / 1_000, self._turn)
 
     async def _deliver(self, request: Request[Piece]) -> None:
         try:
@@ -500,7 +495,9 @@ class Producer(LiveObject):
                 await self._until(lambda: self._batcher.is_oldest(request) or self._ended)
             self._acknowledged(request, answer)
         except (ShoalError, Unreachable) as error:
-            self._refused(request, self._explained(request, error))
+            failure = self._explained(request, error)
+            self._fail(failure)
+            self._tell(request, None, False, failure)
         except Exception as error:  # noqa: BLE001 - a bug, also in on_delivery: `send`, `flush` and all who wait raise it
             self._fail(error)
 
@@ -518,17 +515,14 @@ class Producer(LiveObject):
         self.gatherer.account(self._batcher.buffered_bytes)
         self._turn()
         self._notify()
-        if self._on_delivery is not None:
-            self._on_delivery(
-                Delivered(self.topic, request.partition, _joined(request), base_offset, duplicate, None)
-            )
+        self._tell(request, base_offset, duplicate, None)
 
-    def _refused(self, request: Request[Piece], failure: ProduceFailed) -> None:
-        self._fail(failure)
+    def _tell(
+        self, request: Request[Piece], base_offset: int | None, duplicate: bool, error: ProduceFailed | None
+    ) -> None:
         if self._on_delivery is not None:
-            self._on_delivery(
-                Delivered(self.topic, request.partition, _joined(request), None, False, failure)
-            )
+            batch = _joined([piece.batch for piece in request.items])
+            self._on_delivery(Delivered(self.topic, request.partition, batch, base_offset, duplicate, error))
 
     async def _post(self, request: Request[Piece]) -> Answer:
         """Deliver. What came before the requests ahead of it is sent again behind them; one that the agents
@@ -559,7 +553,7 @@ class Producer(LiveObject):
         call = self._call(request.partition, identity)
         call = call._replace(
             headers={**call.headers, "Shoal-Producer-Sequence": str(request.sequence)},
-            body=_stream([piece.batch for piece in request.items], self._compression),
+            body=encode_stream([piece.batch for piece in request.items], self._compression),
             append=True,
             on_written=lambda: self._written(request),
         )
@@ -649,8 +643,3 @@ def _check_options(acks: object, compression: object, partition: object, batchin
 
 def _moved(rows: pa.Array | None, by: int) -> pa.Array | None:
     return rows if rows is None or by == 0 else pc.add(rows, pa.scalar(by, rows.type))
-
-
-def _joined(request: Request[Piece]) -> pa.RecordBatch:
-    batches = [piece.batch for piece in request.items]
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -28,7 +28,7 @@ from shoal.agent.cli.records.input_lines import (
     without_blanks,
 )
 from shoal.agent.cli.records.lag import LagMeter
-from shoal.client.async_client import Fetched
+from shoal.client.consume.fetch import Fetched
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_RECORD_BYTES
 from shoal.format.records import parse_ndjson

@@ -15,16 +15,9 @@ import pyarrow as pa
 import pytest
 from fake_cluster import FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
 
-from shoal.client.async_client import (
-    AsyncClient,
-    BatchingConfig,
-    ClientConfig,
-    ProduceFailed,
-    RetryPolicy,
-    Unreachable,
-    batch_of,
-)
+from shoal import AsyncClient, BatchingConfig, ClientConfig, ProduceFailed, RetryPolicy, Unreachable
 from shoal.client.produce.batcher import REQUESTS_IN_FLIGHT_MAX
+from shoal.client.produce.producer import batch_of
 from shoal.errors import ERRORS, BufferFull, ShoalError
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
 
@@ -561,7 +554,7 @@ async def test_a_bug_on_the_way_is_raised_and_not_waited_for(
     def broken(*batches: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("shoal.client.produce.producer._stream", broken)
+    monkeypatch.setattr("shoal.client.produce.producer.encode_stream", broken)
     cluster.create("t", 1)
     async with asyncio.timeout(40), AsyncClient(cluster.urls, QUICK) as client:
         with pytest.raises(RuntimeError, match="a bug"):

@@ -85,7 +85,7 @@ def test_a_bug_while_sending_is_raised_and_not_printed(
     def broken(*_: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("shoal.client.produce.producer._stream", broken)
+    monkeypatch.setattr("shoal.client.produce.producer.encode_stream", broken)
     cluster.create("t")
     client = Client(cluster.urls[0], QUICK)
     client.send("t", b"x")

@@ -26,14 +26,7 @@ from log_clients import (
 from log_history import Append, Outcome, Poll
 
 from cluster_sim.blocking import Blocking, BlockingPool
-from shoal.client.async_client import (
-    AsyncClient,
-    ClientConfig,
-    Delivery,
-    ProduceFailed,
-    RetryPolicy,
-    Unreachable,
-)
+from shoal import AsyncClient, ClientConfig, Delivery, ProduceFailed, RetryPolicy, Unreachable
 from shoal.client.consume.consumer import AsyncConsumer
 from shoal.errors import ShoalError
 from shoal.format.arrow_stream import SEQUENCES_PER_LANE

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal.client.async_client import batch_of
 from shoal.client.produce.batcher import (
     CATCH_UP_BURSTS,
     REQUESTS_IN_FLIGHT_MAX,
@@ -17,6 +16,7 @@ from shoal.client.produce.batcher import (
     Request,
     split,
 )
+from shoal.client.produce.producer import batch_of
 
 CONFIG = BatchingConfig(linger_ms=10, batch_rows_max=5, batch_bytes_max=100, buffered_bytes_max=300)
 
@@ -231,7 +231,7 @@ class BatcherMachine(RuleBasedStateMachine):
             assert items == self.added[partition][: len(items)]
 
     def teardown(self) -> None:
-        while self.batcher.buffered_rows:
+        while self.batcher.buffered_bytes:
             for partition, flights in self.in_flight.items():
                 for request in flights:
                     self.batcher.settle(request)
