@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:  # `_HOMES` for type checkers and editors
+if TYPE_CHECKING:  # `_EXPORTS` for type checkers and editors
     from shoal.client.async_client import AsyncClient as AsyncClient
     from shoal.client.blocking import Client as Client
     from shoal.client.blocking import Consumer as Consumer
@@ -33,32 +33,21 @@ if TYPE_CHECKING:  # `_HOMES` for type checkers and editors
 
 __version__: Final = "0.1.0"
 
-_HOMES: Final = {
-    "AsyncClient": "shoal.client.async_client",
-    "AsyncConsumer": "shoal.client.consume.consumer",
-    "AsyncProducer": "shoal.client.produce.producer",
-    "BatchingConfig": "shoal.client.produce.batcher",
-    "BufferFull": "shoal.errors",
-    "Client": "shoal.client.blocking",
-    "ClientClosed": "shoal.errors",
-    "ClientConfig": "shoal.client.http.requests",
-    "ClientError": "shoal.errors",
-    "ClientForked": "shoal.errors",
-    "Consumer": "shoal.client.blocking",
-    "Delivered": "shoal.client.produce.producer",
-    "Delivery": "shoal.client.produce.delivery",
-    "Fetched": "shoal.client.consume.fetch",
-    "PartitionOffsets": "shoal.client.consume.fetch",
-    "Place": "shoal.client.produce.delivery",
-    "ProduceFailed": "shoal.client.produce.producer",
-    "Producer": "shoal.client.blocking",
-    "Record": "shoal.client.consume.record",
-    "RetryPolicy": "shoal.client.http.routes",
-    "Unreachable": "shoal.client.http.requests",
-    "DEFAULT_SCHEMA": "shoal.format.batch",
-    "BatchError": "shoal.format.batch",
-    "ShoalError": "shoal.errors",
+_EXPORTS: Final = {
+    "shoal.client.async_client": "AsyncClient",
+    "shoal.client.blocking": "Client Consumer Producer",
+    "shoal.client.consume.consumer": "AsyncConsumer",
+    "shoal.client.consume.fetch": "Fetched PartitionOffsets",
+    "shoal.client.consume.record": "Record",
+    "shoal.client.http.requests": "ClientConfig Unreachable",
+    "shoal.client.http.routes": "RetryPolicy",
+    "shoal.client.produce.batcher": "BatchingConfig",
+    "shoal.client.produce.delivery": "Delivery Place",
+    "shoal.client.produce.producer": "AsyncProducer Delivered ProduceFailed",
+    "shoal.errors": "BufferFull ClientClosed ClientError ClientForked ShoalError",
+    "shoal.format.batch": "BatchError DEFAULT_SCHEMA",
 }
+_HOMES: Final = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 """Where each name is defined."""
 
 if not TYPE_CHECKING:  # a checker would take any name for one that is there

@@ -75,11 +75,10 @@ class Consumer(LiveObject):
         """
         before = self._inner.positions()
         try:
-            found = self._next_rows(timeout_seconds)
+            return self._next_rows(timeout_seconds)
         except BaseException:
             self._rewind(before)
             raise
-        return found
 
     def _next_rows(self, timeout_seconds: float | None) -> Fetched | None:
         found = self._inner.ready()

@@ -129,7 +129,7 @@ class LoopThread:
         finally:
             self._runs.discard(run)
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _tell(self, callback: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # closed: `_run.end` says so to who waits
@@ -147,7 +147,7 @@ class LoopThread:
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it there some time, if this still runs; nobody waits."""
         if self.refusal() is None:
-            self._tell(lambda: _start(self._loop, work, None))
+            self._tell(lambda: self._loop.create_task(work()))
 
     def refusal(self) -> ClientError | None:
         """Why nothing runs here for the calling thread; None when it does."""
@@ -163,7 +163,11 @@ class LoopThread:
         """Run it there and end the loop behind it; nobody waits. False when nothing runs here any more."""
         if self._forked or self._loop.is_closed() or not self._running.locked():
             return False
-        self._tell(lambda: _start(self._loop, work, self._loop.stop))
+
+        def last() -> None:
+            self._loop.create_task(work()).add_done_callback(lambda _: self._loop.stop())
+
+        self._tell(last)
         return True
 
     def join(self) -> None:
@@ -182,16 +186,6 @@ class LoopThread:
             return
         self._tell(self._loop.stop)
         self.join()
-
-
-def _start(
-    loop: asyncio.AbstractEventLoop,
-    work: Callable[[], Coroutine[Any, Any, None]],
-    then: Callable[[], None] | None,
-) -> None:
-    task = loop.create_task(work())
-    if then is not None:
-        task.add_done_callback(lambda _: then())
 
 
 def forked() -> ClientForked:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, whole_answer
+from shoal.client.http.wire import BrokenAnswer, KeptConnections, UnknownLength, WholeAnswer, whole_answer
 
 ANSWER_BYTES_MAX: Final = 1 << 20
 """Of an append's: a problem document, or where the records are."""
@@ -30,14 +30,13 @@ class Unsupported(Exception):
     """This event loop cannot watch sockets: Windows' own."""
 
 
-class PostConnections:
+class PostConnections(KeptConnections["_Connection"]):
     """Connections to agents, reused while they live. Not for https."""
 
     def __init__(self, connect_timeout_seconds: float, connections_max: int) -> None:
+        super().__init__(IDLE_PER_AGENT_MAX)
         self._connect_timeout_seconds = connect_timeout_seconds
         self._room = asyncio.Semaphore(connections_max)
-        self._idle: dict[str, list[_Connection]] = {}
-        self._busy: set[_Connection] = set()
 
     async def post(
         self,
@@ -87,18 +86,11 @@ class PostConnections:
             raise
         finally:
             self._busy.discard(connection)
-        kept = self._idle.setdefault(base, [])
-        if answer.keeps_open and len(kept) < IDLE_PER_AGENT_MAX:
-            kept.append(connection)
+        if answer.keeps_open:
+            self._keep(base, connection)
         else:
             connection.close()
         return answer
-
-    def close(self) -> None:
-        """End all connections."""
-        for connection in [*self._busy, *(one for kept in self._idle.values() for one in kept)]:
-            connection.close()
-        self._idle.clear()
 
     async def _connect(self, base: str) -> _Connection:
         parts = urlsplit(base)
@@ -126,11 +118,6 @@ class PostConnections:
                 raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
         raise NotConnected(reason or f"no connection within {self._connect_timeout_seconds:g} s") from error
-
-    def _forget(self, connection: _Connection) -> None:
-        for kept in self._idle.values():
-            if connection in kept:
-                kept.remove(connection)
 
 
 _Address: TypeAlias = "tuple[Any, ...]"

@@ -15,7 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from shoal.client.http.wire import HEAD_BYTES_MAX, BrokenAnswer, UnknownLength, parse_head, request_head
+from shoal.client.http.wire import (
+    HEAD_BYTES_MAX,
+    BrokenAnswer,
+    KeptConnections,
+    UnknownLength,
+    parse_head,
+    request_head,
+)
 
 IDLE_PER_AGENT_MAX: Final = 8
 """Connections kept for the next request: as many fetches as a consumer has ahead, twice."""
@@ -36,14 +43,13 @@ class BulkAnswer(NamedTuple):
 OnHead: TypeAlias = Callable[[Mapping[str, str]], None]
 
 
-class BulkConnections:
+class BulkConnections(KeptConnections["_Connection"]):
     """Connections to agents, reused while they live. Not for https."""
 
     def __init__(self, connect_timeout_seconds: float, answer_bytes_max: int) -> None:
+        super().__init__(IDLE_PER_AGENT_MAX)
         self._connect_timeout_seconds = connect_timeout_seconds
         self._answer_bytes_max = answer_bytes_max
-        self._idle: dict[str, list[_Connection]] = {}
-        self._busy: set[_Connection] = set()
 
     async def get(
         self,
@@ -68,25 +74,18 @@ class BulkConnections:
             try:
                 answer = await connection.ask(request, on_head)
             except BaseException as error:
-                connection.drop()
+                connection.close()
                 # The agent closed an idle connection just now: nothing is lost by asking once more.
                 if isinstance(error, BrokenAnswer) and reused and not connection.heard:
                     continue
                 raise
             finally:
                 self._busy.discard(connection)
-            kept = self._idle.setdefault(base, [])
-            if connection.reusable and len(kept) < IDLE_PER_AGENT_MAX:
-                kept.append(connection)
+            if connection.reusable:
+                self._keep(base, connection)
             else:
-                connection.drop()
+                connection.close()
             return answer
-
-    def close(self) -> None:
-        """End all connections."""
-        for connection in [*self._busy, *(one for kept in self._idle.values() for one in kept)]:
-            connection.drop()
-        self._idle.clear()
 
     async def _connect(self, host: str, port: int) -> _Connection:
         async with asyncio.timeout(self._connect_timeout_seconds):
@@ -94,11 +93,6 @@ class BulkConnections:
                 lambda: _Connection(self._answer_bytes_max, self._forget), host, port
             )
         return connection
-
-    def _forget(self, connection: _Connection) -> None:
-        for kept in self._idle.values():
-            if connection in kept:
-                kept.remove(connection)
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -132,7 +126,7 @@ class _Connection(asyncio.BufferedProtocol):
         finally:
             self._waiter = None
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """End it at once."""
         if self._transport is not None:
             self._transport.abort()
@@ -211,7 +205,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: Exception) -> None:
         self._fail(error)
-        self.drop()
+        self.close()
 
     def _fail(self, error: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():

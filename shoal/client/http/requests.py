@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,7 +21,7 @@ from shoal.client.http import routes
 from shoal.client.http.append import NotConnected, PostConnections, Unsupported
 from shoal.client.http.bulk import BulkConnections, OnHead
 from shoal.client.http.routes import AgentList, Failure, RetryPolicy, RouteTable, Verdict
-from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
+from shoal.client.http.wire import NOT_HTTP, BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.errors import ERRORS, ClientClosed, ShoalError
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
@@ -69,11 +68,8 @@ class Answer(NamedTuple):
         """The body as a JSON object. Raises ShoalError internal if it is none: the agent broke its
         contract.
         """
-        try:
-            document = json.loads(bytes(self.body))
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
+        document = routes.json_object(self.body)
+        if document is None:
             raise ShoalError("internal", "the agent's answer is not a JSON object")
         return document
 
@@ -469,9 +465,7 @@ class Cluster:
 def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -> Answer:
     if status < 300:
         return Answer(status, headers, body)
-    raise AttemptFailed(
-        routes.failure_from_problem(status, _problem(bytes(body)), headers.get("Retry-After"))
-    )
+    raise AttemptFailed(routes.failure_from_problem(status, body, headers.get("Retry-After")))
 
 
 def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:
@@ -491,16 +485,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error.strerror or error.os_error)
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what answers there does not speak HTTP (a gossip port, perhaps)"
+        return NOT_HTTP
     return str(error) or type(error).__name__
-
-
-def _problem(body: bytes) -> dict[str, Any] | None:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

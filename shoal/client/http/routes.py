@@ -7,6 +7,7 @@ knows no socket, no clock and no randomness (`now_ms` and `rng` are arguments). 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -229,12 +230,18 @@ def after_failure(
     return Verdict(elapsed_ms + delay_ms <= policy.total_ms, delay_ms, refresh=True, through_any=through_any)
 
 
-def failure_from_problem(
-    status: int, problem: Mapping[str, Any] | None, retry_after: str | None = None
-) -> Failure:
-    """The failure that an answer of status 400 or above describes; `problem` is its document, None if it
-    was none.
-    """
+def json_object(body: bytes | memoryview) -> dict[str, Any] | None:
+    """The JSON object that a body is; None if it is none."""
+    try:
+        document = json.loads(bytes(body))
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def failure_from_problem(status: int, body: bytes | memoryview, retry_after: str | None = None) -> Failure:
+    """The failure that an answer of status 400 or above describes, by its problem document if it has one."""
+    problem = json_object(body)
     if problem is None or not isinstance(problem.get("code"), str):
         retriable = status in (502, 503, 504)
         return Failure(

@@ -1,4 +1,5 @@
-"""HTTP/1.1 as a client of agents needs it: a request's head, and an answer whose length is declared.
+"""HTTP/1.1 as a client of agents needs it: a request's head, an answer whose length is declared, and which
+connections are kept.
 
 Law of this file: no socket, and strict. What an agent does not send is BrokenAnswer or UnknownLength, and
 somebody else asks again.
@@ -8,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 HEAD_BYTES_MAX: Final = 64 << 10
+NOT_HTTP: Final = "what answers there does not speak HTTP (a gossip port, perhaps)"
 HEAD_END: Final = b"\r\n\r\n"
 _HEAD_END_BYTES: Final = len(HEAD_END)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r)", re.IGNORECASE)
 _CLOSES: Final = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*(?=\r)", re.IGNORECASE)
+
+
+C = TypeVar("C", bound="Closable")
 
 
 class BrokenAnswer(ConnectionError):
@@ -24,6 +29,40 @@ class BrokenAnswer(ConnectionError):
 
 class UnknownLength(Exception):
     """The answer does not declare its length (a proxy's, perhaps): ask in another way."""
+
+
+class Closable(Protocol):
+    """A connection."""
+
+    def close(self) -> None: ...
+
+
+class KeptConnections(Generic[C]):
+    """Connections to agents, by URL: those in use, and those that are kept for the next request."""
+
+    def __init__(self, idle_per_agent_max: int) -> None:
+        self._idle_per_agent_max = idle_per_agent_max
+        self._idle: dict[str, list[C]] = {}
+        self._busy: set[C] = set()
+
+    def close(self) -> None:
+        """End all connections."""
+        for connection in [*self._busy, *(one for kept in self._idle.values() for one in kept)]:
+            connection.close()
+        self._idle.clear()
+
+    def _keep(self, base: str, connection: C) -> None:
+        """After a good answer."""
+        kept = self._idle.setdefault(base, [])
+        if len(kept) < self._idle_per_agent_max:
+            kept.append(connection)
+        else:
+            connection.close()
+
+    def _forget(self, connection: C) -> None:
+        for kept in self._idle.values():
+            if connection in kept:
+                kept.remove(connection)
 
 
 class WholeAnswer(NamedTuple):
@@ -66,7 +105,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
             headers[name.title()] = value.strip()
         return int(status), headers
     except ValueError as error:
-        raise BrokenAnswer("what answers there does not speak HTTP (a gossip port, perhaps)") from error
+        raise BrokenAnswer(NOT_HTTP) from error
 
 
 def whole_answer(data: bytes | bytearray, body_bytes_max: int) -> WholeAnswer | None:
@@ -76,12 +115,12 @@ def whole_answer(data: bytes | bytearray, body_bytes_max: int) -> WholeAnswer | 
         if len(data) > HEAD_BYTES_MAX:
             raise BrokenAnswer(f"a head of more than {HEAD_BYTES_MAX} bytes")
         if not data.startswith(b"HTTP/1."[: len(data)]):
-            raise BrokenAnswer("what answers there does not speak HTTP (a gossip port, perhaps)")
+            raise BrokenAnswer(NOT_HTTP)
         return None
     head = bytes(data[: end + 2])
     status = head[9:12]
     if not (head.startswith(b"HTTP/1.") and head[8:9] == b" " and status.isdigit() and len(status) == 3):
-        raise BrokenAnswer("what answers there does not speak HTTP (a gossip port, perhaps)")
+        raise BrokenAnswer(NOT_HTTP)
     length = _LENGTH.search(head)
     if length is None and status not in (b"204", b"304"):
         raise UnknownLength

@@ -6,9 +6,8 @@ asked and waited for from any thread, and awaited in any event loop.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,40 +50,28 @@ class _Part(NamedTuple):
     first_row: int
 
 
-class Delivery:
-    """The fate of the records that were gathered, or given, together. Complete when all are acknowledged.
+class Delivery(Outcome[tuple[Appended, ...]]):
+    """The fate of the records that were gathered, or given, together: `done` when all are acknowledged, or
+    some never will be.
 
     `result()` waits (blocking), `await delivery` does in a coroutine; both raise ProduceFailed when some of
     the records could not be delivered.
     """
 
-    __slots__ = ("_missing", "_outcome", "_parts", "rows")
+    __slots__ = ("_missing", "_parts", "rows")
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows = 0
         """How many records; 0 while more are being gathered."""
         self._missing = 0
         self._parts: list[_Part] = []
-        self._outcome: Outcome[tuple[Appended, ...]] = Outcome()
-
-    @property
-    def done(self) -> bool:
-        """Acknowledged, or failed."""
-        return self._outcome.over
-
-    def result(self, timeout_seconds: float | None = None) -> tuple[Appended, ...]:
-        """Wait until every record is acknowledged. Raises ProduceFailed, and TimeoutError when it takes
-        longer than `timeout_seconds`."""
-        return self._outcome.result(timeout_seconds)
-
-    def __await__(self) -> Generator[Any, None, tuple[Appended, ...]]:
-        return self._outcome.__await__()
 
     def place(self, row: int) -> Place:
         """Where record number `row` of these is. Complete deliveries only; raises what `result` does."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
-        self._outcome.result(0)
+        self.result(0)
         for part in self._parts:
             position = row - part.first_row
             if part.rows is not None:
@@ -99,7 +86,7 @@ class Delivery:
         assert self.rows == 0
         self.rows = self._missing = rows
         if rows == 0:
-            self._outcome.succeed(())
+            self.succeed(())
         return self
 
     def delivered(self, piece: Piece, partition: int, base_offset: int | None) -> None:
@@ -109,17 +96,12 @@ class Delivery:
         self._missing -= piece.num_rows
         assert self._missing >= 0
         if self._missing == 0:
-            self._outcome.succeed(tuple(part.appended for part in self._parts))
-
-    def failed(self, error: Exception) -> None:
-        """Some of it will never be acknowledged."""
-        self._outcome.fail(error)
+            self.succeed(tuple(part.appended for part in self._parts))
 
     def __repr__(self) -> str:
         if not self.done:
             return f"<Delivery of {self.rows or 'gathering'} records, {self._missing} not acknowledged>"
-        error = self._outcome.error
-        return f"<Delivery of {self.rows} records: {error or 'all acknowledged'}>"
+        return f"<Delivery of {self.rows} records: {self.error or 'all acknowledged'}>"
 
 
 @dataclass(frozen=True, slots=True)

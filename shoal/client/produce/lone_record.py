@@ -75,13 +75,7 @@ def offset_of(answer: WholeAnswer, partition: int) -> tuple[int, bool] | None:
 
 def is_definite(answer: WholeAnswer) -> bool:
     """Whether the answer says that nothing was stored."""
-    if answer.status < 300:
-        return False
-    try:
-        problem = json.loads(answer.body)
-    except ValueError:
-        return False
-    return failure_from_problem(answer.status, problem if isinstance(problem, dict) else None).definite
+    return answer.status >= 300 and failure_from_problem(answer.status, answer.body).definite
 
 
 class LonePath:
@@ -229,7 +223,7 @@ class LonePath:
             self._gatherer.hand_over(lone, lambda: _chunk(lone))
         except RuntimeError:  # nobody is there any more whom it could be told
             assert lone.chunk is not None
-            lone.chunk.delivery.failed(ClientClosed("the client was closed meanwhile"))
+            lone.chunk.delivery.fail(ClientClosed("the client was closed meanwhile"))
 
     def take_over(self) -> float | None:
         """Hand over what was left by whoever began it: it may have been sent, or may still be. Otherwise

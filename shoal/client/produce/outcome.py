@@ -18,13 +18,14 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """Set once, by `succeed` or `fail`, on any thread."""
+    """Set once, by `succeed` or `fail`, on any thread. `result()` waits (blocking), `await outcome` does in a
+    coroutine."""
 
-    __slots__ = ("_unsaid", "_value", "_waiters", "error", "over")
+    __slots__ = ("_unsaid", "_value", "_waiters", "done", "error")
 
     def __init__(self) -> None:
-        self.over = False
-        """Whether it has happened."""
+        self.done = False
+        """It has happened, well or not."""
         self.error: BaseException | None = None
         """Why it failed."""
         self._unsaid = [True]  # whoever takes it out, in one step, has the first word
@@ -51,23 +52,23 @@ class Outcome(Generic[T]):
             return False
 
     def _end(self) -> None:
-        self.over = True  # before anybody is told: who comes to wait from now on sees it
+        self.done = True  # before anybody is told: who comes to wait from now on sees it
         while self._waiters:
             self._waiters.pop()()
 
     def result(self, timeout_seconds: float | None = None) -> T:
         """Wait for it on any other thread. Raises what it failed with, TimeoutError when it has not happened
         in time."""
-        if not self.over:
+        if not self.done:
             over = threading.Lock()
             over.acquire()
             with self._told(over.release):
-                if not self.over:
+                if not self.done:
                     over.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds))
         return self._get()
 
     def __await__(self) -> Generator[Any, None, T]:
-        if not self.over:
+        if not self.done:
             loop = asyncio.get_running_loop()
             over: asyncio.Future[None] = loop.create_future()
 
@@ -76,7 +77,7 @@ class Outcome(Generic[T]):
                     loop.call_soon_threadsafe(_settle, over)
 
             with self._told(tell):
-                if not self.over:
+                if not self.done:
                     yield from over
         return self._get()
 
@@ -91,7 +92,7 @@ class Outcome(Generic[T]):
                 self._waiters.remove(tell)
 
     def _get(self) -> T:
-        if not self.over:
+        if not self.done:
             raise TimeoutError
         if self.error is not None:
             raise self.error

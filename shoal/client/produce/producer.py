@@ -600,7 +600,7 @@ class AsyncProducer(LiveObject):
         if isinstance(error, ProduceFailed):
             error.undelivered = self.undelivered()
         for delivery in self._unsettled:
-            delivery.failed(error)
+            delivery.fail(error)
         self._unsettled.clear()
         self._notify()
 

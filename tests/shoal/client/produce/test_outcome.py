@@ -102,13 +102,13 @@ async def _await(outcome: Outcome[int]) -> int:
 def test_the_first_word_counts() -> None:
     """A failure is raised to everybody, each time."""
     outcome: Outcome[int] = Outcome()
-    assert not outcome.over
+    assert not outcome.done
     outcome.fail(ValueError("no"))
     outcome.succeed(1)
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
             outcome.result()
-    assert outcome.over
+    assert outcome.done
     assert isinstance(outcome.error, ValueError)
 
 
