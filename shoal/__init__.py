@@ -1,4 +1,4 @@
-"""What users import. Importing this package is cheap: a name is loaded when it is first used (PEP 562)."""
+"""The names that users import. Importing this package is cheap: each is loaded at its first use (PEP 562)."""
 
 from __future__ import annotations
 

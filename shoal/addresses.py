@@ -1,7 +1,7 @@
 """Addresses in their one spelling, and URLs that a member may claim: at its own address, and nothing more.
 
-Law of this file: pure. Whoever may write a tag would otherwise choose what this agent connects to, and the
-path that it asks there.
+Law of this file: pure. Without these rules the tag of any member could choose the address that this agent
+connects to, and the path that it asks there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
-# What agents write (agent.py): a number, a port, nothing behind it.
+# As agents write it: an address, a port, nothing behind them.
 _URL = re.compile(r"http://(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([1-9][0-9]{0,4})")
 
 
@@ -27,7 +27,7 @@ def plain_address(text: str) -> str:
 
 @lru_cache(maxsize=8_192)
 def host_of(url: str) -> str | None:
-    """The address in an agent's URL, in its one spelling; None for what is no agent's URL."""
+    """The address in an agent's URL, in its one spelling; None for any other text."""
     found = _URL.fullmatch(url)
     if found is None or int(found[3]) > 65_535:
         return None

@@ -31,8 +31,8 @@ ErrorCode: TypeAlias = Literal[
 class ErrorRow(NamedTuple):
     """One line of the table.
 
-    `retriable`: the same request may succeed later, or elsewhere. `definite`: what was asked certainly did
-    not happen; a client that repeats an indefinite append without a producer id may store it twice.
+    `retriable`: the same request may succeed later, or elsewhere. `definite`: the request certainly was not
+    carried out; a client that repeats an indefinite append without a producer id may store it twice.
     """
 
     code: ErrorCode
@@ -156,12 +156,12 @@ def _restore(
 
 
 def unknown_partition(topic: str, partition: object, count: int) -> ShoalError:
-    """What a client says of a partition that a topic of so many has not."""
+    """The client's error for a partition that a topic of so many has not."""
     return ShoalError("unknown-partition", f"{topic} has no partition {partition}: it has {numbered(count)}")
 
 
 class ClientError(Exception):
-    """What a client says by itself: no agent was asked, and nothing was stored."""
+    """An error of the client itself: no agent was asked, and nothing was stored."""
 
 
 class ClientClosed(ClientError):

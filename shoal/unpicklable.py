@@ -1,5 +1,4 @@
-"""What clients, producers and consumers have in common: they live in one process and cannot be carried into
-another."""
+"""A base of clients, producers and consumers: they live in one process and cannot be carried into another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client asks of a cluster as a whole: members, topics, keys, joining, leaving, recovering.
+"""Requests to a cluster as a whole: members, topics, keys, joining, leaving, recovering.
 
 Law of this file: HTTP and JSON only. Records and Arrow are the matter of async_client.py, whose client can
 all of this too: a command that asks one question starts without them.
@@ -20,7 +20,7 @@ from shoal.unpicklable import LiveObject
 
 
 class Retention(TypedDict, total=False):
-    """What of a partition is kept: batches so young ("7d"), and at least so many bytes. None: without end."""
+    """The kept part of a partition: batches so young ("7d"), and at least so many bytes. None: no limit."""
 
     age: str | None
     bytes: int | None
@@ -93,7 +93,7 @@ class AdminClient(LiveObject):
         await self.close()
 
     async def open(self) -> Self:
-        """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Idempotent."""
+        """The beginning of `async with`, for cells of a notebook; `close` is its end. Idempotent."""
         if self._cluster.is_open:
             return self
         key, label = self._gossip_key, self._gossip_label
@@ -235,14 +235,14 @@ class AdminClient(LiveObject):
         return await self._ask_first("GET", "/v1/agent/drain")
 
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
-        """GET /v1/agent/recover at the first bootstrap agent: what recovering by force would do there."""
+        """GET /v1/agent/recover at the first bootstrap agent: what forced recovery would do there."""
         query = {"topic": topic, "partition": str(partition)}
         call = Call("GET", "/v1/agent/recover", query)
         return (await self._cluster.at_agent(call)).document()
 
     async def recover_partition(self, topic: str, partition: int) -> dict[str, Any]:
-        """POST /v1/agent/recover at the first bootstrap agent: its replica goes on alone. What only the lost
-        replicas had is lost for ever."""
+        """POST /v1/agent/recover at the first bootstrap agent: its replica goes on alone. Records that
+        only the lost replicas had are lost for ever."""
         body = {"topic": topic, "partition": partition, "accept_data_loss": True}
         return await self._ask_first("POST", "/v1/agent/recover", body)
 

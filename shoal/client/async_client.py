@@ -1,7 +1,7 @@
-"""The asyncio client: what users import to speak to a cluster.
+"""The asyncio client: users import it to speak to a cluster.
 
 Law of this file: the public names, thin over http/requests.py (requests and retries), produce/producer.py and
-consume/fetch.py. What needs no records stands in async_admin.py.
+consume/fetch.py. Requests without records stand in async_admin.py.
 
     async with AsyncClient(["http://127.0.0.1:7070"]) as client:
         async with client.producer("flights") as producer:
@@ -32,8 +32,8 @@ from shoal.errors import ClientError, ClientForked
 
 DEFAULT_FETCH_BYTES = 4 << 20
 SEND_TOPICS_MAX = 64
-"""Each topic of `send` has buffers and a watching request. Who sends to more topics chooses when to close
-which."""
+"""Each topic of `send` has buffers and a watching request. With more topics the user chooses which producer
+to close when."""
 
 
 class AsyncClient(AdminClient):
@@ -111,9 +111,9 @@ class AsyncClient(AdminClient):
         return await self.send(topic, json_value(value), key, **options)
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
-        """Wait until everything that `send` took is acknowledged. Raises ProduceFailed; its `undelivered` is
-        what was not. After it was raised once, `send` begins anew. Raises TimeoutError after
-        `timeout_seconds`: nothing is given up then, flush again."""
+        """Wait until everything that `send` took is acknowledged. Raises ProduceFailed; its `undelivered`
+        holds the records that are not. After it was raised once, `send` begins anew. Raises TimeoutError
+        after `timeout_seconds`: nothing is given up then, flush again."""
         await self._flush(self.senders.values(), timeout_seconds)
 
     async def flush_all(self, timeout_seconds: float | None = None) -> None:

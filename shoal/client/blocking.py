@@ -193,11 +193,11 @@ class Producer(LiveObject):
     """Sends records to one topic; made by Client.producer. Threads may share it.
 
     Leaving its `with` block flushes, and raises ProduceFailed unless everything was acknowledged; leaving it
-    by an exception stops at once. At the interpreter's end open clients flush what was sent.
+    by an exception stops at once. At the interpreter's end open clients flush.
     """
 
     def __init__(self, client: Client, thread: LoopThread, inner: AsyncProducer) -> None:
-        self._client = client  # it lives as long as anything that was made by it
+        self._client = client  # the client lives as long as anything that it made
         self._thread = thread
         self._inner = inner
         self.gatherer = inner.gatherer
@@ -217,7 +217,7 @@ class Producer(LiveObject):
 
     @property
     def statistics(self) -> ProducerStatistics:
-        """What was sent and answered since the producer was opened."""
+        """Counts of records and requests since the producer was opened."""
         return self._inner.statistics
 
     @property
@@ -285,8 +285,9 @@ class Producer(LiveObject):
     flush = on_thread(AsyncProducer.flush)
 
     def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
-        """What was taken and not acknowledged, by partition and in order: after a failure, what to send again
-        elsewhere. Those of the request that failed may be stored, unless the failure is `definite`."""
+        """Records that were taken and not acknowledged, by partition and in order. After a failure they may
+        be sent again elsewhere. Those of the failed request may be stored, unless the failure is `definite`.
+        """
         return self._thread.call(self._inner.undelivered)
 
     def close(self) -> None:
@@ -300,14 +301,14 @@ class Producer(LiveObject):
                 self.abort()
 
     def abort(self) -> None:
-        """Stop at once. What was not acknowledged may or may not be stored. Idempotent."""
+        """Stop at once. Records that are not acknowledged may or may not be stored. Idempotent."""
         if self._inner.is_open:
             self._thread.run(self._inner.abort())
 
 
 def _close_in_passing(thread: LoopThread, client: AsyncClient) -> None:
-    """A client that nobody has any more was not closed: what was sent is delivered, and its thread ends. This
-    may be any thread, in the midst of anything: nothing is waited for."""
+    """A client was dropped without `close`: its records are delivered, and its thread ends. This may be any
+    thread, in the midst of anything: nothing is waited for."""
 
     async def finish() -> None:
         try:
@@ -333,7 +334,7 @@ def _close_all() -> None:
     for client in list(_OPEN):
         try:
             client.close()
-        except Exception as error:  # noqa: BLE001 - nobody is there to catch it; the others are closed all the same
+        except Exception as error:  # noqa: BLE001 - no caller is left to catch it; the others are closed all the same
             logger.error("at the interpreter's end %s: %s", type(error).__name__, error)
     for thread in list(_FINISHING):
         thread.join()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Consumer(LiveObject):
     """Reads one topic; made by Client.consumer. Iterating gives records; use it from one thread at a time.
 
-    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
+    Each partition's records come in order, each exactly once, also when leaders change; partitions are
+    interleaved.
     """
 
     def __init__(self, client: Client, thread: LoopThread, inner: AsyncConsumer) -> None:
@@ -85,8 +86,8 @@ class Consumer(LiveObject):
         return found if found is not None else self._thread.run(self._inner.poll(timeout_seconds))
 
     def _rewind(self, positions: dict[int, int]) -> None:
-        """What was found as an interrupt came has reached nobody. Looked at over there, once what was
-        interrupted has ended."""
+        """Records that were found as an interrupt came have not reached the user. The positions go back on
+        the client's thread, once the interrupted work has ended there."""
         if self._inner.is_open:
             self._thread.call(lambda: self._inner.rewind(positions))
 
@@ -127,7 +128,7 @@ class Consumer(LiveObject):
             yield frame
 
     def positions(self) -> dict[int, int]:
-        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        """The offset of the next record, by partition: a later consumer takes this as its `start`."""
         return self._inner.positions()
 
     def position(self, partition: int) -> int:

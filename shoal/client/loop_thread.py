@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own: how blocking objects use what is written for asyncio.
+"""An event loop in a thread of its own: blocking objects use asyncio objects by it.
 
 Law of this file: it runs coroutines and nothing else. The caller's own thread may run an event loop too (a
 notebook does): it is never touched. An interrupt (Ctrl-C) may come between any two steps of the caller's
-thread: it waits at a bare lock, since what is built of several steps may be left half done by one
+thread: it waits at a bare lock, since an interrupt may leave a lock of several steps half done
 (concurrent.futures, conditions; `Thread.is_alive` can take a thread that runs for dead, bpo-45274).
 
 concurrent.futures.thread is imported for pyarrow, which imports it with pandas when it makes its first array:
@@ -39,7 +39,7 @@ def on_thread(
 
 
 class _Run(Generic[T]):
-    """One coroutine on its way, and what became of it. `begin` and `cancel` are the loop's thread's."""
+    """One coroutine on its way, and its outcome. The loop's thread calls `begin` and `cancel`."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
@@ -102,24 +102,24 @@ class LoopThread:
     def _run_to_the_end(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # Here, not in `close`: whoever closes may be within an event loop of its own.
+        # Here, not in `close`: its caller may be within an event loop of its own.
         self._loop.run_until_complete(_cancel_others())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(_cancel_others())  # what came while that went on
+        self._loop.run_until_complete(_cancel_others())  # tasks that began meanwhile
         self._loop.close()
         for run in list(self._runs):
             run.end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it there, and wait. An interrupt here cancels it there: before anything that is run
-        afterwards. Raises what it raises, ClientClosed after `close`, ClientForked in a child process,
+        afterwards. Raises its errors, ClientClosed after `close`, ClientForked in a child process,
         ClientError from a callback on that very thread."""
         error = self.refusal()
         if error is not None:
             work.close()
             raise error
         run = _Run(work)
-        self._runs.add(run)  # before it is told: whoever ends the loop finds it
+        self._runs.add(run)  # before it is told: the end of the loop finds it
         try:
             self._tell(run.begin)
             return run.result()
@@ -132,7 +132,7 @@ class LoopThread:
     def _tell(self, callback: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # closed: `_run.end` says so to who waits
+        except RuntimeError:  # closed: `_Run.end` tells the waiting thread
             if not self._loop.is_closed():
                 raise
 
@@ -145,7 +145,7 @@ class LoopThread:
         return self.run(work())
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run it there some time, if this still runs; nobody waits."""
+        """Run it there some time, if this still runs, and do not wait."""
         if self.refusal() is None:
             self._tell(lambda: self._loop.create_task(work()))
 
@@ -160,7 +160,7 @@ class LoopThread:
         return None
 
     def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Run it there and end the loop behind it; nobody waits. False when nothing runs here any more."""
+        """Run it there, end the loop behind it, and do not wait. False when nothing runs here any more."""
         if self._forked or self._loop.is_closed() or not self._running.locked():
             return False
 
@@ -189,7 +189,7 @@ class LoopThread:
 
 
 def forked() -> ClientForked:
-    """The error for whatever was opened before a fork."""
+    """The error for everything that was opened before a fork."""
     return ClientForked("this client was opened before the process forked: open another one in the child")
 
 

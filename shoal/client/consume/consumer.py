@@ -1,8 +1,8 @@
-"""The consumer: positions in some partitions of a topic, and what is fetched ahead of them.
+"""The consumer: positions in some partitions of a topic, and records that are fetched ahead of them.
 
-Law of this file: it fetches through fetch.py, keeps positions, and never decodes a record. What was fetched
-and not taken is bounded. Positions live here and nowhere else: a reader that wants to go on after a restart
-keeps them itself.
+Law of this file: it fetches through fetch.py, keeps positions, and never decodes a record. Fetched
+records that are not taken yet are bounded. Positions live here and nowhere else: a reader that wants to go on
+after a restart keeps them itself.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ bounds memory, and it is enough to fetch while the user works."""
 TAIL_BYTES_MAX: Final = 1 << 20
 """Of a fetch that waits at a log's end."""
 TAILS_AHEAD_MAX: Final = 2
-"""Such fetches of one partition that are not taken yet: one is worked on while the next waits at the end. Who
-follows and does not read holds no more of what arrives."""
+"""Such fetches of one partition that are not taken yet: one is worked on while the next waits at the end. A
+user who follows and does not read holds no more than these."""
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What a consumer reads."""
+    """The records that a consumer reads."""
 
     partitions: Sequence[int] | None
     """Only these; None: all, or those that `start` names."""
@@ -63,8 +63,8 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One partition: `offset` is fetched next, `position` is what the user gets next, `end` where a bounded
-    reading stops. `lap` counts seeks: what was fetched before one is dropped."""
+    """One partition: `offset` is fetched next, `position` is given next, a bounded reading stops at `end`.
+    `lap` counts seeks: records that were fetched before a seek are dropped."""
 
     partition: int
     offset: int
@@ -83,7 +83,7 @@ class Reading:
 
 @dataclass(slots=True)
 class _Lot:
-    """What one fetch brought."""
+    """The rows of one fetch."""
 
     reading: Reading
     lap: int
@@ -115,8 +115,8 @@ class AsyncConsumer(LiveObject):
     """Reads one topic: `async for record in client.consumer(topic)`, or its `chunks()`, `batches()`,
     `frames()`; not from several tasks at once. It opens when first read; `async with` opens and closes it.
 
-    Each partition's records come in order, each exactly once, whoever leads; partitions are interleaved.
-    Without `follow` it ends at the high watermarks of the moment it was opened.
+    Each partition's records come in order, each exactly once, also when leaders change; partitions are
+    interleaved. Without `follow` it ends at the high watermarks of the moment it was opened.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class AsyncConsumer(LiveObject):
         self._slots = asyncio.Semaphore(FETCHES_AHEAD_MAX)
         self._current: _Lot | None = None
         self._partial: Fetched | None = None
-        """What is being taken record by record: the rest of it goes back if something else is asked for."""
+        """Rows that are being taken one by one: the rest of them goes back if `poll` is called meanwhile."""
         self._records: Iterator[Record] = iter(())
         self.is_open = False
         self._closed = False
@@ -246,7 +246,7 @@ class AsyncConsumer(LiveObject):
         return None
 
     def ready(self) -> Fetched | None:
-        """What `poll` would return at once, for who runs in another thread; None when it has to be asked."""
+        """The rows that `poll` would return at once, for another thread; None when `poll` has to be asked."""
         lot = self._current
         if self._partial is not None or lot is None or not lot.found or lot.lap != lot.reading.lap:
             return None
@@ -305,7 +305,7 @@ class AsyncConsumer(LiveObject):
             self._records = self.records(found)
 
     def records(self, found: Fetched) -> Iterator[Record]:
-        """The rows of what was polled last, one by one; who takes them keeps the reading's position."""
+        """The rows that were polled last, one by one; their taker keeps the position of the Reading."""
         records = records_of(self.topic, found)
         self._partial = found  # before the position: an interrupt between the two is seen by `rewind`
         self._readings[found.partition].position = found.base_offset
@@ -319,7 +319,7 @@ class AsyncConsumer(LiveObject):
         return bool(self._readings) and all(reading.finished for reading in self._readings.values())
 
     def positions(self) -> dict[int, int]:
-        """The offset of the next record, by partition: what a later consumer takes as its `start`."""
+        """The offset of the next record, by partition: a later consumer takes this as its `start`."""
         return {partition: reading.position for partition, reading in self._readings.items()}
 
     def position(self, partition: int) -> int:
@@ -327,7 +327,7 @@ class AsyncConsumer(LiveObject):
         return self.reading(partition).position
 
     def rewind(self, positions: Mapping[int, int]) -> None:
-        """Back to where it was: what was given since is given again."""
+        """Back to these positions: records that were given since are given again."""
         for partition, position in positions.items():
             reading = self._readings[partition]
             if reading.position != position:
@@ -365,7 +365,7 @@ class AsyncConsumer(LiveObject):
         }
 
     async def pause(self, *partitions: int) -> None:
-        """Fetch no more of these partitions (none named: of any); what was fetched ahead is dropped."""
+        """Fetch no more of these partitions (none named: of any); records fetched ahead are dropped."""
         await self.open()
         for reading in self._named(partitions):
             reading.paused = True
@@ -418,7 +418,7 @@ class AsyncConsumer(LiveObject):
             )
 
     def _taken(self) -> Fetched | None:
-        """The next rows of what was fetched last; None when another fetch is needed."""
+        """The next rows of the newest fetch; None when another fetch is needed."""
         lot = self._current
         if lot is None:
             return None
@@ -483,14 +483,14 @@ class AsyncConsumer(LiveObject):
                     self._lots.put_nowait(lot)
                 else:
                     lot.let_go()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+        except Exception as error:  # noqa: BLE001 - the reader raises any error
             self._lots.put_nowait(_Lot(reading, lap, error=error))
         finally:
             over = True
             await asyncio.gather(*self._drop(ahead), return_exceptions=True)
 
     def _drop(self, ahead: dict[int, asyncio.Task[_Lot]]) -> list[asyncio.Task[_Lot]]:
-        """Nobody wants these fetches any more; what they hold is let go, also if they are done already."""
+        """Cancel fetches that are not needed any more, and let go their slots, also if they are done."""
         tasks = list(ahead.values())
         ahead.clear()
         for task in tasks:

@@ -94,7 +94,7 @@ def first_offset(start: str, known: PartitionOffsets) -> int:
 
 
 class FetchedBatches(NamedTuple):
-    """What one fetch brought: the stored batches, rows before the wanted offset cut off, perhaps none."""
+    """The stored batches of one fetch, perhaps none; rows before the wanted offset are cut off."""
 
     schema: pa.Schema
     pieces: list[Fetched]

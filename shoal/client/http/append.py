@@ -124,10 +124,10 @@ _Address: TypeAlias = "tuple[Any, ...]"
 
 
 async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Sequence[_Address]:
-    """What to connect to. Raises OSError."""
+    """The addresses of a host. Raises OSError."""
     try:
         return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except RuntimeError:  # at the interpreter's end there are no helping threads any more: nobody else waits
+    except RuntimeError:  # at the interpreter's end there are no helping threads, and no other task waits
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -211,7 +211,7 @@ class _Connection:
         except OSError as error:
             self._lost(error)
             return
-        if not data or self._waiter is None:  # the end, or an answer that nobody asked for
+        if not data or self._waiter is None:  # the end, or an answer without a request
             self._lost(BrokenAnswer("the connection was closed"))
             return
         self._come += data
@@ -223,7 +223,7 @@ class _Connection:
         if answer is None:
             return
         self._come.clear()
-        if self._unsent:  # refused before all of it was read: what is left of it would be the next request
+        if self._unsent:  # refused before all of it was read: its rest would be taken for the next request
             self._stop_writing()
             answer = answer._replace(keeps_open=False)
         if not self._waiter.done():

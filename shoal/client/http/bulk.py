@@ -2,8 +2,8 @@
 
 Law of this file: it moves one request and one answer at a time and knows neither agents, topics nor retries.
 A body goes from the socket into memory of Arrow's pool, which keeps its pages: aiohttp's client copies each
-byte twice more, and that is most of what reading costs. Only what agents send is understood, an answer that
-declares its length; everything else is refused, and aiohttp asks instead.
+byte twice more, and that is most of the cost of reading. Only an answer that declares its length is
+understood, as agents send it; everything else is refused, and aiohttp asks instead.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Connection(asyncio.BufferedProtocol):
         come = self._filled - end - 4
         if come > size:
             raise BrokenAnswer("more came than the answer's length")
-        import pyarrow as pa  # who never reads records starts without it
+        import pyarrow as pa  # a command that never reads records starts without it
 
         self._body = memoryview(pa.allocate_buffer(size)).cast("B")
         self._body[:come] = self._head[end + 4 : self._filled]

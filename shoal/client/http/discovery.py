@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GOSSIP_PORT: Final = 7946
 LISTEN_SECONDS: Final = 3.0
-"""For mDNS: agents answer a question within a second; after this nobody is there."""
+"""For mDNS: agents answer a question within a second; after this no agent is there."""
 TAG_CLUSTER: Final = "cl"
 TAG_URL: Final = "url"
 """The tags under which an agent tells its cluster's name and its HTTP address."""
@@ -44,7 +44,7 @@ async def urls_of_seeds(
         agents = [
             member
             for member in members
-            # Whoever may write a tag does not choose where this client connects to: agents hold it alike.
+            # A member's tag may not choose where this client connects to. Agents hold to the same rule.
             if host_of(member.tags.get(TAG_URL, "")) == plain_address(member.address)
             and cluster in (None, member.tags.get(TAG_CLUSTER))
         ]
@@ -64,8 +64,8 @@ async def urls_of_seeds(
 async def urls_by_mdns(
     cluster: str | None = None, *, gossip_key: str | None = None, gossip_label: str = ""
 ) -> list[str]:
-    """The URLs of the agents of `cluster` that mDNS finds on this host or network; without a name of whatever
-    single cluster there is. Raises ClientError: nobody, or several clusters to choose from."""
+    """The URLs of the agents of `cluster` that mDNS finds on this host or network; without a name those
+    of the only cluster there is. Raises ClientError where no agent answers, or agents of several clusters."""
     found = await _listen(cluster)
     clusters = sorted({entry.cluster for entry in found})
     if not found:
@@ -96,7 +96,7 @@ async def _listen(cluster: str | None) -> list[Found]:
         async with asyncio.timeout(LISTEN_SECONDS):
             await enough.wait()
     except TimeoutError:
-        pass  # whoever was heard until now is who there is
+        pass  # the agents that were heard until now are all there are
     except OSError as error:
         raise ClientError(f"mDNS is not available here ({error}): name a URL, or a seed") from error
     finally:

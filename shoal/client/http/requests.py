@@ -26,7 +26,7 @@ from shoal.errors import ERRORS, ClientClosed, ShoalError
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
 ANSWER_BYTES_MAX = 96 << 20
-# An attempt's time on the socket beyond what the agent was told: it answers its own timeout, the network
+# An attempt's time on the socket beyond the agent's timeout: the agent answers within its own, the network
 # adds this.
 ANSWER_GRACE_MS = 2_000
 # Blocking queries for routes; below the agent's maximum of 60 s and most proxies' idle limits.
@@ -46,9 +46,9 @@ class Unreachable(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Times in milliseconds. `attempt_timeout_ms` is what an agent is given to answer one attempt;
-    `first_contact_ms` is how long a client that no agent has ever answered waits for one to listen: a cluster
-    may start beside it, and a wrong URL should not look like a hang."""
+    """Times in milliseconds. An agent has `attempt_timeout_ms` to answer one attempt. A client that no agent
+    has ever answered waits `first_contact_ms` for one to listen: a cluster may start beside it, and a wrong
+    URL should not look like a hang."""
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     first_contact_ms: int = 10_000
@@ -180,10 +180,10 @@ class Cluster:
             answer, failures = await self._every_agent_once(call)
             if answer is not None:
                 return answer
-            # What a living agent said tells more than that another one is down.
+            # The answer of a living agent tells more than that another one is down.
             failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
             definite = all(one.definite for one in failures)
-            # Nobody has ever answered: nothing runs yet, or the URLs are wrong.
+            # No agent has ever answered: none runs yet, or the URLs are wrong.
             unmet = failure.code == routes.UNREACHABLE and not self._answered
             total_ms = self.config.retry.total_ms if retry else -1
             limit_ms = self.config.first_contact_ms if unmet else total_ms
@@ -199,8 +199,8 @@ class Cluster:
             raise _error(error.failure, 0, error.failure.definite) from error
 
     async def at_leader(self, topic: str, partition: int, call: Call, deposed_grace_ms: int) -> Answer:
-        """Ask the partition's leader, whoever that becomes, until it answers or the configuration's `retry`
-        gives up, `wait_ms` of the call later.
+        """Ask the partition's leader, or the one that follows it, until one answers or the configuration's
+        `retry` gives up, `wait_ms` of the call later.
 
         For requests that may be repeated. An attempt is given up `deposed_grace_ms` after the routes have
         named another leader. Raises ShoalError with the last refusal, Unreachable when there was no answer;
@@ -283,8 +283,7 @@ class Cluster:
                 call = Call("GET", "/v1/routes", params, wait_ms=WATCH_WAIT_SECONDS * 1_000)
                 version, attempt = self._learn(topic, await self.anywhere(call)), 0
             except (ShoalError, Unreachable):
-                # The agents say no more than that they are down; whoever sends meets that too, and reports
-                # it.
+                # The agents are down, or say so. The next request to be sent meets that too, and reports it.
                 version, attempt = "", attempt + 1
             # Also after an answer: an agent whose version races ahead must not make this loop spin.
             delay_ms = min(1_000, self.config.retry.base_ms << min(attempt, 16))
@@ -441,7 +440,7 @@ class Cluster:
         head = request_head(call.method, url, call.path, call.params, headers)
         try:
             got = await self._posts.post(url, head, body, call.on_written)
-        except UnknownLength as error:  # it may have happened: whoever repeats it does so by aiohttp
+        except UnknownLength as error:  # it may have happened: a repetition goes by aiohttp
             self._not_in_place.add(url)
             raise BrokenAnswer("an answer without its length") from error
         if got.status < 300:

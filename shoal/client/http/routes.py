@@ -1,8 +1,7 @@
-"""Where a client's request goes, and what it does after one has failed.
+"""Where a client's request goes, and what follows when an attempt fails.
 
 Law of this file: pure. It learns routes from documents that others fetched and failures that others met; it
-knows no socket, no clock and no randomness (`now_ms` and `rng` are arguments). Shell:
-`shoal.client.async_client`.
+knows no socket, no clock and no randomness (`elapsed_ms` and `rng` are arguments). Shell: requests.py.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ SETTLE_MS = 3_000
 
 
 class PartitionRoute(NamedTuple):
-    """One partition as the routes tell it; `leader_url` is None while nobody leads, `term` orders claims,
-    `replica_urls` are those that hold it, the leader too.
+    """One partition as the routes tell it; `leader_url` is None while it has no leader, `term` orders claims,
+    agents at `replica_urls` hold it, the leader too.
     """
 
     partition: int
@@ -66,7 +65,7 @@ class TopicRoutes:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One attempt that failed: whose word it is, whether it may have happened, what it says."""
+    """One attempt that failed: its code, whether it may have happened, and the agent's words."""
 
     code: str
     detail: str
@@ -91,7 +90,7 @@ class RetryPolicy:
 
 
 class Verdict(NamedTuple):
-    """What follows a failure: give up, or try again after `delay_ms`, after a refresh of the routes or not,
+    """The step after a failure: give up, or try again after `delay_ms`, after a refresh of the routes or not,
     at the leader or at any agent (which forwards).
     """
 
@@ -102,7 +101,7 @@ class Verdict(NamedTuple):
 
 
 class RouteTable:
-    """What this client believes about leaders. A claim of a higher term replaces one of a lower, never the
+    """The leaders as far as this client knows. A claim of a higher term replaces one of a lower, never the
     reverse: answers come from different agents and in any order.
     """
 
@@ -211,9 +210,9 @@ def after_failure(
     *,
     settle_ms: int = SETTLE_MS,
 ) -> Verdict:
-    """What to do after attempt number `attempt` (from 0) failed, `elapsed_ms` after the first one began.
+    """The step after attempt number `attempt` (from 0) failed, `elapsed_ms` after the first one began.
 
-    `settle_ms`: how long "unknown" may only mean that an agent has not heard of a new topic; 0 where nobody
+    `settle_ms`: how long "unknown" may only mean that an agent has not heard of a new topic; 0 where no agent
     has named it before. Only for requests that may be repeated: reads, and appends which carry a producer's
     sequence. For these an outcome in doubt is as good a reason to try again as a refusal.
     """
@@ -300,7 +299,7 @@ DEFAULT_AGENT = "http://127.0.0.1:7070"
 def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = None) -> list[str]:
     """The agents' URLs that a client was given: one, several, or several in one text with commas between.
 
-    Raises ValueError for what is no address of an agent, and says what one looks like.
+    Raises ValueError for a text that is no URL of an agent, with an example.
     """
     texts = [bootstrap] if isinstance(bootstrap, str) else list(bootstrap if bootstrap is not None else [])
     if bootstrap is None:

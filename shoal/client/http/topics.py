@@ -1,4 +1,4 @@
-"""Where a producer's topic is: its routes, its making where producing makes topics, and what an append says.
+"""A producer's topic: its routes, its creation where producing creates topics, and the answer to an append.
 
 Law of this file: it asks, and knows no records.
 """
@@ -34,7 +34,7 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
     try:
         await cluster.anywhere(Call("PUT", topic_path(topic)), retry=True)
     except ShoalError as error:
-        if error.code != "topic-differs":  # somebody was quicker, with settings of their own
+        if error.code != "topic-differs":  # another client was quicker, with settings of its own
             raise
     deadline_ms = now_ms() + min(CREATED_TOPIC_SEEN_MS, cluster.config.retry.total_ms)
     while True:
@@ -50,7 +50,7 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
 
 
 def outcome_of(answer: Answer) -> tuple[int | None, bool]:
-    """The first offset of what was appended, None where the agent does not say (acks=none); duplicate?"""
+    """The first offset of the appended records, None under acks=none, and whether they were there before."""
     if answer.status != 200:
         return None, False
     document = answer.document()

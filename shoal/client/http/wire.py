@@ -1,8 +1,8 @@
 """HTTP/1.1 as a client of agents needs it: a request's head, an answer whose length is declared, and which
 connections are kept.
 
-Law of this file: no socket, and strict. What an agent does not send is BrokenAnswer or UnknownLength, and
-somebody else asks again.
+Law of this file: no socket is touched, and answers are read strictly. An answer that no agent sends is
+BrokenAnswer or UnknownLength, and aiohttp asks again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ C = TypeVar("C", bound="Closable")
 
 
 class BrokenAnswer(ConnectionError):
-    """The connection ended within an answer, or what came is no HTTP."""
+    """The connection ended within an answer, or the answer is no HTTP."""
 
 
 class UnknownLength(Exception):

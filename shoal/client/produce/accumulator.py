@@ -2,7 +2,7 @@
 
 Law of this file: `put` may be called from any thread and does next to nothing: it checks, appends to lists
 and counts. Encoding, routing and sending happen where the chunks are taken, on the client's own event loop.
-What is held is bounded: `put` waits, or says that the buffer is full, and then has taken nothing. An
+The buffer is bounded: `put` waits, or says that the buffer is full, and then has taken nothing. An
 interrupt (Ctrl-C in a notebook, which raises between any two steps of the main thread) leaves every list
 whole: each change of state is a single step, or is taken back.
 """
@@ -33,7 +33,7 @@ HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str,
 
 
 class SendOptions(TypedDict, total=False):
-    """What may be said of a record that is sent, beside its value and its key."""
+    """Options of one record, beside its value and its key."""
 
     headers: HeadersLike | None
     timestamp: Timestamp | None
@@ -52,8 +52,8 @@ Extra: TypeAlias = "tuple[Headers | None, int | None, int | None]"
 
 
 class Whole(NamedTuple):
-    """A batch that came as one, with what a Chunk says of itself. `first_row`: where it begins among the rows
-    of its delivery."""
+    """A batch that came as one, with the fields of a Chunk. `first_row`: where it begins among the rows of
+    its delivery."""
 
     begun_ms: int
     batch: pa.RecordBatch
@@ -66,7 +66,7 @@ class Whole(NamedTuple):
     repeats: bool = False
 
     def to_batch(self) -> pa.RecordBatch:
-        """It, as it is."""
+        """The batch, as it came."""
         return self.batch
 
 
@@ -95,7 +95,7 @@ class Chunk:
         return len(self.values)
 
     def cut(self) -> None:
-        """Take back a record that was not appended whole: its value is what comes last."""
+        """Take back a record that was not appended whole: the value is appended last."""
         rows = len(self.values)
         del self.keys[rows:]
         self.extras.pop(rows, None)
@@ -147,12 +147,12 @@ class LoneRecord:
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Its producer's ProducerStatistics before it: the sums after it can be made twice."""
     doubt: bool = False
-    """It was sent, and nobody said that it is not stored."""
+    """It was sent, and no answer says that it is not stored."""
     base_offset: int | None = None
     """Set: it is acknowledged."""
     duplicate: bool = False
     chunk: Chunk | None = None
-    """What it is once it has been handed over."""
+    """Made when the record is handed over to the ordinary way."""
 
 
 def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
@@ -165,7 +165,7 @@ def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
 class Gatherer:
     """The chunk that is being gathered, and those that wait to be taken.
 
-    `on_news` is called, from whatever thread puts, when a chunk begins or is complete; it must not block.
+    `on_news` is called, on the thread that puts, when a chunk begins or is complete; it must not block.
     """
 
     def __init__(self, topic: str, config: BatchingConfig, on_news: Callable[[], object]) -> None:
@@ -177,11 +177,11 @@ class Gatherer:
         self._on_news = on_news
         self._renew_lock()
         self.chunk = Chunk(0, 0, sealed=True)
-        """What is being gathered, or was last."""
+        """The chunk that is being gathered, or was last."""
         self._chunks: deque[Chunk | Whole] = deque()
         """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
-        """What was taken and is not acknowledged yet, as its owner says."""
+        """Of chunks that were taken and are not acknowledged yet, as their owner says."""
         self.lone: LoneRecord | None = None
         """On its way alone, past this: nothing is taken meanwhile."""
         self.lone_is_awaited = False
@@ -195,9 +195,9 @@ class Gatherer:
 
     def _renew_lock(self) -> None:
         self.lock = threading.Lock()
-        """What `put` holds. Most single records are a value of bytes and nothing else, and one call more
-        would cost as much as half of the rest: whoever holds it may append such a one to `chunk.values`, with
-        the new size to `chunk.size_bytes`, while that stays below `chunk.open_bytes`."""
+        """Held by `put`. Most single records are a value of bytes and nothing else, and one call more would
+        cost as much as half of the rest. So a caller that holds the lock may append such a value to
+        `chunk.values`, with the new size to `chunk.size_bytes`, while that is below `chunk.open_bytes`."""
         self._room = threading.Condition(self.lock)
 
     def put(
@@ -210,8 +210,8 @@ class Gatherer:
         timeout_seconds: float | None = None,
     ) -> Delivery:
         """Take one record; waits while the buffer is full, at most `timeout_seconds` (None: until there is
-        room). Raises ShoalError too-large or bad-request, BufferFull, and what the gatherer was stopped
-        with; the record is not taken then."""
+        room). Raises ShoalError too-large or bad-request, BufferFull, and the error that the gatherer
+        was stopped with; the record is not taken then."""
         size_bytes = RECORD_OVERHEAD_BYTES
         if value.__class__ is not bytes and value is not None:
             value = as_bytes(value, "value")
@@ -296,8 +296,8 @@ class Gatherer:
             return True
 
     def end_lone(self, lone: LoneRecord, then: Callable[[LoneRecord], None] | None = None) -> bool:
-        """It is over (`then`: what is done while nothing is taken, and may be done again); False when it was
-        handed over."""
+        """The record's way has ended; False when it was handed over. `then` is called while nothing is taken,
+        perhaps twice."""
         with self.lock:
             if self.lone is not lone:
                 return False
@@ -343,13 +343,13 @@ class Gatherer:
 
     @property
     def gathered_rows(self) -> int:
-        """Records that nobody has taken yet."""
+        """Records that are not taken yet."""
         with self.lock:
             return sum(chunk.rows for chunk in self._chunks)
 
     @property
     def sealed(self) -> int:
-        """Complete chunks that nobody has taken yet."""
+        """Complete chunks that are not taken yet."""
         with self.lock:
             return sum(chunk.sealed for chunk in self._chunks)
 
@@ -380,7 +380,7 @@ class Gatherer:
             return None
 
     def account(self, taken_bytes: int) -> None:
-        """So much of what was taken is not acknowledged: room is what the bound leaves beside it."""
+        """So many bytes that were taken are not acknowledged: the bound leaves room beside these."""
         with self.lock:
             self._taken_bytes = taken_bytes
             self._look_at_gate()

@@ -1,9 +1,9 @@
 """When buffered records become a request: linger, counts, bytes, bounds, sequences.
 
-Law of this file: pure. What is buffered is opaque but for its rows and bytes; time is an argument. While a
-partition's request is in flight, what arrives goes into the next: the slower the answers, the larger the
+Law of this file: pure. Buffered items are opaque but for their rows and bytes; time is an argument. While a
+partition's request is in flight, arriving items go into the next: the slower the answers, the larger the
 requests. Only a full one leaves before the answer, and only after those before it have left: agents store a
-producer's requests in the order of their sequences, and refuse what is ahead of it.
+producer's requests in the order of their sequences, and refuse one that is ahead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rows = TypeVar("Rows", bound="Sliceable")
 
 
 class Sliceable(Protocol):
-    """What `split` needs of a record batch (pyarrow.RecordBatch has it)."""
+    """The part of a pyarrow.RecordBatch that `split` needs."""
 
     @property
     def num_rows(self) -> int: ...
@@ -40,7 +40,7 @@ class BatchingConfig:
 
     linger_ms: how long a record waits for company while its partition is idle. batch_*_max: a request's
     size, small against the 16 MiB that an agent takes. buffered_bytes_max: `send` waits above it; it holds
-    a second of a fast producer, and so bounds memory and what a crash of the client loses.
+    a second of a fast producer, and so bounds memory and the records that a crash of the client loses.
     """
 
     linger_ms: int = 20
@@ -56,7 +56,7 @@ class BatchingConfig:
 
 
 class Request(NamedTuple, Generic[Item]):
-    """What goes to one partition in one request."""
+    """One request to one partition."""
 
     partition: int
     sequence: int
@@ -157,7 +157,7 @@ class Batcher(Generic[Item]):
         return state is not None and bool(state.in_flight) and state.in_flight[0].items is request.items
 
     def expedite(self) -> None:
-        """What is buffered now lingers no longer."""
+        """Everything that is buffered now lingers no longer."""
         for state in self._partitions.values():
             state.waiting = deque(entry._replace(due_ms=0) for entry in state.waiting)
 
@@ -171,8 +171,8 @@ class Batcher(Generic[Item]):
         self.check_invariants()
 
     def next_sequence(self, partition: int) -> int | None:
-        """What a request that leaves past this buffer may carry; None where something waits or is in flight,
-        or nothing was sent yet."""
+        """The sequence for a request that leaves past this buffer; None where items wait or are in flight, or
+        nothing was sent yet."""
         state = self._partitions.get(partition)
         return None if state is None or state.waiting or state.in_flight else state.next_sequence
 
@@ -192,7 +192,7 @@ class Batcher(Generic[Item]):
         state.next_sequence = len(numbered)
 
     def items(self) -> Iterator[tuple[int, Item]]:
-        """What is in flight and what waits, by partition, oldest first."""
+        """Items in flight and waiting, by partition, oldest first."""
         for partition, state in self._partitions.items():
             for request in state.in_flight:
                 for item in request.items:

@@ -1,4 +1,4 @@
-"""What became of records that were sent: one object for a whole batch, never one for each record.
+"""The fate of records that were sent: one object for a whole batch, never one for each record.
 
 Law of this file: it counts rows and keeps offsets; it knows neither requests nor agents. A Delivery may be
 asked and waited for from any thread, and awaited in any event loop.
@@ -17,7 +17,7 @@ from shoal.client.produce.outcome import Outcome
 
 class Appended(NamedTuple):
     """Consecutive records of one partition, as an agent acknowledged them. `base_offset` is that of the
-    first; None under acks=none, where nobody says.
+    first; None under acks=none, where no agent says.
     """
 
     partition: int
@@ -43,7 +43,7 @@ class ProducerStatistics:
 
 
 class _Part(NamedTuple):
-    """What one request did for a delivery: its rows there, in order; None: all, from `first_row` on."""
+    """One request's part of a delivery: its rows there, in order; None: all, from `first_row` on."""
 
     appended: Appended
     rows: pa.Array | None
@@ -68,7 +68,7 @@ class Delivery(Outcome[tuple[Appended, ...]]):
         self._parts: list[_Part] = []
 
     def place(self, row: int) -> Place:
-        """Where record number `row` of these is. Complete deliveries only; raises what `result` does."""
+        """Where record number `row` of these is. Complete deliveries only; raises as `result`."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
         self.result(0)

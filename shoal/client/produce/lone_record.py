@@ -1,11 +1,10 @@
-"""One record on its way alone, past event loop, gatherer and pyarrow: what a caller who waits for each record
-sends, as bytes.
+"""One record on its way alone, past event loop, gatherer and pyarrow, for callers that wait for each record.
 
 Law of this file: it moves nothing. A record goes this way only while nothing of its producer is gathered,
-taken or in flight; whoever has begun it owns the batcher and the counts until it is settled or handed over.
-What is not acknowledged at once is handed to the ordinary way, ahead of all that came meanwhile and under the
-same sequence: stored once, in order. Each change of state is one step, or may be done again (an interrupt may
-come between any two).
+taken or in flight; the caller that began it owns the batcher and the counts until it is settled or handed
+over. A record that is not acknowledged at once is handed to the ordinary way, ahead of all that came
+meanwhile and under the same sequence: stored once, in order. Each change of state is one step, or may be done
+again (an interrupt may come between any two).
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from shoal.format.row_encoding import encode_rows
 from shoal.format.timestamps import Timestamp
 
 RECORD_BYTES_MAX: Final = 64 << 10
-"""Of value and key: what is larger takes so long that the ordinary way's costs do not count."""
+"""Of value and key: a larger record takes so long that the ordinary way's costs do not count."""
 ANSWER_SECONDS: Final = 0.5
-"""Whoever has not answered by then may be a leader no more: the ordinary way asks elsewhere."""
+"""An agent that has not answered by then may not lead any more: the ordinary way asks elsewhere."""
 TAKEN_OVER_SECONDS: Final = 2.0
 """A record alone that is no further by then was left by an interrupt, or is as good as left."""
 PAUSE_SECONDS: Final = 1.0
@@ -46,8 +45,8 @@ _PLACED: Final = re.compile(
 
 
 def row_stream(timestamp_us: int, key: bytes | None, value: bytes | None) -> bytes | None:
-    """An Arrow stream of one record without headers, as pyarrow's encoder makes it; None for what it does
-    not cover."""
+    """An Arrow stream of one record without headers, as pyarrow's encoder makes it; None for a record that
+    encode_rows does not cover."""
     message = encode_rows((timestamp_us,), (key,), (value,))
     if message is None:
         return None
@@ -113,8 +112,8 @@ class LonePath:
         partition: int | None = None,
         timeout_seconds: float | None = None,
     ) -> LoneRecord | None:
-        """The record, ready to be sent; None when it has to go the ordinary way. Who got one settles it
-        (`settle`) or hands it over (`hand_over`), and minds `timeout_seconds`."""
+        """The record, ready to be sent; None when it has to go the ordinary way. The caller settles a
+        record (`settle`) or hands it over (`hand_over`), and minds `timeout_seconds`."""
         if headers is not None or timestamp is not None:
             return None
         if isinstance(value, str):
@@ -188,8 +187,8 @@ class LonePath:
         return head
 
     def settle(self, lone: LoneRecord, answer: WholeAnswer | None) -> Place | None:
-        """What became of it; None when it was handed to the ordinary way: the delivery of its chunk will say.
-        `answer`: None if there was none."""
+        """The record's place; None when it was handed to the ordinary way, where the delivery of its chunk
+        will say. `answer`: None if there was none."""
         if answer is not None:
             found = offset_of(answer, lone.partition)
             if found is None:
@@ -221,13 +220,13 @@ class LonePath:
             return
         try:
             self._gatherer.hand_over(lone, lambda: _chunk(lone))
-        except RuntimeError:  # nobody is there any more whom it could be told
+        except RuntimeError:  # the event loop that would send it has ended
             assert lone.chunk is not None
             lone.chunk.delivery.fail(ClientClosed("the client was closed meanwhile"))
 
     def take_over(self) -> float | None:
-        """Hand over what was left by whoever began it: it may have been sent, or may still be. Otherwise
-        how many seconds are left until then; None when nothing is on its way."""
+        """Hand over a record that its caller has left: it may have been sent, or may still be. Otherwise the
+        seconds until then; None when no record is on its way."""
         lone = self._gatherer.lone
         if lone is None:
             return None
@@ -241,7 +240,7 @@ class LonePath:
     def _end(self, lone: LoneRecord) -> bool:
         try:
             return self._gatherer.end_lone(lone, self._account)
-        except RuntimeError:  # nobody is there any more whom it could be told
+        except RuntimeError:  # the event loop that would hear of it has ended
             return True
 
     def _pause(self, url: str) -> None:

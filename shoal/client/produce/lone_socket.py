@@ -1,7 +1,7 @@
 """Lone records over sockets of their own, from the caller's thread: no event loop, no other thread.
 
-Law of this file: it moves bytes, for one caller at a time (the lone record's owner). Whatever goes wrong is
-no answer, and the ordinary way asks again; `lone.doubt` says whether anything was sent.
+Law of this file: it moves bytes, for one caller at a time (the lone record's owner). A failure of any
+kind is no answer, and the ordinary way asks again; `lone.doubt` says whether anything was sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.client.produce.accumulator import LoneRecord
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 
 AGENTS_MAX: Final = 16
-"""Connections kept, one an agent; who sends to more leaders connects anew now and then."""
+"""Connections kept, one an agent; with more leaders than these a connection is made anew now and then."""
 IDLE_SECONDS_MAX: Final = 10.0
 """A connection that was idle for longer may just be closed by its agent, or by something on the way."""
 _ANSWER_BYTES_MAX: Final = 1 << 20
@@ -49,7 +49,7 @@ class LoneSockets:
                 self._drop(lone.url)
             return answer
         except BaseException:
-            self._drop(lone.url)  # the answer that may come is nobody's
+            self._drop(lone.url)  # nobody would read the answer that may still come
             raise
         finally:
             self._busy = False
@@ -57,7 +57,7 @@ class LoneSockets:
                 self._drop_all()
 
     def close(self) -> None:
-        """End all connections, from any thread; who waits for an answer hears of it."""
+        """End all connections, from any thread; a caller that waits for an answer gets none."""
         self._closed = True
         for connected, _ in list(self._kept.values()):
             with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """Something that happens once, on one thread, and is waited for on any, blocking or in an event loop.
 
-Law of this file: an interrupt may come between any two steps of who waits, and must leave nothing held. A
-Future of concurrent.futures cannot promise that: its lock is taken in Python, and an interrupt right behind
-that keeps it for ever, so that whoever is to say what happened waits for ever too. Here nobody but the one
-that waits ever takes the lock that it waits on.
+Law of this file: an interrupt may come between any two steps of a waiting thread, and must leave nothing
+held. A Future of concurrent.futures takes its lock in Python: an interrupt right behind that keeps the lock
+for ever, and the thread that sets the result waits for ever too. Here only the waiting thread takes the lock
+that it waits on.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Outcome(Generic[T]):
         """It has happened, well or not."""
         self.error: BaseException | None = None
         """Why it failed."""
-        self._unsaid = [True]  # whoever takes it out, in one step, has the first word
+        self._unsaid = [True]  # the thread that takes it out, in one step, is the first
         self._value: T | None = None
         self._waiters: list[Callable[[], None]] = []
-        """Of everybody who waits at the moment: each is told once, or finds that it is over."""
+        """Of those that wait at the moment: each is told once, or finds that it is done."""
 
     def succeed(self, value: T) -> None:
         """The first word counts."""
@@ -52,12 +52,12 @@ class Outcome(Generic[T]):
             return False
 
     def _end(self) -> None:
-        self.done = True  # before anybody is told: who comes to wait from now on sees it
+        self.done = True  # before the waiting are told: one that comes to wait from now on sees it
         while self._waiters:
             self._waiters.pop()()
 
     def result(self, timeout_seconds: float | None = None) -> T:
-        """Wait for it on any other thread. Raises what it failed with, TimeoutError when it has not happened
+        """Wait for it on any other thread. Raises the error of `fail`, TimeoutError when it has not happened
         in time."""
         if not self.done:
             over = threading.Lock()
@@ -83,7 +83,7 @@ class Outcome(Generic[T]):
 
     @contextlib.contextmanager
     def _told(self, tell: Callable[[], None]) -> Generator[None, None, None]:
-        """While somebody waits."""
+        """While a thread or a coroutine waits."""
         self._waiters.append(tell)
         try:
             yield

@@ -1,4 +1,4 @@
-"""The idempotent producer: takes what was gathered, sends, repeats until acknowledged.
+"""The idempotent producer: takes gathered records, sends them, repeats until they are acknowledged.
 
 Law of this file: it awaits. accumulator.py makes chunks of single records, batcher.py decides what becomes a
 request, http/routes.py what follows a failure, format/partitioner.py where a key goes. Every request carries
@@ -55,7 +55,7 @@ class ProduceFailed(Exception):
         self.cause_code = cause_code
         self.definite = definite
         self.undelivered: list[tuple[int, pa.RecordBatch]] = []
-        """What its producer took and nobody acknowledged, by partition and in order: see AsyncProducer."""
+        """Records that its producer took and no agent acknowledged, by partition and in order."""
 
 
 def batch_of(
@@ -181,14 +181,14 @@ class AsyncProducer(LiveObject):
         return await self.open()
 
     async def open(self) -> Self:
-        """What `async with` does at its beginning, for cells of a notebook; `close` ends it. Raises
+        """The beginning of `async with`, for cells of a notebook; `close` is its end. Raises
         ShoalError, Unreachable, and ClientClosed for one that was closed."""
         if self._aborted:
             raise ClientClosed(f"the producer of {self.topic} is closed: make another")
         if self.is_open:
             return self
-        # Arrow looks for pandas when it makes its first value: at the interpreter's end, when what is unsent
-        # is flushed, that would fail.
+        # Arrow looks for pandas when it makes its first value: at the interpreter's end, when unsent records
+        # are flushed, that would fail.
         pa.scalar(0, pa.int64())
         await find_topic(self._cluster, self.topic)
         if self._partition is not None and self._routes().get(self._partition) is None:
@@ -239,7 +239,7 @@ class AsyncProducer(LiveObject):
 
     @property
     def statistics(self) -> ProducerStatistics:
-        """What was sent and answered since the producer was opened."""
+        """Counts of records and requests since the producer was opened."""
         return replace(self._counts, records_sent=self._counts.records_sent + self.gatherer.gathered_rows)
 
     @property
@@ -321,11 +321,11 @@ class AsyncProducer(LiveObject):
         return self.gatherer.put_batches(batches, 0)
 
     def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """What `send_batch` makes of `data`. Raises ShoalError schema-mismatch or too-large."""
+        """The batches that `send_batch` makes of `data`. Raises ShoalError schema-mismatch or too-large."""
         return batches_of(data, self.topic, time.time_ns() // 1_000)
 
     def finish(self) -> None:
-        """Take nothing more: what was sent before can be flushed, and nothing is taken that would not be."""
+        """Take nothing more: records sent before can be flushed, and none is taken that would not be."""
         self.gatherer.stop(ClientClosed(f"the producer of {self.topic} is closed"))
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
@@ -368,14 +368,15 @@ class AsyncProducer(LiveObject):
             raise self._failure
 
     async def failure(self) -> Exception:
-        """Wait until a record could not be delivered; for those who have nothing to send at the moment."""
+        """Wait until a record could not be delivered; for callers with nothing to send at the moment."""
         await self._until(lambda: self._failure is not None)
         assert self._failure is not None
         return self._failure
 
     def undelivered(self) -> list[tuple[int, pa.RecordBatch]]:
-        """What was taken and not acknowledged, by partition and in order. After a failure: what to send again
-        elsewhere (those of the request that failed may be stored, unless the failure is `definite`)."""
+        """Records that were taken and not acknowledged, by partition and in order. After a failure they may
+        be sent again elsewhere. Those of the failed request may be stored, unless the failure is `definite`.
+        """
         return [(partition, piece.batch) for partition, piece in self._batcher.items()]
 
     def after_fork(self, error: ClientForked) -> None:
@@ -385,7 +386,7 @@ class AsyncProducer(LiveObject):
         self.sockets.after_fork()
 
     async def abort(self) -> None:
-        """Stop at once. What was not acknowledged may or may not be stored."""
+        """Stop at once. Records that are not acknowledged may or may not be stored."""
         self._aborted = True
         self._opened.discard(self)
         if self._timer is not None:
@@ -457,7 +458,7 @@ class AsyncProducer(LiveObject):
         ]
 
     def _turn(self) -> None:
-        """Take what was gathered, start what is due, and come back when the next request will be."""
+        """Take gathered records, start requests that are due, and come back when the next one will be."""
         self._notify()
         if self._timer is not None:
             self._timer.cancel()
@@ -468,13 +469,13 @@ class AsyncProducer(LiveObject):
         now = now_ms()
         loop = asyncio.get_running_loop()
         left_seconds = None if self.lone is None else self.lone.take_over()
-        if left_seconds is not None:  # the one who sent it calls again
+        if left_seconds is not None:  # its sender calls again
             self._timer = loop.call_later(left_seconds, self._turn)
             return
         self.gatherer.seal(before_ms=now)
         try:
             more = self._absorb()  # one a turn: answers are read in between
-        except Exception as error:  # noqa: BLE001 - the topic is gone, or a bug: whoever sends hears of it
+        except Exception as error:  # noqa: BLE001 - the topic is gone, or a bug: the next `send` raises it
             self._fail(error)
             return
         for request in self._batcher.take(now):
@@ -498,7 +499,7 @@ class AsyncProducer(LiveObject):
             failure = self._explained(request, error)
             self._fail(failure)
             self._tell(request, None, False, failure)
-        except Exception as error:  # noqa: BLE001 - a bug, also in on_delivery: `send`, `flush` and all who wait raise it
+        except Exception as error:  # noqa: BLE001 - a bug, also in on_delivery: `send`, `flush` and deliveries raise it
             self._fail(error)
 
     def _acknowledged(self, request: Request[Piece], answer: Answer) -> None:
@@ -525,9 +526,8 @@ class AsyncProducer(LiveObject):
             self._on_delivery(Delivered(self.topic, request.partition, batch, base_offset, duplicate, error))
 
     async def _post(self, request: Request[Piece]) -> Answer:
-        """Deliver. What came before the requests ahead of it is sent again behind them; one that the agents
-        cannot tell from a gap, since they have forgotten its producer, under a new identity, if nothing can
-        be stored twice.
+        """Deliver. A request that overtook those ahead of it is sent again behind them. Where agents have
+        forgotten the producer and see a gap, it is sent under a new identity, if nothing can be stored twice.
         """
         doubt = request.repeats
         while True:
@@ -591,7 +591,7 @@ class AsyncProducer(LiveObject):
             self._stop()
 
     def _stop(self) -> None:
-        """Nothing more is taken, nothing more will be acknowledged; all that was taken is in the batcher."""
+        """Nothing more is taken nor acknowledged; all records that were taken are in the batcher."""
         error = self._failure or ClientClosed(f"the producer of {self.topic} is closed")
         self.gatherer.stop(error)
         self.gatherer.seal()
@@ -605,7 +605,7 @@ class AsyncProducer(LiveObject):
         self._notify()
 
     async def _until(self, over: Callable[[], bool]) -> None:
-        """Wait for that; it is looked at whenever something was answered or has failed."""
+        """Wait until `over()`, which is asked again after each answer and each failure."""
         while not over():
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.add(waiting)
@@ -625,7 +625,7 @@ class AsyncProducer(LiveObject):
 
 
 def _check_options(acks: object, compression: object, partition: object, batching: object) -> None:
-    """Where they are given: found later, they would fail records that were taken already."""
+    """At the call: a wrong option that is found later would fail records that were taken already."""
     if acks not in _ACKS:
         raise ShoalError("bad-request", f"acks is one of {', '.join(_ACKS)}, not {acks!r}")
     if compression not in _COMPRESSIONS:
