@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import pathlib
 import secrets
 import statistics
 import time
@@ -27,8 +28,10 @@ CATCH_UP_TIMEOUT_SECONDS = 60.0
 SUMMER_2013 = datetime.datetime(2013, 7, 1, tzinfo=datetime.UTC)
 
 
-def arrow_body() -> bytes:
-    """An Arrow stream with one batch of 1,000 records of 100 bytes."""
+def arrow_body(
+    records: int = BATCH_RECORDS, value_bytes: int = RECORD_BYTES, keys: list[bytes] | None = None
+) -> bytes:
+    """An Arrow stream with one batch of 1,000 records of 100 bytes, without keys."""
     schema = pa.schema(
         [
             ("timestamp", pa.timestamp("us", tz="UTC")),
@@ -41,15 +44,23 @@ def arrow_body() -> bytes:
         ]
     )
     columns = [
-        pa.array([SUMMER_2013] * BATCH_RECORDS, schema.field(0).type),
-        pa.nulls(BATCH_RECORDS, pa.binary()),
-        pa.array([secrets.token_bytes(RECORD_BYTES) for _ in range(BATCH_RECORDS)], pa.binary()),
-        pa.nulls(BATCH_RECORDS, schema.field(3).type),
+        pa.array([SUMMER_2013] * records, schema.field(0).type),
+        pa.nulls(records, pa.binary()) if keys is None else pa.array(keys, pa.binary()),
+        pa.array([secrets.token_bytes(value_bytes) for _ in range(records)], pa.binary()),
+        pa.nulls(records, schema.field(3).type),
     ]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
     return bytes(sink.getvalue())
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise cluster.ClusterProblem(f"process {pid} is gone")
 
 
 def create_topic(

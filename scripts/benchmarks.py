@@ -84,16 +84,21 @@ class Bench:
             )
         ]
 
-    def single(self) -> list[Row]:
-        """Single-record POSTs over 64 connections, beside an empty aiohttp handler."""
+    @contextlib.contextmanager
+    def lone_posts(self) -> Iterator[tuple[bytes, str, bytes, str]]:
+        """A single-record POST and the URL of an agent for it; the same of an empty aiohttp handler."""
         body = b"x" * RECORD_BYTES
         with self.agents(1) as agents, floors.empty_handler() as empty:
             url = agents.agents[0].url
             bench_topics.create_topic(url, "bench", 1, 1)
-            request = load.request_bytes(
-                "POST", f"{url}/v1/topics/bench/records", body, Content_Type="text/plain"
-            )
+            target = f"{url}/v1/topics/bench/records"
+            request = load.request_bytes("POST", target, body, Content_Type="text/plain")
             nothing = load.request_bytes("POST", empty, body, Content_Type="text/plain")
+            yield request, url, nothing, empty
+
+    def single(self) -> list[Row]:
+        """Single-record POSTs over 64 connections, beside an empty aiohttp handler."""
+        with self.lone_posts() as (request, url, nothing, empty):
             ours, floor = self.alternate(
                 lambda: post(request, url, connections=64, requests=SINGLE_REQUESTS).per_second,
                 lambda: post(nothing, empty, connections=64, requests=SINGLE_REQUESTS).per_second,
@@ -103,14 +108,7 @@ class Bench:
 
     def latency(self) -> list[Row]:
         """One single-record POST in flight, beside the empty handler and one fdatasync."""
-        body = b"x" * RECORD_BYTES
-        with self.agents(1) as agents, floors.empty_handler() as empty:
-            url = agents.agents[0].url
-            bench_topics.create_topic(url, "bench", 1, 1)
-            request = load.request_bytes(
-                "POST", f"{url}/v1/topics/bench/records", body, Content_Type="text/plain"
-            )
-            nothing = load.request_bytes("POST", empty, body, Content_Type="text/plain")
+        with self.lone_posts() as (request, url, nothing, empty):
             ours, floor = self.alternate(
                 lambda: bench_topics.p50_us(request, url, LATENCY_REQUESTS),
                 lambda: (
@@ -160,15 +158,20 @@ class Bench:
             Row(name, f"{ours / 1e9:.2f} GB/s", f"socket copy {floor / 1e9:.2f} GB/s", ours / floor, None)
         ]
 
-    def failover(self) -> list[Row]:
-        """kill -9 of a leader, to the next acknowledged append at a survivor; median and worst of ten."""
+    def failovers(self, kills: int) -> list[float]:
+        """Seconds from each kill -9 of the leader to the next acknowledged append at a survivor."""
         seconds = []
         bar = terminal.Bar("fail-over")
         with self.agents(3) as agents:
             bench_topics.create_topic(agents.agents[0].url, "bench", 1, 3)
-            for number in range(FAILOVER_KILLS):
+            for number in range(kills):
                 seconds.append(self.one_failover(agents))
-                bar.update((number + 1) / FAILOVER_KILLS, f"{seconds[-1]:.2f} s")
+                bar.update((number + 1) / kills, f"{seconds[-1]:.2f} s")
+        return seconds
+
+    def failover(self) -> list[Row]:
+        """kill -9 of a leader, to the next acknowledged append at a survivor; median and worst of ten."""
+        seconds = self.failovers(FAILOVER_KILLS)
         median, worst = statistics.median(seconds), max(seconds)
         name = f"fail-over after kill -9, {len(seconds)} kills"
         measured = f"median {median:.2f} s, worst {worst:.2f} s"

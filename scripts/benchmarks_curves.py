@@ -44,7 +44,7 @@ def rows(bench: Bench) -> list[Row]:
         found.append(
             Row(f"single-record POST, best load, {name}", measured, f"{best} connections", 1.0, None)
         )
-    times = sorted(_failovers(bench))
+    times = sorted(bench.failovers(KILLS))
     points += [
         plots.Point("fail-over", "kill -9 of the leader", seconds, 100 * number / len(times))
         for number, seconds in enumerate(times, 1)
@@ -82,15 +82,3 @@ def _over_connections(bench: Bench, agents: int) -> dict[int, tuple[float, float
 
 def _p99(latencies_us: list[float]) -> float:
     return sorted(latencies_us)[int(len(latencies_us) * 0.99)]
-
-
-def _failovers(bench: Bench) -> list[float]:
-    """Seconds from kill -9 of the leader to the next acknowledged append at a survivor."""
-    seconds = []
-    bar = terminal.Bar("fail-over")
-    with bench.agents(3) as agents:
-        bench_topics.create_topic(agents.agents[0].url, "bench", 1, 3)
-        for number in range(KILLS):
-            seconds.append(bench.one_failover(agents))
-            bar.update((number + 1) / KILLS, f"{seconds[-1]:.2f} s")
-    return seconds

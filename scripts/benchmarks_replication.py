@@ -424,7 +424,7 @@ def thousand(bench: Bench) -> list[Row]:
         while max(_busy_percent(agents, 2.0)) > QUIET_PERCENT and time.monotonic() < deadline:
             continue
         percent = max(_busy_percent(agents, IDLE_SECONDS))
-        memory = max(_resident_mb(agent.pid) for agent in agents.agents)
+        memory = max(bench_topics.resident_mb(agent.pid) for agent in agents.agents)
         disk = (_disk_kib(bench.directory) - disk_before) / (PARTITIONS * AGENTS)
         lost, survivor = agents.agents[0], agents.agents[1].url
         lost.signal(signal.SIGKILL)
@@ -499,10 +499,3 @@ def _disk_kib(directory: pathlib.Path) -> float:
 def _ticks(pid: int) -> int:
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
-
-
-def _resident_mb(pid: int) -> float:
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise cluster.ClusterProblem(f"process {pid} is gone")

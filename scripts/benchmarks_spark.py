@@ -22,7 +22,6 @@ import bench_topics
 import cluster
 import environment
 import load
-import pyarrow as pa
 import spark_floors
 import terminal
 from row import Row
@@ -151,21 +150,12 @@ def file_server(directory: pathlib.Path, agent: str) -> Iterator[str]:
 
 def bodies() -> list[bytes]:
     """Arrow streams of one batch each: 10,000 records with a key of 8 bytes and a random value of 92."""
-    schema = pa.ipc.open_stream(bench_topics.arrow_body()).schema
-    made = []
-    for _ in range(BODIES):
-        keys = [b"%08d" % secrets.randbelow(KEYS) for _ in range(BATCH_RECORDS)]
-        columns = [
-            pa.array([bench_topics.SUMMER_2013] * BATCH_RECORDS, schema.field(0).type),
-            pa.array(keys, pa.binary()),
-            pa.array([secrets.token_bytes(VALUE_BYTES) for _ in range(BATCH_RECORDS)], pa.binary()),
-            pa.nulls(BATCH_RECORDS, schema.field(3).type),
-        ]
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-        made.append(bytes(sink.getvalue()))
-    return made
+    return [
+        bench_topics.arrow_body(
+            BATCH_RECORDS, VALUE_BYTES, [b"%08d" % secrets.randbelow(KEYS) for _ in range(BATCH_RECORDS)]
+        )
+        for _ in range(BODIES)
+    ]
 
 
 def fill(url: str, records: int) -> None:

@@ -148,7 +148,7 @@ def _start_again(agents: cluster.LocalCluster, topic: str) -> Start:
     return Start(
         seconds,
         (int(fields[11]) + int(fields[12])) / CPU_TICKS_A_SECOND,
-        _resident_mb(agent.pid),
+        bench_topics.resident_mb(agent.pid),
         len(os.listdir(f"/proc/{agent.pid}/fd")),
         _read_bytes(agent.pid),
         _disk_bytes(agents.directory / "data"),
@@ -184,13 +184,6 @@ def _append_to_each(url: str, topic: str, partitions: int) -> None:
             said = answer.read()
             if answer.status != http.client.OK:
                 raise cluster.ClusterProblem(f"{path}: {answer.status} {said[:200]!r}")
-
-
-def _resident_mb(pid: int) -> float:
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise cluster.ClusterProblem(f"process {pid} is gone")
 
 
 def _read_bytes(pid: int) -> int:

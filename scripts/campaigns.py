@@ -7,9 +7,7 @@ names its seed, which the test beside it replays.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import datetime
 import importlib
 import json
 import logging
@@ -24,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
+import dated_rows
 import environment
 import terminal
 from campaign_openapi import openapi
@@ -135,19 +134,10 @@ CAMPAIGNS = ("membership", "openapi", "serf", "spark", *sorted(ROUNDS), "simulat
 
 def record(what: str, outcome: Outcome, hours: float, path: pathlib.Path = RECORD) -> None:
     """Append one row of COLUMNS."""
-    git = ["git", "-C", str(environment.ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
     seeds = f"{outcome.first_seed}-{outcome.next_seed - 1}"
     findings = "; ".join(outcome.findings).replace("\n", " ") or "none"
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
-        writer.writerow(
-            (date, commit, what, outcome.records, seeds, f"{hours:.2f}", outcome.faults, findings)
-        )
+    row = (what, outcome.records, seeds, f"{hours:.2f}", outcome.faults, findings)
+    dated_rows.append(path, COLUMNS, [row])
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -11,10 +11,10 @@ import dataclasses
 import datetime
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
+import dated_rows
 from row import Row
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -84,20 +84,12 @@ def _result(path: pathlib.Path, number: int, fields: dict[str, str]) -> Result:
 
 def record(rows: Iterable[Row], rounds: int, path: pathlib.Path = RESULTS) -> None:
     """Append what one run measured, under today's date and this checkout's commit."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(FIELDS)
-        for row in rows:
-            goal = "" if row.goal is None else f"{row.goal:g}"
-            better = "less" if row.lower_is_better else "more"
-            writer.writerow(
-                (date, commit, rounds, row.name, row.measured, row.floor, f"{row.ratio:.2f}", goal, better)
-            )
+    found = []
+    for row in rows:
+        goal = "" if row.goal is None else f"{row.goal:g}"
+        better = "less" if row.lower_is_better else "more"
+        found.append((rounds, row.name, row.measured, row.floor, f"{row.ratio:.2f}", goal, better))
+    dated_rows.append(path, FIELDS, found)
 
 
 def newest(results: Sequence[Result]) -> list[Result]:

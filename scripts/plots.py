@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import datetime
 import math
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
+
+import dated_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAB = ROOT / "lab"
@@ -73,16 +73,8 @@ PLOTS = (
 
 def record(points: Iterable[Point], machine_load: float, path: pathlib.Path = CURVES) -> None:
     """Append the points of one run, under today's date and this checkout's commit."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
-        run = (date, commit, f"{machine_load:.1f}")
-        writer.writerows((*run, p.plot, p.line, f"{p.x:.4g}", f"{p.y:.4g}") for p in points)
+    rows = [(f"{machine_load:.1f}", p.plot, p.line, f"{p.x:.4g}", f"{p.y:.4g}") for p in points]
+    dated_rows.append(path, COLUMNS, rows)
 
 
 def newest(path: pathlib.Path = CURVES) -> tuple[str, list[Point]]:
