@@ -18,8 +18,9 @@ from urllib.parse import quote
 import aiohttp
 
 from shoal.client.http import routes
-from shoal.client.http.append import NotConnected, PostConnections, Unsupported
+from shoal.client.http.append import PostConnections
 from shoal.client.http.bulk import BulkConnections, OnHead
+from shoal.client.http.connection import NotConnected, Unsupported
 from shoal.client.http.routes import AgentList, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import NOT_HTTP, BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.errors import ERRORS, ClientClosed, ShoalError
@@ -398,12 +399,7 @@ class Cluster:
         try:
             async with asyncio.timeout(seconds):
                 answer = await self._answer(self._session, url, call)
-        except (
-            NotConnected,
-            aiohttp.ClientConnectorError,
-            aiohttp.ConnectionTimeoutError,
-            ConnectionRefusedError,
-        ) as error:
+        except (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.agents.failed(url)
             detail = f"{url} cannot be reached: {_reason(error)}"
             raise AttemptFailed(Failure(routes.UNREACHABLE, detail, True, definite=True)) from error
@@ -423,7 +419,7 @@ class Cluster:
         if call.bulk and url not in self._not_in_place and url.startswith("http://"):
             try:
                 got = await self._bulk.get(url, call.path, call.params, call.headers, call.on_head)
-            except UnknownLength:
+            except (UnknownLength, Unsupported):
                 self._not_in_place.add(url)
             else:
                 return _judged(got.status, got.headers, got.body)
@@ -464,7 +460,8 @@ class Cluster:
 def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -> Answer:
     if status < 300:
         return Answer(status, headers, body)
-    raise AttemptFailed(routes.failure_from_problem(status, body, headers.get("Retry-After")))
+    problem = routes.json_object(body)
+    raise AttemptFailed(routes.failure_from_problem(status, problem, headers.get("Retry-After")))
 
 
 def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:

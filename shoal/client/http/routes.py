@@ -238,9 +238,11 @@ def json_object(body: bytes | memoryview) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def failure_from_problem(status: int, body: bytes | memoryview, retry_after: str | None = None) -> Failure:
-    """The failure that an answer of status 400 or above describes, by its problem document if it has one."""
-    problem = json_object(body)
+def failure_from_problem(
+    status: int, problem: Mapping[str, Any] | None, retry_after: str | None = None
+) -> Failure:
+    """The failure that an answer of status 400 or above describes; `problem` is its document, None if it has
+    none."""
     if problem is None or not isinstance(problem.get("code"), str):
         retriable = status in (502, 503, 504)
         return Failure(

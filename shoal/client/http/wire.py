@@ -1,5 +1,4 @@
-"""HTTP/1.1 as a client of agents needs it: a request's head, an answer whose length is declared, and which
-connections are kept.
+"""HTTP/1.1 as a client of agents needs it: a request's head, and an answer whose length is declared.
 
 Law of this file: no socket is touched, and answers are read strictly. An answer that no agent sends is
 BrokenAnswer or UnknownLength, and aiohttp asks again.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -20,49 +19,12 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r
 _CLOSES: Final = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*(?=\r)", re.IGNORECASE)
 
 
-C = TypeVar("C", bound="Closable")
-
-
 class BrokenAnswer(ConnectionError):
     """The connection ended within an answer, or the answer is no HTTP."""
 
 
 class UnknownLength(Exception):
     """The answer does not declare its length (a proxy's, perhaps): ask in another way."""
-
-
-class Closable(Protocol):
-    """A connection."""
-
-    def close(self) -> None: ...
-
-
-class KeptConnections(Generic[C]):
-    """Connections to agents, by URL: those in use, and those that are kept for the next request."""
-
-    def __init__(self, idle_per_agent_max: int) -> None:
-        self._idle_per_agent_max = idle_per_agent_max
-        self._idle: dict[str, list[C]] = {}
-        self._busy: set[C] = set()
-
-    def close(self) -> None:
-        """End all connections."""
-        for connection in [*self._busy, *(one for kept in self._idle.values() for one in kept)]:
-            connection.close()
-        self._idle.clear()
-
-    def _keep(self, base: str, connection: C) -> None:
-        """After a good answer."""
-        kept = self._idle.setdefault(base, [])
-        if len(kept) < self._idle_per_agent_max:
-            kept.append(connection)
-        else:
-            connection.close()
-
-    def _forget(self, connection: C) -> None:
-        for kept in self._idle.values():
-            if connection in kept:
-                kept.remove(connection)
 
 
 class WholeAnswer(NamedTuple):

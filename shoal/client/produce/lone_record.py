@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from shoal.client.http.requests import Call
-from shoal.client.http.routes import TopicRoutes, failure_from_problem
+from shoal.client.http.routes import TopicRoutes, failure_from_problem, json_object
 from shoal.client.http.wire import WholeAnswer, request_head
 from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, LoneRecord, Text
 from shoal.client.produce.batcher import Batcher
@@ -74,7 +74,7 @@ def offset_of(answer: WholeAnswer, partition: int) -> tuple[int, bool] | None:
 
 def is_definite(answer: WholeAnswer) -> bool:
     """Whether the answer says that nothing was stored."""
-    return answer.status >= 300 and failure_from_problem(answer.status, answer.body).definite
+    return answer.status >= 300 and failure_from_problem(answer.status, json_object(answer.body)).definite
 
 
 class LonePath:

@@ -43,6 +43,9 @@ class RawSocket(asyncio.Protocol):
     def fileno(self) -> int:
         return -1 if self._is_closed else 1
 
+    def send(self, data: bytes) -> int:
+        return self.sendmsg([data])
+
     def sendmsg(self, parts: Sequence[bytes | memoryview]) -> int:
         """All of it, unless what was sent before is still here."""
         if self._error is not None:
@@ -63,6 +66,11 @@ class RawSocket(asyncio.Protocol):
         if self._is_over:
             return b""
         raise BlockingIOError
+
+    def recv_into(self, room: memoryview) -> int:
+        data = self.recv(len(room))
+        room[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._is_closed = True

@@ -24,7 +24,7 @@ import shoal.agent.http.produce.fast_answer
 import shoal.agent.node as node_module
 import shoal.agent.process.clock
 import shoal.agent.topics.settings
-import shoal.client.http.append
+import shoal.client.http.connection
 import shoal.client.http.requests
 import shoal.client.produce.accumulator
 import shoal.client.produce.lone_record
@@ -168,7 +168,7 @@ def replacements(
         (shoal.agent.process.clock.SystemClock, "now_ms", now_ms),
         (os, "urandom", rng.randbytes),
         (shoal.client.http.requests, "random", _Chance(rng)),
-        (shoal.client.http.append, "socket", Sockets(loop)),
+        (shoal.client.http.connection, "socket", Sockets(loop)),
         (shoal.spark.send, "POOL", pool),
         (shoal.spark.send, "_ROUTES", {}),
         (shoal.spark.fetch, "POOL", pool),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.client.http.append import NotConnected, PostConnections
+from shoal.client.http.append import PostConnections
+from shoal.client.http.connection import NotConnected
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, request_head, whole_answer
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\ncontent-length: 5\r\n\r\nhello"

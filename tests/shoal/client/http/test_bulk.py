@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from shoal.client.http.bulk import WOKEN_BYTES, BrokenAnswer, BulkConnections, UnknownLength
+from shoal.client.http.bulk import WOKEN_BYTES, BulkConnections
+from shoal.client.http.connection import NotConnected
+from shoal.client.http.wire import BrokenAnswer, UnknownLength
 
 BODY = bytes(range(256)) * 4_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nshoal-next-offset: 7\r\n\r\n"
@@ -145,8 +147,8 @@ async def test_an_idle_connection_that_was_closed_is_replaced(
 
 
 async def test_nobody_there_is_refused(bulk: Callable[..., BulkConnections]) -> None:
-    """As the operating system says it."""
-    with pytest.raises(ConnectionRefusedError):
+    """In the operating system's words; nothing has happened."""
+    with pytest.raises(NotConnected, match="Connect call failed"):
         await bulk().get("http://127.0.0.1:1", "/", {}, {})
 
 
