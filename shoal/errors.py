@@ -42,11 +42,7 @@ class ErrorRow(NamedTuple):
     definite: bool
 
 
-def _table(*rows: ErrorRow) -> dict[ErrorCode, ErrorRow]:
-    return {row.code: row for row in rows}
-
-
-ERRORS: Final[dict[ErrorCode, ErrorRow]] = _table(
+_TABLE: Final = (
     ErrorRow("bad-request", 400, "The request cannot be understood", False, True),
     ErrorRow("ambiguous-body", 400, "The body could mean two things", False, True),
     ErrorRow("schema-mismatch", 400, "The records do not fit the topic's schema", False, True),
@@ -84,6 +80,7 @@ ERRORS: Final[dict[ErrorCode, ErrorRow]] = _table(
     ErrorRow("catalog-full", 507, "The catalog has no room for another topic", False, True),
     ErrorRow("disk-full", 507, "The disk is full", True, True),
 )
+ERRORS: Final[dict[ErrorCode, ErrorRow]] = {row.code: row for row in _TABLE}
 
 
 def is_error_code(code: object) -> TypeGuard[ErrorCode]:

@@ -7,8 +7,8 @@ the user's own loop has come.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ from shoal.unpicklable import LiveObject
 
 if TYPE_CHECKING:
     from shoal.client.blocking import Client
+
+T = TypeVar("T")
 
 
 class Consumer(LiveObject):
@@ -93,16 +95,7 @@ class Consumer(LiveObject):
 
     def chunks(self) -> Iterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
-        while True:
-            before = self._inner.positions()
-            try:  # an interrupt as `poll` returns would be none of its own
-                found = self._next_rows(None)
-            except BaseException:
-                self._rewind(before)
-                raise
-            if found is None:
-                return
-            yield found
+        return self._each(lambda: self._next_rows(None))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Arrow batches as they are stored: nothing is copied."""
@@ -113,19 +106,19 @@ class Consumer(LiveObject):
         """Frames of about `rows` records (the last one fewer) with partition and offset in front; following,
         also sooner, when nothing else is there. Raises ClientError for another kind."""
         check_kind(kind)
-        return self._frames(kind, rows)
+        return self._each(lambda: self._thread.run(self._inner.next_frame(kind, rows)))
 
-    def _frames(self, kind: FrameKind, rows: int) -> Iterator[Any]:
+    def _each(self, take: Callable[[], T | None]) -> Iterator[T]:
         while True:
             before = self._inner.positions()
-            try:
-                frame = self._thread.run(self._inner.next_frame(kind, rows))
+            try:  # an interrupt as `take` returns would be none of its own
+                found = take()
             except BaseException:
                 self._rewind(before)
                 raise
-            if frame is None:
+            if found is None:
                 return
-            yield frame
+            yield found
 
     def positions(self) -> dict[int, int]:
         """The offset of the next record, by partition: a later consumer takes this as its `start`."""

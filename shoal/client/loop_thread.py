@@ -16,8 +16,9 @@ import concurrent.futures.thread  # noqa: F401 - see above
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from shoal.client.produce.outcome import Outcome
 from shoal.errors import ClientClosed, ClientError, ClientForked
 
 P = ParamSpec("P")
@@ -38,31 +39,33 @@ def on_thread(
     return run
 
 
-class _Run(Generic[T]):
+class _Run(Outcome[T]):
     """One coroutine on its way, and its outcome. The loop's thread calls `begin` and `cancel`."""
 
+    __slots__ = ("_task", "_work")
+
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        super().__init__()
         self._work = work
         self._task: asyncio.Task[T] | None = None
-        self._over = threading.Lock()
-        self._over.acquire()
-        self._abandoned = False
-        self._failure: BaseException | None = ClientClosed("the client was closed meanwhile")
 
     def begin(self) -> None:
-        if self._abandoned:
+        if self.done:
             self._work.close()
             return
         self._task = asyncio.get_running_loop().create_task(self._work)
-        self._task.add_done_callback(self._done)
+        self._task.add_done_callback(self._ended)
 
-    def _done(self, task: asyncio.Task[T]) -> None:
-        if not task.cancelled():
-            self._failure = task.exception()
-        self._over.release()
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        error = ClientClosed("the client was closed meanwhile") if task.cancelled() else task.exception()
+        if error is None:
+            self.succeed(task.result())
+        else:
+            self.fail(error)
 
     def cancel(self) -> None:
-        self._abandoned = True
+        """The caller does not wait any more."""
+        self.fail(ClientClosed("an interrupted call"))
         if self._task is not None:
             self._task.cancel()
 
@@ -70,15 +73,7 @@ class _Run(Generic[T]):
         """The loop has ended: it will not be carried out any more."""
         if self._task is None:
             self._work.close()
-            self._over.release()
-
-    def result(self) -> T:
-        """Wait for it, on any other thread."""
-        self._over.acquire()
-        if self._failure is not None:
-            raise self._failure
-        assert self._task is not None
-        return self._task.result()
+            self.fail(ClientClosed("the client was closed meanwhile"))
 
 
 class LoopThread:

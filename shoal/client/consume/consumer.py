@@ -250,7 +250,11 @@ class AsyncConsumer(LiveObject):
         lot = self._current
         if self._partial is not None or lot is None or not lot.found or lot.lap != lot.reading.lap:
             return None
-        return self._next_of(lot)
+        found = lot.found[0]
+        # First: were an interrupt to come between the two, `rewind` would see it.
+        lot.reading.position = found.base_offset + found.batch.num_rows
+        lot.found.popleft()
+        return found
 
     async def chunks(self) -> AsyncIterator[Fetched]:
         """Rows as they are stored, with their partition and offsets."""
@@ -419,26 +423,17 @@ class AsyncConsumer(LiveObject):
 
     def _taken(self) -> Fetched | None:
         """The next rows of the newest fetch; None when another fetch is needed."""
+        found = self.ready()
         lot = self._current
-        if lot is None:
-            return None
-        stale = lot.lap != lot.reading.lap
-        if lot.found and not stale:
-            return self._next_of(lot)
+        if found is not None or lot is None:
+            return found
         self._current = None
         lot.let_go()
-        if lot.error is not None and not stale:
+        if lot.error is not None and lot.lap == lot.reading.lap:
             lot.reading.task = None
             lot.reading.offset = lot.reading.position
             raise lot.error
         return None
-
-    def _next_of(self, lot: _Lot) -> Fetched:
-        found = lot.found[0]
-        # First: were an interrupt to come between the two, `rewind` would see it.
-        lot.reading.position = found.base_offset + found.batch.num_rows
-        lot.found.popleft()
-        return found
 
     def _fetch_on(self) -> None:
         """Every partition that may have more is being fetched."""

@@ -178,9 +178,15 @@ class Cluster:
         """
         attempts = _Attempts(settle_ms=0)
         while True:
-            answer, failures = await self._every_agent_once(call)
-            if answer is not None:
-                return answer
+            failures: list[Failure] = []
+            for url in self.agents.in_order():
+                try:
+                    return await self._attempt(url, call)
+                except AttemptFailed as error:
+                    failures.append(error.failure)
+                last = failures[-1]  # a refusal that every agent would repeat ends the round
+                if last.definite and not last.retriable and last.code != routes.UNREACHABLE:
+                    break
             # The answer of a living agent tells more than that another one is down.
             failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
             definite = all(one.definite for one in failures)
@@ -326,19 +332,6 @@ class Cluster:
         self.retries += 1
         await asyncio.sleep(verdict.delay_ms / 1_000)
         return verdict
-
-    async def _every_agent_once(self, call: Call) -> tuple[Answer | None, list[Failure]]:
-        """The first answer, or why there was none; a refusal that every agent would repeat ends the round."""
-        failures: list[Failure] = []
-        for url in self.agents.in_order():
-            try:
-                return await self._attempt(url, call), failures
-            except AttemptFailed as error:
-                failures.append(error.failure)
-            last = failures[-1]
-            if last.definite and not last.retriable and last.code != routes.UNREACHABLE:
-                break
-        return None, failures
 
     async def _leader_attempt(self, topic: str, partition: int, call: Call, through_any: bool) -> Answer:
         url = self.routes.leader_url(topic, partition)
