@@ -6,12 +6,16 @@ Law of this file: what is lost, kept or torn is memory_disk.py's business; here 
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import random
 
 from memory_disk import SECTOR_BYTES, MemoryDisk
 
+from shoal.segment_store.disk.fair_queue import SyncSchedule
+
 STUCK_LOOK_S = 0.02
 SLOW_OPERATIONS = ("sync", "sync_directory")
+SYNCS_IN_FLIGHT = 4
 _ZEROS = bytes(SECTOR_BYTES)
 
 
@@ -23,7 +27,8 @@ class _NoTrace(list):  # type: ignore[type-arg]
 
 
 class SimDisk(MemoryDisk):
-    """`sync_ms_max`: how long a sync takes at most; `stuck_until_s`: before that none ends."""
+    """`sync_ms_max`: how long a sync takes at most; `stuck_until_s`: before that none ends. Syncs of files
+    wait for their turn as on the product's disks; a quarter as many are in flight."""
 
     def __init__(self, rng: random.Random, sync_ms_max: float) -> None:
         super().__init__(rng)
@@ -34,16 +39,43 @@ class SimDisk(MemoryDisk):
         self.is_damaged = False
         """Bytes or names were lost or changed behind the agent's back."""
         self._times = rng
+        self._schedule = SyncSchedule[asyncio.Future[None]](SYNCS_IN_FLIGHT)
+
+    def opened(self) -> SimDisk:
+        """By a process: what an earlier one had in flight ended with it."""
+        self._schedule = SyncSchedule(SYNCS_IN_FLIGHT)
+        return self
 
     async def begin(self, operation: str, path: str) -> None:
-        epoch = self.epoch
-        if operation in SLOW_OPERATIONS:
-            self.syncs += 1
-            await asyncio.sleep(self._times.uniform(0.1, self.sync_ms_max) / 1_000)
-            while asyncio.get_running_loop().time() < self.stuck_until_s:
-                await asyncio.sleep(STUCK_LOOK_S)
-            self.check_power(epoch)
+        if operation == "sync":
+            await self._sync_in_turn(path)
+        elif operation in SLOW_OPERATIONS:
+            await self._take_time()
         await super().begin(operation, path)
+
+    async def _sync_in_turn(self, path: str) -> None:
+        schedule = self._schedule
+        if not schedule.start_at_once(0):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            schedule.offer(posixpath.dirname(path), 0, turn)
+            await turn
+        try:
+            await self._take_time()
+        finally:
+            schedule.ended(0)
+            while (next_turn := schedule.start()) is not None:
+                if next_turn.cancelled():
+                    schedule.ended(0)
+                else:
+                    next_turn.set_result(None)
+
+    async def _take_time(self) -> None:
+        epoch = self.epoch
+        self.syncs += 1
+        await asyncio.sleep(self._times.uniform(0.1, self.sync_ms_max) / 1_000)
+        while asyncio.get_running_loop().time() < self.stuck_until_s:
+            await asyncio.sleep(STUCK_LOOK_S)
+        self.check_power(epoch)
 
     def durable_content(self, path: str, position: int, length: int) -> bytes | None:
         """What a power failure would leave there at the least; None of a file whose name it might take."""

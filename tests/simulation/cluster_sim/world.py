@@ -148,7 +148,7 @@ def replacements(
         disk_of(_life().address).add_directory(path)
 
     async def open_disk(_prefer: str) -> Any:
-        return disk_of(_life().address)
+        return disk_of(_life().address).opened()
 
     async def http_socket(_address: str, port: int) -> Any:
         return network.listen(port)
