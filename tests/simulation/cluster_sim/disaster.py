@@ -202,7 +202,8 @@ class Disaster:
 
     def _is_led(self, group: GroupId) -> bool:
         hosts = [node.host for node in self._simulation.nodes if node.host is not None]
-        return any(host.has(group) and host.replica(group).is_leader for host in hosts)
+        held = [host._groups[group].replica for host in hosts if group in host._groups]
+        return any(replica.is_leader for replica in held)
 
     def _is_well(self) -> bool:
         groups = {CATALOG_GROUP, *self._held()}

@@ -47,7 +47,8 @@ class Verdict:
     async def until_served_as_is(self, limit_s: float) -> None:
         """Every partition takes an append of which a majority of voters work, whatever is broken elsewhere.
         Before that every agent is ready whose disk works, unless the catalog is what is broken, or a majority
-        of a group without which a replica that is lost there cannot be replaced."""
+        of a group without which a replica there that is lost, or damaged like all others that had the entry,
+        cannot be replaced or mended."""
         loop = self._simulation.loop
         end_s = loop.time() + limit_s
         while self._waiting() and loop.time() < end_s:
@@ -60,8 +61,21 @@ class Verdict:
         waiting = [node for node in nodes if not node.is_ready]
         able = self._able() if waiting else set()
         return [
-            node.name for node in waiting if node.host is None or able.issuperset(node.host.lost_replicas())
+            node.name
+            for node in waiting
+            if node.host is None or able.issuperset([*node.host.lost_replicas(), *self._unmendable(node)])
         ]
+
+    def _unmendable(self, node: Node) -> list[GroupId]:
+        """Replicas there that wait for an entry which no working replica has. Whether it was committed, only
+        a majority can say."""
+        replicas, found = self._replicas(), []
+        for group, damaged in node.host.mender._waiting.items():
+            wanted = damaged.damage[0].first_index
+            holders = [item for other, item in replicas.get(group, ()) if _works(other, item)]
+            if not any(item.log.first_index <= wanted <= item.log.last_index for item in holders):
+                found.append(group)
+        return found
 
     def _unready(self) -> str | None:
         waiting = self._waiting()
