@@ -127,24 +127,21 @@ class Agent:
         Raises StartError, PortError, ConfigError when it cannot start; whatever a part failed with otherwise.
         """
         with self._names.in_use():
-            return await self._run(stop, on_ready)
-
-    async def _run(self, stop: StopRequest, on_ready: Callable[[Agent], None] | None) -> Outcome:
-        parts = AsyncExitStack()
-        life = asyncio.create_task(self._live(parts, stop, on_ready), name="agent")
-        asked = asyncio.create_task(stop.graceful.wait(), name="stop")
-        try:
-            await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not life.done() and not stop.at_once.is_set():
-                await self._until(stop.at_once, self._leave())
-        finally:
-            asked.cancel()
-            life.cancel()
-            await asyncio.wait({life})
-            await self._close(parts, stop)
-        if not life.cancelled():
-            life.result()
-        return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
+            parts = AsyncExitStack()
+            life = asyncio.create_task(self._live(parts, stop, on_ready), name="agent")
+            asked = asyncio.create_task(stop.graceful.wait(), name="stop")
+            try:
+                await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if not life.done() and not stop.at_once.is_set():
+                    await self._until(stop.at_once, self._leave())
+            finally:
+                asked.cancel()
+                life.cancel()
+                await asyncio.wait({life})
+                await self._close(parts, stop)
+            if not life.cancelled():
+                life.result()
+            return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
 
     async def _leave(self) -> None:
         """What the parts that have started want to do before they are closed, the last one first."""

@@ -31,7 +31,7 @@ from shoal.agent.members.contact import Meeting
 from shoal.agent.members.duplicate_identity import Life, TwinWatch
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
 from shoal.agent.members.roster import Roster, first_tags
-from shoal.agent.members.tags import TAG_NAME
+from shoal.agent.members.tags import TAG_NAME, is_ours
 from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
@@ -212,7 +212,8 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     )
 
     def on_event(event: MemberEvent) -> None:
-        node.names.learn_agent(event.member.name, event.member.tags.get(TAG_NAME))
+        if is_ours(event.member, node.roster.cluster, node.roster.cluster_id):
+            node.names.learn_agent(event.member.name, event.member.tags.get(TAG_NAME))
         node.twins.on_event(event)
         node.event_sources.on_member_event(event)
         node.roster.changed()

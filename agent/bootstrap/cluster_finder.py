@@ -90,9 +90,7 @@ class Starter:
     async def _carry_out(self, decision: Decision) -> ClusterRecord | None:
         match decision:
             case Found(voters):
-                logger.info(
-                    "founding cluster %s with %d voters of its catalog", self._config.cluster, len(voters)
-                )
+                logger.info("founding cluster %s; catalog voters: %d", self._config.cluster, len(voters))
                 return self._record(os.urandom(ID_BYTES), voters)
             case Join(cluster_id, urls):
                 return await self._join(cluster_id, urls)
@@ -132,9 +130,7 @@ class Starter:
                 own_after_ms = None
                 own = await from_log()
             if own is not None:
-                logger.warning(
-                    "the record of the cluster is lost: using the voters in the catalog's log here"
-                )
+                logger.warning("lost the record of the cluster: using the catalog's log here")
                 return self._record(cluster_id, own)
             peers = [peer for peer in self._roster.starting_peers() if peer.cluster_id == cluster_id]
             if peers:

@@ -76,6 +76,7 @@ class Shipper:
         if member is None or first_term is None:
             return
         offer = Offer(receiver, core.replica_id, core.term, core.first_index, first_term)
+        receiver_name = agent_name(member.agent_id)
         payload = encode_offer(replica.group, offer)
         try:
             answer = await self._links.request(
@@ -83,16 +84,11 @@ class Shipper:
             )
             held = decode_held(answer)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
-            logger.debug(
-                "%s: %s does not copy segments now: %s", replica.group, agent_name(member.agent_id), error
-            )
+            logger.debug("%s: %s does not copy segments now: %s", replica.group, receiver_name, error)
             return
         if held >= offer.first_index and replica.is_leader and core.term == offer.term:
             logger.info(
-                "%s: %s has copied up to entry %d and follows again",
-                replica.group,
-                agent_name(member.agent_id),
-                held,
+                "%s: %s has copied up to entry %d and follows again", replica.group, receiver_name, held
             )
             replica.shipments.done(receiver)
             core.caught_up(receiver, held, replica.host.clock.now_ms())

@@ -161,10 +161,7 @@ class Installer:
         replica, plan = self._host.replica(group), self._host.plan(group)
         copy = _Copy(self._stores, plan, replica.identity)
         logger.info(
-            "%s: copying the log from %s, from entry %d on, since the entries before are trimmed",
-            group,
-            agent_name(job.source),
-            job.offer.first_index,
+            "%s: copying the log of %s from entry %d on", group, agent_name(job.source), job.offer.first_index
         )
         try:
             await copy.clear()

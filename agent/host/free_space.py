@@ -57,11 +57,7 @@ class FreeSpace:
                 " partition or change a topic's retention",
                 max(0, self.size_bytes), self._directory, MIN_FREE_BYTES)  # fmt: skip
         else:
-            logger.warning(
-                "disk has room again: %d bytes are free in %s, and appends are accepted",
-                self.size_bytes,
-                self._directory,
-            )
+            logger.warning("disk has room again: %d bytes are free in %s", self.size_bytes, self._directory)
 
     def require(self, least_bytes: int = MIN_FREE_BYTES) -> None:
         """ShoalError disk-full when fewer bytes are free."""

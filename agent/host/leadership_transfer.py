@@ -36,9 +36,7 @@ async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
             elif _offer(replica):
                 offered_ms[replica] = now_ms
             elif now_ms - last_ms >= NOBODY_MS:
-                logger.debug(
-                    "%s: leadership is not handed over, since no other replica takes it", replica.group
-                )
+                logger.debug("%s: no other replica takes over the leadership", replica.group)
                 del offered_ms[replica]
         if offered_ms:
             await asyncio.sleep(POLL_S)

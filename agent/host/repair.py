@@ -310,9 +310,7 @@ class Mender:
         may do without. Its leader is told, and has another one in its place."""
         if group not in self.hopeless:
             self.hopeless.add(group)
-            logger.error(
-                "%s: entry %d is trimmed elsewhere: the leader replaces this replica", group, missing.index
-            )
+            logger.error("%s: to be replaced, since entry %d is trimmed elsewhere", group, missing.index)
 
     async def _drop(self, damaged: DamagedReplica, wanted: EntryId) -> bool:
         """Cut an entry that was never committed: intact logs without it say so."""
@@ -349,9 +347,7 @@ class Mender:
         if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
             return False
         logger.error(
-            "%s: QUARANTINED: no voter has these entries intact, so the partition continues without them: %s",
-            plan.group,
-            item,
+            "%s: QUARANTINED: no voter has it intact, the partition continues without: %s", plan.group, item
         )
         first, last = max(item.first_index, log.first_index), item.last_index
         quarantined.update(LogIndex(index) for index in range(first, last + 1))
@@ -413,7 +409,7 @@ class Mender:
                 answers[replica_id] = held
             except (PeerUnavailable, PeerRequestFailed, PeerMessageError, BatchError) as error:
                 seldom.info(
-                    "%s: %s cannot provide entry %d: %s", stretch.group, agent_name(peer), wanted.index, error
+                    "%s: %s cannot give entry %d: %s", stretch.group, agent_name(peer), wanted.index, error
                 )
         return None, answers
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.log_lines.names import agent_name, agent_names
+from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.opener import Plan, Stores, Work, finish_recovery
 from shoal.agent.partition.replica import Replica, StampClock
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
@@ -169,7 +169,7 @@ class Recovery:
             " records that only %s had are lost",
             group,
             assessment.own.last_index,
-            agent_names(assessment.silent),
+            ", ".join(map(agent_name, assessment.silent)),
         )
         plan = self._host.plan(group)
         await self._host.reopen(group, lambda: self._begin_epoch(replica, plan))

@@ -66,7 +66,7 @@ class ClusterNews:
     """One per agent; to be asked for lines() at deadline_ms() at the latest."""
 
     def __init__(self) -> None:
-        self._untold: dict[str, dict[str, str]] = {event: {} for event in TEXTS}
+        self._untold: dict[str, dict[str, tuple[str, ...]]] = {event: {} for event in TEXTS}
         """By event: names, with what to say beside each."""
         self._told_ms: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
@@ -109,11 +109,15 @@ class ClusterNews:
         """As it is now; one that is deleted has no leader, and is nobody's concern."""
         if view.is_mine != (where in self._mine):
             (self._mine.add if view.is_mine else self._mine.discard)(where)
-            self._note("leadership-gained" if view.is_mine else "leadership-lost", where, view.leader or "")
+            self._note(
+                "leadership-gained" if view.is_mine else "leadership-lost",
+                where,
+                (view.leader,) if view.leader else (),
+            )
         missing = view.missing if view.is_mine else ()
         if missing and missing != self._missing.get(where):
             self._missing[where] = missing
-            self._note("partition-under-replicated", where, ", ".join(missing))
+            self._note("partition-under-replicated", where, missing)
         elif not missing and self._missing.pop(where, ()) and view.is_mine:
             self._note("partition-whole", where)
         if view.leader is None and view.is_concern:
@@ -125,7 +129,7 @@ class ClusterNews:
             if view.leader is not None:
                 self._note("partition-led", where)
 
-    def _note(self, event: str, name: str, beside: str = "") -> None:
+    def _note(self, event: str, name: str, beside: tuple[str, ...] = ()) -> None:
         opposite = self._untold.get(_OPPOSITE.get(event, ""), {})
         if opposite.pop(name, None) is None:
             self._untold[event][name] = beside
@@ -156,7 +160,7 @@ class ClusterNews:
         untold, self._untold[event] = self._untold[event], {}
         level, text = TEXTS[event]
         named = _listed(list(untold))
-        beside = list(dict.fromkeys(filter(None, untold.values())))
+        beside = sorted({item for items in untold.values() for item in items})
         if beside and event in BESIDE:
             named += f" ({BESIDE[event]}: {_listed(beside)})"
         return Line(level, event, text.format(named), tuple(untold)[:NAMED_MAX], len(untold))

@@ -7,7 +7,7 @@ agent has to be handed the table. An id that the table lacks is shown in short, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -65,11 +65,6 @@ _CURRENT: ContextVar[Names] = ContextVar("names", default=Names())  # noqa: B039
 def agent_name(agent_id: str) -> str:
     """What people call the agent, as far as the agent whose code this is knows."""
     return _CURRENT.get().agent(agent_id)
-
-
-def agent_names(agent_ids: Iterable[str]) -> str:
-    """Several, separated by commas."""
-    return ", ".join(map(agent_name, agent_ids))
 
 
 def topic_name(topic_id: bytes) -> str:

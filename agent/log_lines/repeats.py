@@ -8,12 +8,6 @@ since. Lines are the same if place in the code and arguments are, but for errors
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    Adapter = logging.LoggerAdapter[logging.Logger]
-else:
-    Adapter = logging.LoggerAdapter
 
 INTERVAL_S = 60.0
 KINDS_MAX = 1_024
@@ -22,9 +16,9 @@ KINDS_MAX = 1_024
 _Key = tuple[str, int, tuple[str, ...] | None]
 
 
-def once_a_minute(logger: logging.Logger) -> Adapter:
+def once_a_minute(logger: logging.Logger) -> logging.LoggerAdapter[logging.Logger]:
     """The logger, for lines that repeat as long as their cause lasts."""
-    return Adapter(logger, {"repeats": True})
+    return logging.LoggerAdapter(logger, {"repeats": True})
 
 
 class RepeatFilter(logging.Filter):

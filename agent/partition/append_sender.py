@@ -26,8 +26,7 @@ MAX_QUEUED_REQUESTS = 64
 """Per follower that is behind; the core's own bound on requests in flight. More are dropped, and asked for
 anew."""
 
-logger = logging.getLogger(__name__)
-seldom = once_a_minute(logger)
+seldom = once_a_minute(logging.getLogger(__name__))
 
 Ship = Callable[[ReplicaId, bytes, Sequence[Piece]], None]
 

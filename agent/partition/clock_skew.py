@@ -133,11 +133,7 @@ class PeerClocks:
         elif peer not in self._told:
             self._told.add(peer)
             difference_s = (theirs.believed_us - own_us) / 1e6
-            logger.warning(
-                "clock skew: the clock of %s differs by %.0f s from this agent's; set it there",
-                agent_name(peer),
-                difference_s,
-            )
+            logger.warning("clock skew: %s differs by %.0f s; set its clock", agent_name(peer), difference_s)
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
         return _TIMES.pack(self.now_us(), self._clock.now_us())

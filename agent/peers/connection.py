@@ -39,8 +39,7 @@ network."""
 JOINED_BYTES = 16 * 2**10
 """So short a frame is copied into one piece: that is quicker than any list of them."""
 
-logger = logging.getLogger(__name__)
-seldom = once_a_minute(logger)
+seldom = once_a_minute(logging.getLogger(__name__))
 
 
 class Refused(Exception):

@@ -167,10 +167,7 @@ class Holding:
                 await self._roster.request(leader, PeerMessage.GROUP_LOST, payload, ASK_TIMEOUT_MS)
             except (PeerUnavailable, PeerRequestFailed) as error:
                 seldom.info(
-                    "%s: cannot tell %s that the replica here is lost: %s",
-                    record.group,
-                    agent_name(leader),
-                    error,
+                    "%s: cannot tell %s of the lost replica: %s", record.group, agent_name(leader), error
                 )
             await self._ask(record.group, leader)
 
@@ -211,9 +208,7 @@ class Holding:
         record = self._host.replica_record(group)
         if record is None or record.state is ReplicaState.REMOVED or not is_removed(record, configuration):
             return
-        logger.info(
-            "%s: the replica %s here was removed from its group: deleting it", group, record.replica_id
-        )
+        logger.info("%s: replica %s was removed from its group: deleting it", group, record.replica_id)
         self._filling.discard(group)
         await self._host.retire_group(group)
 

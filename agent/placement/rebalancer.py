@@ -299,7 +299,7 @@ class Mover:
         for item in core.configuration.replicas:
             if item.learner and item.id in stalled:
                 logger.warning(
-                    "%s: the new replica on %s makes no progress; trying another agent",
+                    "%s: the learner on %s is stuck; trying another agent",
                     replica.group,
                     agent_name(item.agent_id),
                 )
@@ -352,9 +352,7 @@ class Mover:
         try:
             refusal = await self._roster.request(agent_id, PeerMessage.GROUP_HOLD, payload, HOLD_TIMEOUT_MS)
         except (PeerUnavailable, PeerRequestFailed) as error:
-            seldom.info(
-                "%s: %s has not opened its new replica yet: %s", led.group, agent_name(agent_id), error
-            )
+            seldom.info("%s: %s has not opened its replica yet: %s", led.group, agent_name(agent_id), error)
             learner.ask_again_ms = self._now_ms() + HOLD_RETRY_MS
             return
         learner.is_refused = bool(refusal)
@@ -372,7 +370,6 @@ def _told(step: AddLearner | Promote | Remove, before: Configuration) -> str:
     if isinstance(step, AddLearner):
         return f"adding a replica on {agent_name(step.agent_id)}"
     found = before.find(step.replica_id)
-    where = agent_name(found.agent_id) if found else str(step.replica_id)
-    if isinstance(step, Promote):
-        return f"the new replica on {where} has caught up and votes"
-    return f"removing the replica on {where}"
+    assert found is not None
+    what = "promoting" if isinstance(step, Promote) else "removing"
+    return f"{what} the replica on {agent_name(found.agent_id)}"

@@ -67,9 +67,7 @@ async def _until_all_ended(agents: list[asyncio.subprocess.Process]) -> int:
         for task in ended:
             code = task.result()
             if code != 0:
-                logger.error(
-                    "agent process %d ended with code %d: stopping the others", waits[task].pid, code
-                )
+                logger.error("agent process %d ended with code %d; the others leave", waits[task].pid, code)
                 worst = worst or (code if code > 0 else 1)
         if worst:
             for task in pending:

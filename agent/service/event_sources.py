@@ -58,7 +58,6 @@ class EventSources:
         self._watch = watch
         self._now_ms = now_ms
         self._news = ClusterNews()
-        self._leads_catalog = False
         self._members: dict[str, Mapping[str, Any]] = {}
         self._groups: dict[GroupId, Told] = {}
         self._live: frozenset[str] = frozenset()
@@ -113,11 +112,6 @@ class EventSources:
         live = self._roster.live_agents()
         for agent in live ^ self._live:
             dirty.update(claim.group for claim in routes.claims_of(agent))
-        catalog_leader = routes.leadership(CATALOG_GROUP, live.__contains__)
-        leads_catalog = catalog_leader is not None and catalog_leader.agent_id == self._roster.agent_id
-        if leads_catalog != self._leads_catalog:
-            self._leads_catalog = leads_catalog
-            dirty.update(group for group, told in self._groups.items() if told.leader is None)
         self._live = live
         self._unnamed = set()
         for group in sorted(dirty):
@@ -143,16 +137,12 @@ class EventSources:
         self._tell(group, now, before)
 
     def _view(self, now: Told, *, is_deleted: bool) -> PartitionView:
-        """That a partition has no leader is told by those that hold it, and of any by who leads the catalog:
-        of one whose holders have all gone nobody else would hear."""
+        """The voters tell that there is no leader; everybody does where all of these are gone."""
         own = self._roster.agent_id
         missing = tuple(agent_name(voter) for voter in now.voters if voter not in self._live)
-        return PartitionView(
-            None if now.leader is None else agent_name(now.leader),
-            is_mine=now.leader == own,
-            missing=missing,
-            is_concern=not is_deleted and (own in now.voters or self._leads_catalog),
-        )
+        tells = own in now.voters or len(missing) == len(now.voters)
+        leader = None if now.leader is None else agent_name(now.leader)
+        return PartitionView(leader, now.leader == own, missing, is_concern=tells and not is_deleted)
 
     def _tell(self, group: GroupId, now: Told, before: Told | None) -> None:
         where = {"topic": now.topic, "partition": group.partition, "term": now.term}

@@ -34,8 +34,7 @@ STILL_MS = 250
 TELL_TIMEOUT_MS = 5_000
 RETRY_S = 0.2
 
-logger = logging.getLogger("shoal.agent")
-seldom = once_a_minute(logger)
+seldom = once_a_minute(logging.getLogger("shoal.agent"))
 
 
 class BirthTelling:
@@ -86,11 +85,7 @@ class BirthTelling:
         try:
             final = await self._ask(births)
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError, ShoalError) as error:
-            seldom.info(
-                "cannot register %d new partitions led here in the catalog yet, trying again: %s",
-                len(led),
-                error,
-            )
+            seldom.info("%d new partitions led here are not in the catalog yet: %s", len(led), error)
             return False
         taken = {(birth.topic_id, birth.generation): birth.partitions for birth in final}
         for replica in led:

@@ -101,16 +101,11 @@ class TopicReplicas:
             return True
         try:
             if await self._groups.newborns.give_up(record.group):
-                logger.info(
-                    "%s: the catalog has placed the partition anew: deleting the empty replica here",
-                    record.group,
-                )
+                logger.info("%s: placed anew by the catalog: deleting the empty replica here", record.group)
             else:
                 self._tell_contradiction(entry, record)
         except Exception as error:  # noqa: BLE001 -- tried again, as deletions are
-            seldom.warning(
-                "%s: cannot delete the replica that was given up, trying again: %s", record.group, error
-            )
+            seldom.warning("%s: cannot delete the replica given up: %s", record.group, error)
             return False
         return True
 
@@ -170,12 +165,8 @@ class TopicReplicas:
             try:
                 await self.open_partition(entry, partition, replica_id)
             except Exception as error:  # noqa: BLE001 -- one damaged replica must not keep the others closed
-                seldom.error(
-                    "%s: cannot open the replica, trying again: %s: %s",
-                    GroupId(entry.topic_id, partition),
-                    type(error).__name__,
-                    error,
-                )
+                where = GroupId(entry.topic_id, partition)
+                seldom.error("%s: cannot open the replica: %s: %s", where, type(error).__name__, error)
                 return False
         return True
 
@@ -229,9 +220,7 @@ class TopicReplicas:
             for partition in sorted(partitions):
                 await self._groups.delete_group(GroupId(topic_id, partition))
         except Exception as error:  # noqa: BLE001 -- tried again; the tombstone keeps the duty
-            seldom.warning(
-                "%s: cannot delete all replicas here, trying again: %s", topic_name(topic_id), error
-            )
+            seldom.warning("%s: cannot delete all replicas: %s", topic_name(topic_id), error)
             return False
         self._held_topics.discard(topic_id)
         return True

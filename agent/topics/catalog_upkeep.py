@@ -123,11 +123,7 @@ class CatalogUpkeep:
                 BearAgain(entry.topic_id, tuple(rebirths)), CONFIRM_TIMEOUT_MS
             )
         except ShoalError as error:
-            seldom.info(
-                "topic %s: cannot place its partitions without a leader anew, trying again: %s",
-                entry.name,
-                error,
-            )
+            seldom.info("topic %s: cannot place leaderless partitions anew yet: %s", entry.name, error)
             return
         if applied.outcome == "done":
             logger.warning(
@@ -137,10 +133,7 @@ class CatalogUpkeep:
                 len(members),
             )
         elif applied.outcome == "full":
-            seldom.warning(
-                "topic %s: cannot place leaderless partitions anew, since the catalog is full: delete topics",
-                entry.name,
-            )
+            seldom.warning("topic %s: no room in the catalog to place it anew: delete topics", entry.name)
 
     # ---- deletions -------------------------------------------------------------------------------
 
@@ -161,18 +154,10 @@ class CatalogUpkeep:
             for holder in sorted(tombstone.waiting_for & gone)
         ]
         for topic_id, holder in due[:MAX_CONFIRMED_PER_LOOK]:
+            names = topic_name(topic_id), agent_name(holder)
             try:
                 await self._catalog.propose(ConfirmDeletion(topic_id, holder), CONFIRM_TIMEOUT_MS)
             except ShoalError as error:
-                seldom.info(
-                    "%s: cannot stop waiting for %s, which is gone, trying again: %s",
-                    topic_name(topic_id),
-                    agent_name(holder),
-                    error,
-                )
+                seldom.info("%s: cannot end the wait for %s, which is gone: %s", *names, error)
                 return
-            logger.info(
-                "%s: the deletion no longer waits for %s, which is gone",
-                topic_name(topic_id),
-                agent_name(holder),
-            )
+            logger.info("%s: the deletion no longer waits for %s, which is gone", *names)

@@ -122,18 +122,11 @@ async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
             " will learn what they said from its peers, or from its own log of the catalog"
         ) from None
     if record is not None and (len(copies) == 1 or copies[0] != copies[1]):
-        logger.warning(
-            "%s: one of two copies is damaged or missing; writing it again",
-            os.path.join(directory, "cluster"),
-        )
+        logger.warning("%s/cluster: one of two copies is damaged or missing: writing it again", directory)
         try:
             await save_cluster(disk, directory, record)
         except OSError as error:
-            logger.warning(
-                "%s: cannot write the copy now; the next change of the catalog writes both: %s",
-                os.path.join(directory, "cluster"),
-                error,
-            )
+            logger.warning("%s/cluster: cannot write it before the next change: %s", directory, error)
     return record
 
 

@@ -73,9 +73,7 @@ class IndexWriter:
             if is_no_space(error):
                 # The index saves time, it proves nothing that the segment does not: the next append tries
                 # again.
-                logger.warning(
-                    "cannot write the index in %s: %s", self._files.directory, error, extra=REPEATS
-                )
+                logger.warning("no index written in %s: %s", self._files.directory, error, extra=REPEATS)
             else:
                 self._writer.index_failed(DiskFailed(f"{self._files.directory}: index: {error}"))
         else:

@@ -174,7 +174,13 @@ def test_under_replication_is_told_by_the_leader_with_who_is_missing() -> None:
         "under-replicated: orders/0 (missing: herring)",
     ]
     log.partition("orders/0", *[LED_HERE._replace(missing=("herring", "hake"))] * 2)
-    assert log.until(4_000) == ["under-replicated: orders/0 (missing: herring, hake)"]
+    log.partition("orders/1", LED_HERE._replace(missing=("hake", "herring")))
+    assert log.until(4_000) == [
+        "leadership gained: orders/1",
+        "under-replicated: orders/0, orders/1 (missing: hake, herring)",
+    ]
+    log.partition("orders/1", LED_HERE)
+    assert log.until(5_000) == ["fully replicated again: orders/1"]
     log.partition("orders/0", LED_HERE)
     assert log.until(6_000) == ["fully replicated again: orders/0"]
     log.partition("orders/0", LED_HERE._replace(missing=("herring",)))

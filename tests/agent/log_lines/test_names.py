@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.log_lines.names import AGENTS_MAX, Names, agent_name, agent_names, topic_name
+from shoal.agent.log_lines.names import AGENTS_MAX, Names, agent_name, topic_name
 from shoal.agent.topics.catalog import Catalog, ConfirmDeletion, CreateTopic, DeleteTopic
 from shoal.agent.topics.entries import PartitionBirth, TopicEntry
 from shoal.agent.topics.settings import TopicSettings
@@ -56,7 +56,7 @@ def test_an_agent_has_the_name_it_gossiped_last() -> None:
         names.learn_agent(HERRING, "herring")
         assert agent_name(HERRING) == "herring"
         names.learn_agent(HERRING, "sild")
-        assert agent_names([HERRING, COD]) == "sild, agent 77aa77aa"
+        assert (agent_name(HERRING), agent_name(COD)) == ("sild", "agent 77aa77aa")
         names.learn_agent(HERRING, None)
         assert agent_name(HERRING) == "sild"
 
