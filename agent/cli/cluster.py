@@ -6,8 +6,9 @@ Law of this file: it shows documents of agents. health.py decides what is health
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
 
+Document = dict[str, Any]
 TimeoutOption = Annotated[float, option("SECONDS", "How long --wait waits.", "--timeout")]
 
 app = typer.Typer()
@@ -64,20 +66,16 @@ def members(
     """List the members: status, address, time in that status, and partitions held and led."""
 
     async def work(client: AdminClient) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while True:
-            document = await _members_if_up(client, patient=wait > 0 and time.monotonic() < deadline)
-            if _alive(document) >= wait:
-                return document
-            if time.monotonic() > deadline:
-                of = f" of cluster {document['cluster']}" if document.get("cluster") else ""
-                raise CliError(
-                    f"{_alive(document)} of {wait} members{of} are alive after {timeout:g} s, says"
-                    f" {client.asked}",
-                    "`shoal members` shows them. --agent URL or SHOAL_AGENT names another cluster's agent;"
-                    " agents find each other by --cluster NAME or --join HOST:PORT",
-                )
-            await asyncio.sleep(POLL_SECONDS)
+        document = await _until(client.members, lambda found: _alive(found) >= wait, timeout if wait else 0)
+        if _alive(document) < wait:
+            of = f" of cluster {document['cluster']}" if document.get("cluster") else ""
+            raise CliError(
+                f"{_alive(document)} of {wait} members{of} are alive after {timeout:g} s, says"
+                f" {client.asked}",
+                "`shoal members` shows them. --agent URL or SHOAL_AGENT names another cluster's agent;"
+                " agents find each other by --cluster NAME or --join HOST:PORT",
+            )
+        return document
 
     document = with_admin(agent, work)
     if output is Output.JSON:
@@ -103,17 +101,25 @@ def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
     show_table(headers, rows, whole=("NAME", "URL"), spare=("FOR", "DOMAIN", "ADDRESS"))
 
 
-async def _members_if_up(client: AdminClient, *, patient: bool) -> dict[str, Any]:
-    """The member list; while `patient`, an agent that is still starting counts as one without members."""
+async def _until(
+    read: Callable[[], Awaitable[Document]], is_good: Callable[[Document], bool], timeout_s: float
+) -> Document:
+    """Read a document again until it is good, or until the time is over, and return the last one. Also waits
+    for an agent that does not answer yet."""
     from shoal.client.http.requests import Unreachable
     from shoal.errors import ShoalError
 
-    try:
-        return await client.members()
-    except (Unreachable, ShoalError):
-        if not patient:
-            raise
-        return {"members": []}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        is_last = time.monotonic() >= deadline
+        try:
+            document = await read()
+            if is_last or is_good(document):
+                return document
+        except (Unreachable, ShoalError):
+            if is_last:
+                raise
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _alive(document: Mapping[str, Any]) -> int:
@@ -148,12 +154,8 @@ def status(
     """
 
     async def work(client: AdminClient) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while True:
-            report = await _report(client, patient=wait and time.monotonic() < deadline)
-            if report["healthy"] or not wait or time.monotonic() > deadline:
-                return report
-            await asyncio.sleep(POLL_SECONDS)
+        is_good = operator.itemgetter("healthy")
+        return await _until(lambda: _report(client), is_good, timeout if wait else 0)
 
     report = with_admin(agent, work)
     if output is Output.JSON:
@@ -164,22 +166,13 @@ def status(
         raise typer.Exit(1)
 
 
-async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
-    from shoal.client.http.requests import Unreachable
-    from shoal.errors import ShoalError
-
-    try:
-        unready = await client.unready_reason()
-        found = (await client.members())["members"]
-        routes = (await client.routes())["topics"]
-        topics = await client.topics()
-        kept = await client.kept_topics() if unready is None else []
-        asked = await client.agent()
-    except (Unreachable, ShoalError):
-        if not patient:
-            raise
-        unready, found, routes, topics, kept = "it does not answer", [], {}, [], []
-        asked = {}
+async def _report(client: AdminClient) -> dict[str, Any]:
+    unready = await client.unready_reason()
+    found = (await client.members())["members"]
+    routes = (await client.routes())["topics"]
+    topics = await client.topics()
+    kept = await client.kept_topics() if unready is None else []
+    asked = await client.agent()
     settings = asked.get("configuration") or {}
     trouble = problems(found, routes, topics)
     trouble["cleared_writes"] = [
@@ -190,7 +183,7 @@ async def _report(client: AdminClient, *, patient: bool) -> dict[str, Any]:
         "healthy": unready is None and not any(trouble.values()),
         "ready": unready is None,
         "unready_reason": unready,
-        "alive": sum(1 for member in found if member["status"] == "alive"),
+        "alive": _alive({"members": found}),
         "members": len(found),
         "topics": len(topics),
         "partitions": sum(len(entry["partitions"]) for entry in routes.values()),

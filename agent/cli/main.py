@@ -80,13 +80,11 @@ def _json_defaults(command: Any) -> dict[str, Any]:
     for name, below in getattr(command, "commands", {}).items():
         if getattr(below, "commands", None):
             defaults[name] = _json_defaults(below)
-        elif any(one.name == "output" and _may_be_json(one.default) for one in below.params):
-            defaults[name] = {"output": "json"}
+        for one in below.params:
+            choices = [choice.value for choice in type(one.default)] if isinstance(one.default, Enum) else []
+            if one.name == "output" and "json" in choices:
+                defaults[name] = {"output": "json"}
     return defaults
-
-
-def _may_be_json(default: object) -> bool:
-    return isinstance(default, Enum) and "json" in [member.value for member in type(default)]
 
 
 @own.command("version", epilog=example("shoal version"))

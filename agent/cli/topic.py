@@ -99,11 +99,7 @@ def create(
 def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE) -> None:
     """List the topics with their size and health."""
 
-    async def work(client: AdminClient) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        found, routes = await asyncio.gather(client.topics(), client.routes())
-        return found, routes["topics"]
-
-    found, routes = with_admin(agent, work)
+    found, routes = with_admin(agent, lambda client: asyncio.gather(client.topics(), client.routes()))
     if output is Output.JSON or not found:
         tell({"topics": found}, output, "there are no topics; `shoal topic create NAME` makes one")
         return
@@ -116,7 +112,7 @@ def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABL
                 entry.get("partitions"),
                 replicas_text(
                     entry.get("replication_factor"),
-                    fewest_replicas(routes.get(entry["name"], {}).get("partitions", [])),
+                    fewest_replicas(routes["topics"].get(entry["name"], {}).get("partitions", [])),
                 ),
                 entry.get("under_replicated"),
                 entry.get("records"),
@@ -137,11 +133,7 @@ def describe(
     records. LAG is the number of the leader's records that a follower lacks, largest first.
     """
 
-    async def work(client: AdminClient) -> tuple[dict[str, Any], dict[str, Any]]:
-        document, members = await asyncio.gather(client.topic(name), client.members())
-        return document, members
-
-    document, members = with_admin(agent, work)
+    document, members = with_admin(agent, lambda client: asyncio.gather(client.topic(name), client.members()))
     if output is Output.JSON:
         show_json(document)
         return

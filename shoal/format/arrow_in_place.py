@@ -7,6 +7,7 @@ StreamDecoder reads streams of any other shape, and makes every check.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from shoal.format.arrow_stream import (
 from shoal.format.row_encoding import RowShape, row_shape
 
 # Streams of equal batches (the same number of records of one size) begin with the same bytes, and an _Opening
-# follows from these bytes alone. At most 256 of at most 4 KiB; a full cache is cleared.
+# follows from these bytes alone. At most 256 of at most 4 KiB.
 _REMEMBERED_MAX: Final = 256
 _REMEMBERED_BYTES_MAX: Final = 4096
 # A kept batch keeps the memory of its whole request alive: that must be mostly the batch itself.
@@ -60,7 +61,7 @@ class PlaceReader:
         self.schema = schema
         self._has_rows = schema.equals(DEFAULT_SCHEMA)
         self._room = bytes(room_bytes)
-        self._remembered: dict[bytes, _Opening] = {}
+        self._remembered = lru_cache(maxsize=_REMEMBERED_MAX)(self._read_opening)
         self._last: tuple[bytes, _Opening | None] = (b"", None)
 
     def read(self, memory: memoryview, start: int) -> Placed | None:
@@ -77,7 +78,8 @@ class PlaceReader:
                 return None
             body_at = first_body
             opening_bytes = bytes(memory[start:body_at])
-            opening = self._opening(opening_bytes)
+            is_short = len(opening_bytes) <= _REMEMBERED_BYTES_MAX
+            opening = self._remembered(opening_bytes) if is_short else self._read_opening(opening_bytes)
             if opening is None:
                 return None
             self._last = (opening_bytes, opening)
@@ -97,16 +99,6 @@ class PlaceReader:
         records = opening.fields.record_count
         message = Message(opening.metadata, body.toreadonly(), records, max_timestamp_us, place)
         return Placed(message, opening_bytes)
-
-    def _opening(self, data: bytes) -> _Opening | None:
-        opening = self._remembered.get(data)
-        if opening is None:
-            opening = self._read_opening(data)
-            if opening is not None and len(data) <= _REMEMBERED_BYTES_MAX:
-                if len(self._remembered) >= _REMEMBERED_MAX:
-                    self._remembered.clear()
-                self._remembered[data] = opening
-        return opening
 
     def _read_opening(self, data: bytes) -> _Opening | None:
         decoder = StreamDecoder(self.schema)

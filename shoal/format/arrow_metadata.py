@@ -1,8 +1,8 @@
 """The metadata of one Arrow IPC message: a bounded flatbuffer reader, and a writer for record batches.
 
-Only what admitting a client's record batch needs (Message.fbs and Schema.fbs of the Arrow format, version V5)
-is known here. Input is hostile: every position is checked before use, and the only error is BatchError.
-The writer has one canonical form, so that nothing a client hid in its metadata is ever stored.
+It knows the parts of Message.fbs and Schema.fbs (Arrow format, version V5) that admit a client's record
+batch. Input is hostile: every position is checked before use, and the only error is BatchError. The writer
+has one canonical form, so that no bytes that a client hid in its metadata are stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BatchError(ValueError):
 
 
 class RecordBatchHeader(NamedTuple):
-    """What a record batch message says of its body. `nodes`: the raw vector of int64 (length, null count)."""
+    """A record batch message's description of its body. `nodes`: the raw vector of int64 (length, null
+    count)."""
 
     record_count: int
     body_length: int

@@ -259,10 +259,8 @@ class StreamDecoder:
             raise BatchError("invalid", "a second schema in one stream")
         if header.body_length:
             raise BatchError("invalid", "a schema message with a body")
-        if len(metadata) <= _CACHED_SCHEMA_BYTES:
-            offered = _read_schema_cached(metadata, header)
-        else:
-            offered = _read_schema(metadata, header)
+        read = _read_schema_cached if len(metadata) <= _CACHED_SCHEMA_BYTES else _read_schema
+        offered = read(metadata, header)
         if not offered.equals(self._schema, check_metadata=False):
             difference = _difference(offered, self._schema)
             raise BatchError("schema", f"the stream's schema is not the topic's: {difference}")

@@ -1,7 +1,7 @@
-"""Hashes of keys and ranges of them: which partition holds a key, for numbers alone.
+"""Hashes of keys and ranges of hashes: the partition of a key.
 
-Law of this file: no Arrow, so that who only asks about a cluster starts without it; whole batches are dealt
-out in partitioner.py by the same rule. Leaders and addresses are unknown here.
+Law of this file: no Arrow, so that commands without records start quickly; partitioner.py applies the same
+rule to whole batches. Leaders and addresses are unknown here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def hash_ranges(partitions: int) -> tuple[HashRange, ...]:
 
 @lru_cache(maxsize=1024)  # topics in use; an entry is some hundred bytes for each partition
 def _ascending(ranges: tuple[HashRange, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranges' low ends in ascending order, and whose they are. They must cover all hashes once."""
+    """The ranges' low ends in ascending order, and their partitions. They must cover all hashes once."""
     order = sorted(range(len(ranges)), key=lambda partition: ranges[partition].low)
     expected = 0
     for partition in order:

@@ -1,5 +1,4 @@
-"""The routing rule for whole batches: which partition holds which rows. Agents, clients and Spark use this
-file.
+"""The routing rule for whole batches: the partition of each row. Agents, clients and Spark use this file.
 
 A partition owns a range of 32-bit key hashes (hash_ranges.py). Leaders and addresses are unknown here.
 """
@@ -15,14 +14,13 @@ import pyarrow.compute as pc
 from shoal.format.arrow_stream import KEY_COLUMN
 from shoal.format.hash_ranges import HashRange, partition_for, partitions_of
 
-if TYPE_CHECKING:  # Spark's executors import this file, and have neither that nor what it needs
+if TYPE_CHECKING:  # Spark's executors import this file, and lack that one and its packages
     from shoal.format.records import RecordColumns
 
 
 def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -> pa.Array:
-    """Which partition (int32) holds each key; rows without key go where `null_key_hash` falls. Each distinct
-    key is hashed once.
-    """
+    """The partition (int32) of each key; rows without key go where `null_key_hash` falls. Each distinct key
+    is hashed once."""
     if len(ranges) == 1:
         return pa.repeat(pa.scalar(0, pa.int32()), len(keys))
     null_owner = partition_for(null_key_hash, ranges)
@@ -35,7 +33,7 @@ def owners_of(keys: pa.Array, ranges: Sequence[HashRange], null_key_hash: int) -
 
 
 def group_rows(batch: pa.RecordBatch, owners: pa.Array) -> dict[int, tuple[pa.RecordBatch, pa.Array | None]]:
-    """The rows of each owner, in their order, and which they were; None where one owner has them all."""
+    """The rows of each owner, in their order, and their numbers; None where one owner has them all."""
     if not len(owners):
         return {}
     extremes = pc.min_max(owners).as_py()

@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, NoReturn, TypeAlias
@@ -327,7 +328,10 @@ def _refuse_several(body: bytes, essence: str) -> None:
     first = body[:64].lstrip()[:1]
     if first not in (b"{", b"["):
         return
-    if b'"records"' in body and _looks_like_records(body):
+    document: Any = None
+    with suppress(ValueError):
+        document = _decode_json(body) if b'"records"' in body else None
+    if isinstance(document, dict) and "records" in document:
         form = ", as curl -d does" if essence == "application/x-www-form-urlencoded" else ""
         raise ShoalError(
             "ambiguous-body",
@@ -340,14 +344,6 @@ def _refuse_several(body: bytes, essence: str) -> None:
             f"the body is several JSON values one behind the other but {as_what}; use {_LINES_ADVICE}, or "
             f"{_OCTETS_ADVICE}",
         )
-
-
-def _looks_like_records(body: bytes) -> bool:
-    try:
-        document = _decode_json(body)
-    except ValueError:
-        return False
-    return isinstance(document, dict) and "records" in document
 
 
 def _is_several_values(body: bytes) -> bool:

@@ -2,8 +2,8 @@
 
 A record posted alone becomes a batch of one, and pyarrow's fixed costs (four arrays, a batch, its
 serialization, the maximum of one number: 65 us) are then ten times those of the record. This writes the same
-columns, with the flatbuffer that arrow_metadata writes for every client's batch. What it does not cover it
-leaves to pyarrow. Pure.
+columns, with the flatbuffer that arrow_metadata writes for every client's batch. pyarrow encodes all other
+batches. Pure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _Buffer = tuple[int, int]
 def encode_rows(
     timestamps_us: Sequence[int], keys: Sequence[bytes | None], values: Sequence[bytes | None]
 ) -> Message | None:
-    """A message of DEFAULT_SCHEMA whose headers are all null; None for what pyarrow has to encode: a column
-    with both nulls and values, or a batch larger than this is for.
+    """A message of DEFAULT_SCHEMA whose headers are all null. None where pyarrow has to encode: a column with
+    both nulls and values, or more than MAX_ROWS rows.
 
     Raises OverflowError for a time beyond int64, TypeError for a value that is no bytes.
     """
@@ -114,7 +114,7 @@ _NO_HEADER: Final = _no_headers(1)
 
 
 def _encode_row(timestamp_us: int, key: bytes | None, value: bytes | None) -> Message | None:
-    """As encode_rows, of one: what a record that came alone becomes."""
+    """As encode_rows, of a single record."""
     parts = [timestamp_us.to_bytes(8, sys.byteorder, signed=True)]
     key_bytes = value_bytes = _ALL_NULL
     if key is None:
@@ -135,14 +135,14 @@ def _encode_row(timestamp_us: int, key: bytes | None, value: bytes | None) -> Me
 
 
 class RowShape(NamedTuple):
-    """What a body of one row without headers has beside its time and its data: bytes and where they stand."""
+    """The bytes of a body of one row without headers, other than its time and its data, and their places."""
 
     body_bytes: int
     parts: tuple[tuple[int, bytes], ...]
 
     def timestamp_us(self, body: memoryview) -> int | None:
-        """The row's time if the body is as `encode_rows` writes it, and so has nothing else to be checked;
-        None for pyarrow to say what it is."""
+        """The row's time if the body is as `encode_rows` writes it, so that no check remains; None where
+        pyarrow has to check it."""
         for start, part in self.parts:
             if body[start : start + len(part)] != part:
                 return None

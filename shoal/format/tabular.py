@@ -1,7 +1,7 @@
-"""What data people hold (pyarrow, pandas, polars) <-> batches of a topic's columns.
+"""Tables in notebooks (pyarrow, pandas, polars) <-> batches of a topic's columns.
 
-Law of this file: pandas and polars are never required: a frame is recognised by what it can do, and made only
-when it is asked for. No loop here touches a record.
+Law of this file: pandas and polars are never required. A frame is recognised by its Arrow interface, and made
+only on request. No loop here touches a record.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
 
 
 def _imported(data: Any, topic: str) -> pa.Table:
-    """A frame's columns. pandas exports them with its index, which is nobody's column unless it has a name
-    (a frame that was filtered has such an index)."""
+    """A frame's columns. pandas exports its index too, which is dropped unless it has a name (a filtered
+    frame has an index without one)."""
     try:
         table = pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -61,15 +61,12 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
     names = batch.schema.names
     wrong = ", ".join(sorted({repr(name) for name in names if name not in DEFAULT_SCHEMA.names}))
     if wrong or VALUE_COLUMN not in names or len(set(names)) < len(names):
-        what = (
-            f"has {wrong}" if wrong else "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
-        )
+        what = "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
+        if wrong:
+            to_json = "df.to_json(orient='records', lines=True).splitlines()"
+            what = f"has {wrong}; columns of your own become JSON first: {to_json}"
         known = ", ".join(DEFAULT_SCHEMA.names)
-        json = (
-            "; columns of your own become JSON first: df.to_json(orient='records', lines=True).splitlines()"
-        )
-        cure = json if wrong else ""
-        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}{cure}")
+        raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}")
     columns = []
     for field in DEFAULT_SCHEMA:
         if field.name in names:
@@ -85,7 +82,7 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Raises ArrowException and ValueError. Nanoseconds, pandas' unit, lose what is below a microsecond."""
+    """Raises ArrowException and ValueError. Nanoseconds, pandas' unit, are cut to microseconds."""
     if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
         if column.type.tz is None:
             raise ValueError("has no time zone: localize it, for example to UTC")
@@ -94,7 +91,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-    """What an agent would refuse is refused here, before anything of it is buffered."""
+    """Refuse records that an agent would refuse, before they are buffered. Raises ShoalError."""
     if batch.column(TIMESTAMP_COLUMN).null_count:
         raise ShoalError("schema-mismatch", f"{topic}: a record's timestamp is null")
     if batch.nbytes > MAX_RECORD_BYTES:  # else no record can be larger
@@ -105,7 +102,7 @@ def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
 
 
 def check_kind(kind: object) -> None:
-    """Raises ClientError for frames that nothing here makes."""
+    """Raises ClientError for another kind than FrameKind."""
     if kind not in _KINDS:
         raise ClientError(
             f"frames() makes {', '.join(_KINDS)} and not {kind!r}: most libraries take what it makes of"

@@ -1,4 +1,4 @@
-"""What users give as a time, as microseconds since the epoch."""
+"""Times that users give, as microseconds since the epoch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d"
 Timestamp: TypeAlias = "datetime | int"
 MICROSECONDS_MIN: Final = 10**14
 MICROSECONDS_MAX: Final = 10**17
-"""A number for a time between 1973 and 5138 lies between these if it counts microseconds, and outside if it
-counts seconds, milliseconds or nanoseconds and means our time: such a one is asked about, not stored."""
+"""A time between 1973 and 5138 lies between these in microseconds. Our time in seconds, milliseconds or
+nanoseconds lies outside: such a number is refused, not stored."""
 
 
 def timestamp_us(timestamp: Timestamp) -> int:
@@ -49,7 +49,7 @@ def timestamp_us(timestamp: Timestamp) -> int:
 
 
 def _other_unit(timestamp: int) -> str:
-    """What it may have been meant as: a number that would be our time in another unit."""
+    """A hint for a number that would be our time in another unit."""
     for unit, low, cure in (
         ("seconds", 10**8, "multiply by 1_000_000"),
         ("milliseconds", 10**11, "multiply by 1_000"),

@@ -34,7 +34,6 @@ from shoal.spark.http import (
     MovedError,
     Persistence,
     document_of,
-    persist,
     said,
 )
 from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss
@@ -130,13 +129,8 @@ class RangeReader:
     def _fetch(self, offset: int) -> FetchedRecords:
         """The record at `offset` and neighbours on both sides."""
         policy = self._scan.policy.retries
-        return persist(
-            lambda attempt: self._attempt(offset, attempt),
-            policy.attempts,
-            f"{self._place}: no answer for offset {offset} in {policy.attempts} attempts; last",
-            policy=policy,
-            pause=self._pause,
-        )
+        what = f"{self._place}: no answer for offset {offset} in {policy.attempts} attempts; last"
+        return policy.persist(lambda attempt: self._attempt(offset, attempt), what, self._pause)
 
     def _attempt(self, offset: int, attempt: int) -> FetchedRecords:
         """From the replica beside us first, then as LeaderSearch chooses."""

@@ -43,6 +43,30 @@ class Persistence(NamedTuple):
         """The pause before an attempt; the first has number 0 and no pause."""
         return min(self.pause_seconds_max, self.first_pause_seconds * 2.0 ** (attempt - 1))
 
+    def persist(
+        self,
+        work: Callable[[int], T],
+        what: str,
+        pause: Callable[[float], None],
+        *,
+        planning: bool = False,
+    ) -> T:
+        """`work` with the attempt's number, repeated while it raises MovedError or NobodyError. Raises
+        SourceError; with `planning` sooner, and at once where no agent answers: somebody waits."""
+        failure: Exception | None = None
+        for attempt in range(self.plan_attempts if planning else self.attempts):
+            if attempt and not (isinstance(failure, MovedError) and failure.at_once):
+                pause(self.pause_seconds(attempt))
+            try:
+                return work(attempt)
+            except MovedError as error:
+                failure = error
+            except NobodyError as error:
+                if planning:
+                    raise
+                failure = error
+        raise SourceError(f"{what}: {failure}")
+
 
 DEFAULT_RETRIES: Final = Persistence()
 
@@ -97,21 +121,17 @@ class ConnectionPool:
         the agent may have closed it meanwhile. All requests here may be repeated (reads, and appends that
         carry a sequence).
         """
-        kept = self._take(base)
-        if kept is not None:
+        failure: Exception | None = None
+        for connection in filter(None, (self._take(base), _open(base))):
             try:
-                response = _send(kept, method, path, headers, body)
-            except (OSError, http.client.HTTPException):
-                kept.close()
+                connection.request(method, path, body=body, headers=dict(headers))
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                failure = error
             else:
-                return self._finish(base, kept, response, bytes_max)
-        connection = _open(base)
-        try:
-            response = _send(connection, method, path, headers, body)
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise MovedError(f"{base}: {error or type(error).__name__}") from error
-        return self._finish(base, connection, response, bytes_max)
+                return self._finish(base, connection, response, bytes_max)
+        raise MovedError(f"{base}: {failure or type(failure).__name__}") from failure
 
     def first_of(
         self, requests: Sequence[tuple[str, str]], seconds: float
@@ -218,17 +238,6 @@ def _open(base: str) -> http.client.HTTPConnection:
     return kind(parts.netloc, timeout=REQUEST_SECONDS_MAX)
 
 
-def _send(
-    connection: http.client.HTTPConnection,
-    method: str,
-    path: str,
-    headers: Mapping[str, str],
-    body: Sequence[bytes | memoryview] | None,
-) -> http.client.HTTPResponse:
-    connection.request(method, path, body=body, headers=dict(headers))
-    return connection.getresponse()
-
-
 def document_of(body: bytes) -> dict[str, Any]:
     """A JSON object; empty for anything else."""
     try:
@@ -307,29 +316,3 @@ class LeaderSearch:
             with suppress(SourceError):  # not an address: agents are asked next
                 self._leader, self._named = normal_url(leader_url), True
         return MovedError(said(base, answer), at_once=self._named)
-
-
-def persist(
-    work: Callable[[int], T],
-    attempts: int,
-    what: str,
-    *,
-    policy: Persistence = DEFAULT_RETRIES,
-    pause: Callable[[float], None] = time.sleep,
-    patient: bool = False,
-) -> T:
-    """`work` with the attempt's number, repeated while it raises MovedError (`patient`: NobodyError too).
-    Raises SourceError."""
-    failure: Exception | None = None
-    for attempt in range(attempts):
-        if attempt and not (isinstance(failure, MovedError) and failure.at_once):
-            pause(policy.pause_seconds(attempt))
-        try:
-            return work(attempt)
-        except MovedError as error:
-            failure = error
-        except NobodyError as error:
-            if not patient:
-                raise
-            failure = error
-    raise SourceError(f"{what}: {failure}")

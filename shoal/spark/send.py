@@ -32,7 +32,6 @@ from shoal.spark.http import (
     LeaderSearch,
     Persistence,
     document_of,
-    persist,
     said,
 )
 from shoal.spark.options import SourceError
@@ -100,13 +99,9 @@ class ChunkSender:
             if fresh:
                 routes = self._fetch_routes(topic)
             else:
-                routes = persist(
-                    lambda _: self._fetch_routes(topic),
-                    policy.plan_attempts if planning else policy.attempts,
-                    f"topic {topic!r} cannot be written at present",
-                    policy=policy,
-                    pause=self._pause,
-                    patient=not planning,
+                what = f"topic {topic!r} cannot be written at present"
+                routes = policy.persist(
+                    lambda _: self._fetch_routes(topic), what, self._pause, planning=planning
                 )
             if len(_ROUTES) >= ROUTED_TOPICS_MAX:
                 _ROUTES.clear()
@@ -128,13 +123,8 @@ class ChunkSender:
             leader,
             lambda: _leader_of(self.routes(chunk.place.topic, fresh=True), chunk.place),
         )
-        return persist(
-            lambda attempt: self._attempt(chunk, body, search, attempt),
-            policy.attempts,
-            f"{chunk.place} was not written in {policy.attempts} attempts; last",
-            policy=policy,
-            pause=self._pause,
-        )
+        what = f"{chunk.place} was not written in {policy.attempts} attempts; last"
+        return policy.persist(lambda attempt: self._attempt(chunk, body, search, attempt), what, self._pause)
 
     def _attempt(self, chunk: Chunk, body: Body, search: LeaderSearch, attempt: int) -> bool:
         base, _ = search.choose(attempt)

@@ -17,44 +17,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
 except ImportError as error:
     raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal-log[spark]'") from error
 
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-    WriterCommitMessage,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-)
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import SparkSession, datasource, types
 
 from shoal.spark.fetch import RangeReader, Scan
 from shoal.spark.options import (
@@ -73,27 +46,29 @@ from shoal.spark.stream import StreamPlanner
 from shoal.spark.topics import Directory
 from shoal.spark.write import TaskCounts, TaskWriter
 
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_TYPES: Final[dict[str, DataType]] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(_HEADER),
+_HEADER: Final = types.StructType(
+    [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
+)
+_TYPES: Final[dict[str, types.DataType]] = {
+    "key": types.BinaryType(),
+    "value": types.BinaryType(),
+    "topic": types.StringType(),
+    "partition": types.IntegerType(),
+    "offset": types.LongType(),
+    "timestamp": types.TimestampType(),
+    "timestampType": types.IntegerType(),
+    "headers": types.ArrayType(_HEADER),
 }
 
 
 @dataclass(frozen=True)
-class ShoalPartition(InputPartition):
+class ShoalPartition(datasource.InputPartition):
     """One task: a range of offsets with the addresses that serve it."""
 
     scan: Scan
 
 
-class ShoalDataSource(DataSource):
+class ShoalDataSource(datasource.DataSource):
     """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers.
 
     See docs/spark.md for all options. Methods take `schema` by keyword: Spark calls them so.
@@ -107,22 +82,24 @@ class ShoalDataSource(DataSource):
     def _parsed(self, mode: Mode) -> SourceOptions:
         return parse_source_options(self.options, os.environ, mode)
 
-    def schema(self) -> StructType:
+    def schema(self) -> types.StructType:
         """The columns. Made without the JVM, which planning workers do not have."""
-        return StructType([StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns])
+        return types.StructType(
+            [types.StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns]
+        )
 
-    def reader(self, schema: StructType) -> ShoalReader:
+    def reader(self, schema: types.StructType) -> ShoalReader:
         """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
         self._require_own(schema)
         options = self._parsed(Mode.BATCH)
         return ShoalPushdownReader(options) if options.pushdown else ShoalReader(options)
 
-    def streamReader(self, schema: StructType) -> ShoalStreamReader:
+    def streamReader(self, schema: types.StructType) -> ShoalStreamReader:
         """A stream's reader, likewise."""
         self._require_own(schema)
         return ShoalStreamReader(self._parsed(Mode.STREAM))
 
-    def writer(self, schema: StructType, overwrite: bool) -> ShoalWriter:
+    def writer(self, schema: types.StructType, overwrite: bool) -> ShoalWriter:
         """A batch writer. Raises SourceError for columns that no topic takes, an unknown topic, and
         mode("overwrite")."""
         if overwrite:
@@ -134,17 +111,17 @@ class ShoalDataSource(DataSource):
             )
         return ShoalWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> ShoalStreamWriter:
+    def streamWriter(self, schema: types.StructType, overwrite: bool) -> ShoalStreamWriter:
         """A stream's writer, made anew for every micro-batch, without a request. In the output mode
         "complete" (`overwrite`) each micro-batch appends all results, as with Kafka."""
         return ShoalStreamWriter(self._sink(schema))
 
-    def _sink(self, schema: StructType) -> SinkOptions:
+    def _sink(self, schema: types.StructType) -> SinkOptions:
         options = parse_sink_options(self.options, os.environ)
         check_written([(field.name, field.dataType.simpleString()) for field in schema.fields], options)
         return options
 
-    def _require_own(self, schema: StructType) -> None:
+    def _require_own(self, schema: types.StructType) -> None:
         expected = self.schema()
         if schema != expected:
             raise SourceError(
@@ -155,13 +132,13 @@ class ShoalDataSource(DataSource):
 
 def _tasks(
     ranges: Sequence[OffsetRange], options: SourceOptions, agents: tuple[str, ...]
-) -> list[InputPartition]:
+) -> list[datasource.InputPartition]:
     return [
         ShoalPartition(Scan(piece, agents, options.columns, options.fail_on_data_loss)) for piece in ranges
     ]
 
 
-def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
     """One task's records. Spark passes a partition of its own when there is nothing to read."""
     if TaskContext.get() is not None:
         settle_worker()
@@ -169,14 +146,14 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from RangeReader(partition.scan).batches()
 
 
-class ShoalReader(DataSourceReader):
+class ShoalReader(datasource.DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._narrowing = Narrowing()
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[datasource.InputPartition]:
         """Ask the agents once for routes and offsets, and fix every task's range."""
         options = self._options
         directory = Directory(options.agents)
@@ -187,7 +164,7 @@ class ShoalReader(DataSourceReader):
         since = None if narrowing.since_ms is None else directory.first_since(narrowing.since_ms, states)
         return _tasks(plan(options, states, starts, ends, narrowing, since), options, directory.agents)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
 
@@ -196,49 +173,41 @@ class ShoalPushdownReader(ShoalReader):
     """Also cuts ranges by filters. A reader that overrides pushFilters fails every query while
     spark.sql.python.filterPushdown.enabled is false, its default, so this class is made on demand."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
+        condition: Any
         for condition in filters:
             comparison = _COMPARISONS.get(type(condition))
-            if comparison is not None:
-                column, value = _operands(condition)
-                self._narrowing = self._narrowing.by(column, comparison, value)
+            if comparison is not None and len(condition.attribute) == 1:  # else the column of a nested field
+                column = condition.attribute[0].lower()
+                self._narrowing = self._narrowing.by(column, comparison, condition.value)
         return filters
 
 
-_COMPARISONS: Final[dict[type[Filter], str]] = {
-    EqualTo: "=",
-    In: "in",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
+_COMPARISONS: Final[dict[type[datasource.Filter], str]] = {
+    datasource.EqualTo: "=",
+    datasource.In: "in",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
 }
 
 
-def _operands(condition: Any) -> tuple[str, Any]:
-    """(column, literal); the column of a nested field has no name here."""
-    column = condition.attribute[0].lower() if len(condition.attribute) == 1 else ""
-    return column, condition.value
-
-
-class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ShoalStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans in a process of the driver that lives as long as the query; read() runs in other processes and
     knows its partition only."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._planner_or_none: StreamPlanner | None = None
 
-    @property
+    @functools.cached_property
     def _planner(self) -> StreamPlanner:
         # Made when first asked: readers are also built only to be pickled.
-        if self._planner_or_none is None:
-            self._planner_or_none = StreamPlanner(self._options)
-        return self._planner_or_none
+        return StreamPlanner(self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner_or_none": None}
+        return {"_options": self._options}
 
     def initialOffset(self) -> dict[str, Any]:
         """{topic: {partition: offset}}, as in the Kafka source's checkpoints."""
@@ -261,23 +230,23 @@ class ShoalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the logs, for the query's progress."""
         return self._planner.reported_offset()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[datasource.InputPartition]:
         """The tasks of one micro-batch."""
         return _tasks(self._planner.ranges(start, end), self._options, self._planner.agents)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
 
 
 @dataclass(frozen=True)
-class ShoalCommit(WriterCommitMessage):
+class ShoalCommit(datasource.WriterCommitMessage):
     """The counts of one task."""
 
     written: TaskCounts
 
 
-class ShoalWriter(DataSourceArrowWriter):
+class ShoalWriter(datasource.DataSourceArrowWriter):
     """df.write: a task that Spark repeats stores no record twice; with the option txnId, nor does the whole
     write when it is started again."""
 
@@ -293,7 +262,7 @@ class ShoalWriter(DataSourceArrowWriter):
         return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
 
 
-class ShoalStreamWriter(DataSourceStreamArrowWriter):
+class ShoalStreamWriter(datasource.DataSourceStreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
     def __init__(self, options: SinkOptions) -> None:

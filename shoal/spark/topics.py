@@ -22,7 +22,6 @@ from shoal.spark.http import (
     Persistence,
     ask,
     document_of,
-    persist,
 )
 from shoal.spark.options import Bound, Selection, SourceError, normal_url
 from shoal.spark.plan import LogEnds, Offsets, States, resolve, times_of
@@ -73,11 +72,8 @@ class Directory:
         listed = self._persist(self._list, what)
         return tuple(topic for topic in listed if selection.matches(topic))
 
-    def _persist(self, work: Callable[[], T], what: str, *, patient: bool = False) -> T:
-        attempts = self._policy.attempts if patient else self._policy.plan_attempts
-        return persist(
-            lambda _: work(), attempts, what, policy=self._policy, pause=self._pause, patient=patient
-        )
+    def _persist(self, work: Callable[[], T], what: str, *, planning: bool = True) -> T:
+        return self._policy.persist(lambda _: work(), what, self._pause, planning=planning)
 
     def _list(self) -> list[str]:
         names: list[str] = []
@@ -97,7 +93,7 @@ class Directory:
         """Partitions with their offsets and addresses; waits while one has no leader. Raises SourceError."""
         found = {}
         for topic in self.topics(selection):
-            state = self._state(topic)
+            state = self._state(topic, planning=True)
             wanted = selection.partitions(topic, list(state))
             found[topic] = {partition: state[partition] for partition in wanted}
         return found
@@ -119,14 +115,14 @@ class Directory:
             if attempt:
                 self._pause(UNKNOWN_PAUSE_SECONDS)
             try:
-                return self._state(topic, patient=True)
+                return self._state(topic, planning=False)
             except UnknownTopicError:
                 self._routes.pop(topic, None)
         return None
 
-    def _state(self, topic: str, *, patient: bool = False) -> dict[int, LogEnds]:
+    def _state(self, topic: str, *, planning: bool) -> dict[int, LogEnds]:
         what = f"topic {topic!r} cannot be read at present"
-        return self._persist(lambda: self._fetch_state(topic), what, patient=patient)
+        return self._persist(lambda: self._fetch_state(topic), what, planning=planning)
 
     def _fetch_state(self, topic: str) -> dict[int, LogEnds]:
         routes = self.routes(topic)

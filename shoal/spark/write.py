@@ -1,18 +1,18 @@
-"""One task's rows into topics: cast, dealt to partitions, sent in chunks that a repeated task cannot store
-twice.
+"""One task's rows into topics: cast, dealt to partitions, sent in chunks, which are stored once also when the
+task is repeated.
 
 No Spark here; standard library and pyarrow, in Spark's Python workers. No loop touches a record.
 
-Why nothing is stored twice: a producer is one write (of a stream: the query and, as the producer's epoch, the
-micro-batch), in which each task has a lane of sequences: its chunks for one partition, numbered from 0. Chunk
-s+1 is sent only after s was acknowledged. Agents remember all sequences of the write, so whoever repeats a
-task is told which chunks are stored, and goes on from there; ten thousand tasks are one producer to them. An
-older micro-batch that still runs somewhere is fenced by its epoch.
+Why no record is stored twice: a producer is one write (of a stream: the query and, as the producer's epoch,
+the micro-batch). Each task of it has a lane of sequences: its chunks for one partition, numbered from 0.
+Chunk s+1 is sent only after s was acknowledged. Agents remember all sequences of the write, so a repeated
+task learns which chunks are stored; ten thousand tasks are one producer. The epoch fences an older
+micro-batch that still runs somewhere.
 
-What a chunk holds must be the same when the task is repeated. A task that brings no more than CHUNK_BYTES to
-a partition sends one chunk, so the order of its rows does not matter. Larger ones have to bring their rows in
-the same order, as all plans do that have no shuffle or a sort. A repeated chunk is compared with what is
-stored, and a difference is an error, not a loss.
+A chunk must hold the same rows when the task is repeated. A task with no more than CHUNK_BYTES for a
+partition sends one chunk, so the order of its rows does not matter. Larger tasks have to bring their rows in
+the same order, as all plans do that have no shuffle or a sort. A repeated chunk is compared with the stored
+records, and a difference is an error, not a loss.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shoal.format.partitioner import partition_batch
 from shoal.spark.options import SourceError
 from shoal.spark.send import Chunk, ChunkSender, Place, Sink
 
-ROW_BYTES: Final = 32  # what a record costs beside its key, value and headers
+ROW_BYTES: Final = 32  # of a record, beside its key, value and headers
 GATHERED_BYTES: Final = 12 * 2**20
 """Of Spark's batches, 10,000 rows each, that are dealt to partitions at once: each distinct key is hashed and
 each of Arrow's functions called once for all. More than a chunk, so that two partitions fill one each."""
@@ -51,11 +51,10 @@ BUFFERED_BYTES_MAX: Final = 64 * 2**20  # of one task, over all partitions; then
 REQUESTS_MAX: Final = 4  # of one task at once, each to another partition
 
 _SPREAD_STEP: Final = 2_654_435_769
-_TIMESTAMP_TYPE: Final = DEFAULT_SCHEMA.field(TIMESTAMP_COLUMN).type
 
 
 class TaskCounts(NamedTuple):
-    """What a task did: records, chunks, and chunks that an earlier attempt had stored."""
+    """The work of a task: records, chunks, and chunks that an earlier attempt had stored."""
 
     records: int
     chunks: int
@@ -92,7 +91,7 @@ class TaskWriter:
         self._null_key_hash = (first + task * _SPREAD_STEP) % HASH_SPACE
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskCounts:
-        """All rows, acknowledged. Raises SourceError; what was sent before stays, and is not sent again."""
+        """All rows, acknowledged. Raises SourceError; chunks sent before it stay, and are not sent again."""
         with ThreadPoolExecutor(REQUESTS_MAX, "shoal-write") as threads:
             try:
                 for batch in gathered(batches):
@@ -203,8 +202,8 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def cast(columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    """Those of the columns that a topic stores, in its types. Spark's own schema varies: time zones,
-    nullability, strings."""
+    """The columns that a topic stores, in its types. Spark's own schema varies: time zones, nullability,
+    strings."""
     stored = [column for column in DEFAULT_SCHEMA if column.name in columns]
     arrays = [columns[column.name].cast(column.type) for column in stored]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(stored))
@@ -212,18 +211,14 @@ def cast(columns: dict[str, pa.Array]) -> pa.RecordBatch:
 
 def to_wire(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows as `cast` makes them, with all columns of a topic. A time that is missing is now."""
-    now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_TIMESTAMP_TYPE)
     arrays = []
     for column in DEFAULT_SCHEMA:
-        if column.name in rows.schema.names:
-            arrays.append(rows.column(column.name))
-        elif column.name == TIMESTAMP_COLUMN:
-            arrays.append(pa.repeat(now, rows.num_rows))
-        else:
-            arrays.append(pa.nulls(rows.num_rows, column.type))
-    place = DEFAULT_SCHEMA.get_field_index(TIMESTAMP_COLUMN)
-    if arrays[place].null_count:
-        arrays[place] = pc.fill_null(arrays[place], now)
+        is_given = column.name in rows.schema.names
+        array = rows.column(column.name) if is_given else pa.nulls(rows.num_rows, column.type)
+        if column.name == TIMESTAMP_COLUMN and array.null_count:
+            now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(column.type)
+            array = pc.fill_null(array, now)
+        arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
 
 

@@ -152,7 +152,7 @@ def test_commit_and_stop_are_not_relied_on() -> None:
     reader = source.streamReader(schema=source.schema())
     assert reader._planner.agents == ("http://127.0.0.1:7070",)  # as in the process that plans
     copy = pickle.loads(pickle.dumps(reader))
-    assert copy._planner_or_none is None
+    assert "_planner" not in vars(copy)
     assert copy.getDefaultReadLimit() == ReadMaxRows(5)
 
 

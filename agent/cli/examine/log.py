@@ -47,13 +47,11 @@ logs = group(
 
 @contextmanager
 def _opened(path: str, cluster_id: str | None) -> Iterator[list[StoredLog]]:
-    from shoal.agent.cli.examine.stored_logs import NotALog, stored_logs
+    from shoal.agent.cli.examine.stored_logs import stored_logs
 
     try:
         with stored_logs(path, cluster_id) as found:
             yield found
-    except NotALog as error:
-        raise CliError(str(error)) from None
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -61,14 +59,10 @@ def _opened(path: str, cluster_id: str | None) -> Iterator[list[StoredLog]]:
         raise CliError(f"{where}{error.strerror or error}") from None
 
 
-def _examine(log: StoredLog, visit: Callable[[StoredFrame], None]) -> LogReport:
+def _examine(log: StoredLog, visit: Callable[[StoredFrame], None] = lambda _: None) -> LogReport:
     from shoal.segment_store.check.offline import examine_log
 
     return examine_log(log.directory, log.identity, visit, log.only)
-
-
-def _nothing(frame: StoredFrame) -> None:
-    """For examinations that only need the report."""
 
 
 @logs.command(
@@ -88,7 +82,7 @@ def inspect(
             reports = [_examine(found[0], lambda frame: frames.append(frame._replace(data=b"")))]
             document, headers, rows = _frame_rows(frames)
         else:
-            reports = [_examine(log, _nothing) for log in found]
+            reports = [_examine(log) for log in found]
             document, headers, rows = _log_rows(found, reports)
     document["damage"] = [damage_document(damage) for report in reports for damage in report.damage]
     if output is Output.JSON:
@@ -203,7 +197,7 @@ def verify(
     with _opened(path, cluster_id) as found:
         reports = []
         for log in found:
-            report = _examine(log, _nothing)
+            report = _examine(log)
             reports.append(report)
             if output is Output.TABLE:
                 verdict = f"{len(report.damage)} damaged" if report.damage else "sound"

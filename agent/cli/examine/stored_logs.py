@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shoal.agent.cli.terminal.output import CliError
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.partition.opener import COPIES_DIRECTORY
 from shoal.agent.topics.catalog import Catalog
@@ -32,7 +33,7 @@ CATALOG_NAME = "_catalog"
 _ID_CHARACTERS = 32
 
 
-class NotALog(Exception):
+class NotALog(CliError):
     """The path names no readable log. The text is one line: the fault and the cure."""
 
 
@@ -115,7 +116,9 @@ def _owner(data_directory: str | None, cluster_id: str | None) -> _Owner:
         raise NotALog(f"{data_directory}/cluster is damaged ({error}): give --cluster-id") from None
     assert record is not None
     if given not in (None, record.cluster_id):  # everything would look damaged
-        raise NotALog(f"{data_directory} belongs to cluster {record.cluster_id.hex()}: omit --cluster-id")
+        raise NotALog(
+            f"{data_directory} belongs to cluster {record.cluster_id.hex()}: leave --cluster-id out"
+        )
     names = {entry.topic_id.hex(): name for name, entry in Catalog.from_bytes(record.catalog).topics.items()}
     names[CATALOG_GROUP.topic_id.hex()] = CATALOG_NAME
     return _Owner(record.cluster_id, names)

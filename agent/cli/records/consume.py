@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import sys
 import time
@@ -135,18 +136,15 @@ async def _wait_for(client: AsyncClient, topic: str) -> None:
     """Return once the topic exists."""
     from shoal.errors import ShoalError
 
-    waiting = False
-    while True:
+    for attempt in itertools.count():
         try:
             await client.offsets(topic)
+            return
         except ShoalError as error:
             if error.code != "unknown-topic":
                 raise
-        else:
-            return
-        if not waiting:
+        if attempt == 0:
             say(f"waiting for topic {topic}; `shoal topic create {topic}` or the first record makes it")
-        waiting = True
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -227,8 +225,7 @@ class ArrowStream:
         from shoal.format.tabular import placed
 
         batch = placed(found.batch, found.partition, found.base_offset)
-        if self._stream is None:
-            self._stream = pa.ipc.new_stream(sys.stdout.buffer, batch.schema)
+        self._stream = self._stream or pa.ipc.new_stream(sys.stdout.buffer, batch.schema)
         self._stream.write_batch(batch)
         sys.stdout.buffer.flush()
 

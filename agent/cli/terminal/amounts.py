@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from shoal.agent.cli.terminal.output import UsageError
+from shoal.format.timestamps import parse_duration_ms
 
 UNLIMITED: Final = "none"
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?i?b?)", re.IGNORECASE)
 _SIZE_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h|d|w)")
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _SECONDS_MAX: Final = 10**11
 """A number below it counts seconds (until the year 5138), above it milliseconds (from 1973 on)."""
 MOMENT_FORMS: Final = "@2026-01-01T05:00:00Z, @2026-01-01, @1h (an hour ago), or milliseconds since 1970"
@@ -45,12 +45,11 @@ def duration_text(text: str, option: str) -> str | None:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Milliseconds since the epoch of what stands after an `@`: a time, a date (UTC where no zone is named),
-    a number, or how long ago. Raises UsageError."""
-    stripped = text.strip().removeprefix("-")
-    ago = _DURATION.fullmatch(stripped)
-    if ago is not None:
-        return now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
+    """Milliseconds since the epoch, of the text after an `@`: a time, a date (UTC without a zone), a number,
+    or a duration before now. Raises UsageError."""
+    ago = text.strip().removeprefix("-")
+    if _DURATION.fullmatch(ago):
+        return now_ms - parse_duration_ms(str(duration_text(ago, "@")))
     if text.isdecimal() and len(text) <= 16:
         return int(text) * 1_000 if int(text) < _SECONDS_MAX else int(text)
     try:
@@ -63,7 +62,7 @@ def moment_ms(text: str, now_ms: int) -> int:
 
 
 def start_of(text: str, now_ms: int) -> str:
-    """What --from means, as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
+    """The value of --from as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
     UsageError."""
     word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
     if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]+", word):
