@@ -15,12 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.agent.http.admin.events import EventHandlers
-from shoal.agent.http.admin.keys import KeyHandlers
-from shoal.agent.http.admin.members import MemberHandlers
-from shoal.agent.http.admin.operate import OperateHandlers
-from shoal.agent.http.admin.topics import TopicHandlers
-from shoal.agent.http.admin.trim import TrimHandlers
+from shoal.agent.http.admin import events, keys, members, operate, topics, trim
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
@@ -30,14 +25,11 @@ from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import SERVER, problem_response
-from shoal.agent.http.core.respond import cut_off
-from shoal.agent.http.docs.openapi import DescriptionHandlers
-from shoal.agent.http.fetch.merged import MergedHandlers
-from shoal.agent.http.fetch.offsets import OffsetsHandlers
-from shoal.agent.http.fetch.read import ReadHandlers
+from shoal.agent.http.docs.openapi import Description
+from shoal.agent.http.fetch import merged, offsets, read
 from shoal.agent.http.front import Connection, Shared
-from shoal.agent.http.produce.fast_append import QuickAppends
-from shoal.agent.http.produce.produce import ProduceHandlers
+from shoal.agent.http.produce import produce
+from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.interface import Broker
 from shoal.errors import ShoalError, shown
 
@@ -48,6 +40,7 @@ logger = logging.getLogger("shoal.http")
 SHUTDOWN_SECONDS = 5.0
 # Connections that the kernel completes before they are accepted.
 BACKLOG = 128
+PARTS = (produce, read, merged, topics, offsets, trim, members, events, keys, operate)
 
 
 class Entrance:
@@ -56,25 +49,9 @@ class Entrance:
     def __init__(self, context: Context, allowed_hosts: Iterable[str]) -> None:
         self._context = context
         self._policy = HostPolicy(context.broker.url, allowed_hosts)
-        produce = ProduceHandlers(context)
-        appends = tuple(produce.routes())
-        description = DescriptionHandlers()
-        routes = (
-            *appends,
-            *ReadHandlers(context).routes(),
-            *MergedHandlers(context).routes(),
-            *TopicHandlers(context).routes(),
-            *OffsetsHandlers(context).routes(),
-            *TrimHandlers(context).routes(),
-            *MemberHandlers(context).routes(),
-            *EventHandlers(context).routes(),
-            *KeyHandlers(context).routes(),
-            *OperateHandlers(context).routes(),
-            *description.routes(),
-        )
-        description.describe(routes)
-        self._table = RouteTable(routes, produce.hints())
-        self.quick = QuickAppends(context, self._policy, self._table, appends)
+        described = Description(route for part in PARTS for route in part.ROUTES)
+        self._table = RouteTable(described.routes, produce.HINTS)
+        self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request, until its answer is written whole. Raises ConnectionError only, when nothing can be
@@ -101,6 +78,10 @@ class Entrance:
             await response.write_eof()
             keep_alive = bool(response.keep_alive)
             return response
+        except ConnectionError:  # in the middle of an answer, so that nobody takes it for a whole one
+            if request.transport is not None:
+                request.transport.abort()
+            raise
         finally:
             front.answer_ended(keep_alive=keep_alive)
 
@@ -113,24 +94,18 @@ class Entrance:
         self._policy.check(host, headers.get("Origin"))
         shorter = path.rstrip("/")
         if shorter != path and path != "/" and self._table.serves(request.method, shorter):
-            return _moved(shorter, raw_query)
+            target = f"{shorter}?{raw_query}" if raw_query else shorter
+            return web.Response(status=308, headers={"Location": target})
         route, arguments = self._table.resolve(request.method, path)
-        query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
+        query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query))
 
 
 def refusal(request: web.BaseRequest, error: ShoalError, *, close: bool) -> web.StreamResponse:
-    """The answer for an error; ConnectionResetError where another answer has begun, which is cut off."""
+    """The answer for an error; ConnectionResetError where another answer has begun."""
     if request.writer.output_size > 0:
-        cut_off(request)
         raise ConnectionResetError(error.detail) from None
     return problem_response(error, close=close)
-
-
-def _moved(path: str, raw_query: str) -> web.Response:
-    """308: the same without slashes at its end."""
-    target = f"{path}?{raw_query}" if raw_query else path
-    return web.Response(status=308, headers={"Location": target})
 
 
 def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:
@@ -152,7 +127,7 @@ class HttpRunner:
 
     def __init__(self, entrance: Entrance, context: Context) -> None:
         self.context = context
-        self._shared = Shared(entrance.quick, web.Server(entrance.handle))
+        self._shared = Shared(entrance.appends, web.Server(entrance.handle))
         self._listeners: list[asyncio.Server] = []
 
     @property

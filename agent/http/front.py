@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiohttp import web
 
@@ -24,7 +24,7 @@ from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_answer import append_answer
-from shoal.agent.http.produce.fast_append import QuickAppends, QuickRequest
+from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
 from shoal.agent.interface import Appended
 from shoal.errors import ShoalError
 
@@ -41,11 +41,11 @@ LOOKS: Final = 4
 class Shared:
     """What the connections of one server have in common, and the clock that ends those that wait in vain."""
 
-    __slots__ = ("_look_ms", "_timer", "fronts", "handlers", "limits", "loop", "now_ms", "quick", "scratch")
+    __slots__ = ("_look_ms", "_timer", "appends", "fronts", "handlers", "limits", "loop", "now_ms", "scratch")
 
-    def __init__(self, quick: QuickAppends, handlers: web.Server) -> None:
-        self.quick = quick
-        self.limits = limits = quick.context.limits
+    def __init__(self, appends: FastAppends, handlers: web.Server) -> None:
+        self.appends = appends
+        self.limits = limits = appends.context.limits
         self.handlers = handlers
         self.loop = asyncio.get_running_loop()
         self.scratch = bytearray(SCRATCH_BYTES)
@@ -68,20 +68,13 @@ class Shared:
         self._timer = self.loop.call_later(self._look_ms / 1000, self._look) if self.fronts else None
 
 
-class Repeated(NamedTuple):
-    """The request that a client sends again and again."""
-
-    head: bytes
-    request: QuickRequest
-
-
 class PendingAppend:
     """A connection's request on the fast path, and the answer that the broker is given."""
 
     __slots__ = ("_connection", "_is_over", "head", "memory", "request")
 
     def __init__(
-        self, connection: Connection, head: bytes, request: QuickRequest, memory: bytes | memoryview
+        self, connection: Connection, head: bytes, request: FastRequest, memory: bytes | memoryview
     ) -> None:
         self._connection = connection
         self._is_over = False
@@ -117,14 +110,14 @@ class Connection(Front):
     """One per connection."""
 
     __slots__ = (
-        "_append", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused", "_quick",
+        "_append", "_appends", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused",
         "_receiving", "_rest", "_shared", "_since_ms", "_transport", "_unread", "_window_bytes",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._quick = shared.quick
-        self._http: HttpConnection[QuickRequest | RequestHead] = HttpConnection(shared.quick.request)
+        self._appends = shared.appends
+        self._http: HttpConnection[FastRequest | RequestHead] = HttpConnection(shared.appends.request)
         self._transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way = False
@@ -137,7 +130,7 @@ class Connection(Front):
         self._rest: memoryview | None = None  # where that goes on
         self._append: PendingAppend | None = None  # is being answered
         self._no_append: asyncio.Future[None] | None = None
-        self._last: Repeated | None = None  # what the next request is probably like
+        self._last: tuple[bytes, FastRequest] | None = None  # what the next request is probably like
         self._guess: memoryview | None = None  # where that is received, between two calls of the transport
 
     # Its place, its waits, and its end
@@ -146,7 +139,7 @@ class Connection(Front):
         """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._quick.context.waits.stopped:  # accepted when the server stopped listening
+        if self._appends.context.waits.stopped:  # accepted when the server stopped listening
             self.close()
             return
         self._since_ms = self._shared.loop.time() * 1000
@@ -155,7 +148,7 @@ class Connection(Front):
         if found is not None:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = transport.get_extra_info("peername")  # None: the client has gone already
-        place = self._quick.context.places.enter(self, str(peer[0]) if peer else None)
+        place = self._appends.context.places.enter(self, str(peer[0]) if peer else None)
         if place is None:
             self.refuse()
         elif place is Place.UNREAD:
@@ -163,7 +156,7 @@ class Connection(Front):
 
     def refuse(self) -> None:
         """There is no place for it."""
-        self._quick.context.places.leave(self)
+        self._appends.context.places.leave(self)
         self._end_with(ShoalError("overloaded", "this agent has all the connections it takes"))
 
     def _end_with(self, error: ShoalError) -> None:
@@ -179,7 +172,7 @@ class Connection(Front):
         if wanted is None:
             return
         head, self._unread = self._unread, None
-        if self._quick.context.places.settle(self, wanted):
+        if self._appends.context.places.settle(self, wanted):
             self._take(memoryview(head))
         else:
             self.refuse()
@@ -227,9 +220,9 @@ class Connection(Front):
         self._give_up_body()
         self._transport = None
         self._shared.fronts.discard(self)
-        self._quick.context.places.leave(self)
+        self._appends.context.places.leave(self)
         if self._handler is not None:
-            self._quick.context.waits.gone(self._handler)
+            self._appends.context.waits.gone(self._handler)
             self._handler.connection_lost(exc)
 
     # Reading
@@ -239,13 +232,14 @@ class Connection(Front):
         belong if it is like the last; else into the scratch memory."""
         if self._rest is not None:
             return self._rest
-        last, http = self._last, self._http
+        http = self._http
         if http.state is ConnectionState.ANSWERING:
             return memoryview(self._shared.scratch)[:HELD_BYTES_MAX]
-        if last is None or http.state is not ConnectionState.IDLE or http.held:
+        if self._last is None or http.state is not ConnectionState.IDLE or http.held:
             return self._shared.scratch
-        self._guess = last.request.allocate()
-        return self._guess[last.request.lead_bytes - len(last.head) :]
+        head, request = self._last
+        self._guess = request.allocate()
+        return self._guess[request.lead_bytes - len(head) :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -261,10 +255,9 @@ class Connection(Front):
     def _take_guess(self, size: int) -> None:
         """What was received where a repetition of the last request would stand: that, or anything else."""
         memory, self._guess = self._guess, None
-        last = self._last
         assert memory is not None
-        assert last is not None
-        head, request = last
+        assert self._last is not None
+        head, request = self._last
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not self._paused and self._http.state is ConnectionState.IDLE
@@ -283,7 +276,7 @@ class Connection(Front):
             http.held += data
         elif (received := http.receive(data)) is not None:
             head, request, body = received
-            if isinstance(request, QuickRequest) and self._receive(head, request, body):
+            if isinstance(request, FastRequest) and self._receive(head, request, body):
                 pass
             elif self._handler is None:
                 self._hand_over(head + bytes(body))
@@ -316,7 +309,7 @@ class Connection(Front):
         """What came while something else was in the way."""
         if self._http.state is not ConnectionState.IDLE or self._paused or self._transport is None:
             return
-        if self._held_back:  # before more is handed over: whoever gets it may pause reading, too
+        if self._held_back:  # before more is handed over: aiohttp may pause reading, too
             self._held_back = False
             self._transport.resume_reading()
         self._take(memoryview(b""))
@@ -345,7 +338,7 @@ class Connection(Front):
 
     # Bodies of appends
 
-    def _receive(self, head: bytes, request: QuickRequest, body: memoryview) -> bool:
+    def _receive(self, head: bytes, request: FastRequest, body: memoryview) -> bool:
         """Begin with a body; False when the agent has no room for it."""
         here, lead = len(body), request.lead_bytes
         if not self._admit(request, here):
@@ -358,14 +351,14 @@ class Connection(Front):
         memory[lead : lead + here] = body
         # A large one that may be repeated: the next one is received in place.
         is_like_the_next = len(head) <= lead and request.options.producer is None
-        self._last = Repeated(head, request) if is_like_the_next else None
+        self._last = (head, request) if is_like_the_next else None
         self._go_on_with(PendingAppend(self, head, request, memory), here)
         return True
 
-    def _admit(self, request: QuickRequest, here: int) -> bool:
+    def _admit(self, request: FastRequest, here: int) -> bool:
         """Whether there is room for a body of which so many bytes are here. One that is complete has a place
         and its bytes now; of any other only what has come counts."""
-        gate, whole = self._quick.context.gate, request.body_bytes
+        gate, whole = self._appends.context.gate, request.body_bytes
         if here == whole:
             return gate.take(whole)
         if not gate.promise(whole):
@@ -391,7 +384,7 @@ class Connection(Front):
         assert append is not None
         assert rest is not None
         self._http.body_came(size)
-        gate, whole = self._quick.context.gate, append.request.body_bytes
+        gate, whole = self._appends.context.gate, append.request.body_bytes
         left = len(rest) - size
         if left and gate.arrive(size):
             self._rest = rest[size:]
@@ -409,7 +402,7 @@ class Connection(Front):
         append, rest, self._receiving, self._rest = self._receiving, self._rest, None, None
         if append is not None and rest is not None:
             whole = append.request.body_bytes
-            self._quick.context.gate.give_up(whole, whole - len(rest))
+            self._appends.context.gate.give_up(whole, whole - len(rest))
 
     # Appends
 
@@ -417,7 +410,7 @@ class Connection(Front):
         assert self._append is None
         self._append = append
         try:
-            begun = self._quick.begin(append.request, append.memory, append)
+            begun = self._appends.begin(append.request, append.memory, append)
         except ShoalError as error:
             append.set_exception(error)
         except Exception:
@@ -443,6 +436,6 @@ class Connection(Front):
     def _leave_append(self) -> None:
         append, self._append = self._append, None
         assert append is not None
-        self._quick.context.gate.leave(append.request.body_bytes)
+        self._appends.context.gate.leave(append.request.body_bytes)
         if self._no_append is not None and not self._no_append.done():
             self._no_append.set_result(None)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from shoal.agent.http.admin.topics import optional_object
 from shoal.agent.http.api import operations as api
-from shoal.agent.http.core.context import Call, Context, partition_number
+from shoal.agent.http.core.context import Call, partition_number
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.parameters import choice, invalid
 from shoal.agent.http.core.problems import json_response
@@ -21,147 +21,153 @@ MAX_NAMESAKES_SHOWN = 8
 PEER_PROTOCOL = "shoal-peer/1"
 
 
-class MemberHandlers:
-    """/v1/members, /v1/routes, /v1/agent, /v1/peer."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def routes(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route(api.MEMBERS, self.members),
-            Route(api.MEMBER, self.member),
-            Route(api.FORCE_LEAVE, self.force_leave),
-            Route(api.ROUTES, self.partition_routes),
-            Route(api.AGENT, self.agent),
-            Route(api.JOIN, self.join),
-            Route(api.LEAVE, self.leave),
-            Route(api.DRAIN_STATUS, self.drain_status),
-            Route(api.DRAIN, self.drain),
-            Route(api.UNDO_DRAIN, self.undo_drain),
-            Route(api.RECOVER_PREVIEW, self.recover_preview),
-            Route(api.RECOVER, self.recover),
-            Route(api.PEER, self.peer),
-        ]
-
-    async def members(self, call: Call) -> web.Response:
-        """The member list, filtered; blocks with ?after_version and ?wait."""
-        status = choice(call.query, "status", "", STATUSES)
-        tag = _tag_filter(call)
-        document = await self._wait(call, self._context.broker.members)
-        if not status and tag is None:
-            return versioned_response(document, document.body)
-        kept = [
-            member
-            for member in document.body["members"]
-            if (not status or member["status"] == status)
-            and (tag is None or member["tags"].get(tag[0]) == tag[1])
-        ]
-        return versioned_response(document, {**document.body, "members": kept})
-
-    async def member(self, call: Call) -> web.Response:
-        """One member by id or name."""
-        document = await self._context.broker.members(None, 0)
-        return versioned_response(document, find_member(document.body["members"], call.arguments[0]))
-
-    async def force_leave(self, call: Call) -> web.Response:
-        """Declare a failed member left, so that it is no longer waited for."""
-        document = await self._context.broker.members(None, 0)
-        member = find_member(document.body["members"], call.arguments[0])
-        self._context.broker.force_leave(str(member["id"]))
-        return json_response({"id": member["id"], "name": member["name"]})
-
-    async def partition_routes(self, call: Call) -> web.Response:
-        """Who leads what; blocks with ?after_version and ?wait."""
-        topic = call.query.get("topic")
-        if topic is not None:
-            self._context.broker.topic(topic)
-
-        async def ask(after_version: str | None, wait_ms: int) -> Document:
-            return await self._context.broker.routes(topic, after_version, wait_ms)
-
-        document = await self._wait(call, ask)
+async def members(call: Call) -> web.Response:
+    """The member list, filtered; blocks with ?after_version and ?wait."""
+    status = choice(call.query, "status", "", STATUSES)
+    tag = _tag_filter(call)
+    document = await _wait(call, call.context.broker.members)
+    if not status and tag is None:
         return versioned_response(document, document.body)
+    kept = [
+        member
+        for member in document.body["members"]
+        if (not status or member["status"] == status)
+        and (tag is None or member["tags"].get(tag[0]) == tag[1])
+    ]
+    return versioned_response(document, {**document.body, "members": kept})
 
-    async def _wait(self, call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
-        after_version = call.query.get("after_version")
-        if after_version is not None and len(after_version) > api.VERSION_CHARACTERS_MAX:
-            raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
-        wait_ms = call.wait_ms()
-        return await self._context.waits.run(call.request, ask(after_version, wait_ms))
 
-    async def agent(self, call: Call) -> web.Response:
-        """This agent."""
-        return json_response(self._context.broker.agent_document())
+async def member(call: Call) -> web.Response:
+    """One member by id or name."""
+    document = await call.context.broker.members(None, 0)
+    return versioned_response(document, find_member(document.body["members"], call.arguments[0]))
 
-    async def join(self, call: Call) -> web.Response:
-        """Contact other agents by address."""
-        body = await optional_object(call) or {}
-        addresses = body.get("addresses")
-        if (
-            not isinstance(addresses, list)
-            or not 1 <= len(addresses) <= JOIN_ADDRESSES_MAX
-            or not all(isinstance(address, str) for address in addresses)
-        ):
-            raise ShoalError("bad-request", '{"addresses":["HOST:PORT"]} is wanted, 1 to 64 of them')
-        return json_response({"joined": await self._context.broker.join(addresses)})
 
-    async def leave(self, call: Call) -> web.Response:
-        """Begin to leave the cluster gracefully, as SIGTERM does; the answer does not wait for the end."""
-        await self._context.broker.leave()
-        return json_response({"leaving": True})
+async def force_leave(call: Call) -> web.Response:
+    """Declare a failed member left, so that it is no longer waited for."""
+    document = await call.context.broker.members(None, 0)
+    member = find_member(document.body["members"], call.arguments[0])
+    call.context.broker.force_leave(str(member["id"]))
+    return json_response({"id": member["id"], "name": member["name"]})
 
-    async def recover_preview(self, call: Call) -> web.Response:
-        """What recovering a partition of this agent by force would do; changes nothing."""
-        topic, partition = call.query.get("topic"), call.query.get("partition", "")
-        if not topic:
-            raise ShoalError("bad-request", "?topic=NAME&partition=N is wanted")
-        document = await self._context.broker.recover(topic, partition_number(partition), carry_out=False)
-        return json_response(document)
 
-    async def recover(self, call: Call) -> web.Response:
-        """Make this agent's replica of a partition its only voter. Whoever asks accepts the loss of data."""
-        body = await optional_object(call) or {}
-        topic, partition = body.get("topic"), body.get("partition")
-        if (
-            set(body) != {"topic", "partition", "accept_data_loss"}
-            or not isinstance(topic, str)
-            or type(partition) is not int
-            or body["accept_data_loss"] is not True
-        ):
-            raise ShoalError(
-                "bad-request",
-                '{"topic": NAME, "partition": N, "accept_data_loss": true} is wanted: what only the lost'
-                " replicas had is lost for ever",
-            )
-        return json_response(await self._context.broker.recover(topic, partition, carry_out=True))
+async def partition_routes(call: Call) -> web.Response:
+    """Who leads what; blocks with ?after_version and ?wait."""
+    topic = call.query.get("topic")
+    if topic is not None:
+        call.context.broker.topic(topic)
 
-    async def drain_status(self, call: Call) -> web.Response:
-        """How far this agent is with giving its replicas away."""
-        return json_response(self._context.broker.drain_document())
+    async def ask(after_version: str | None, wait_ms: int) -> Document:
+        return await call.context.broker.routes(topic, after_version, wait_ms)
 
-    async def drain(self, call: Call) -> web.Response:
-        """Hold and lead nothing any more; the answer does not wait for the end."""
-        return json_response(await self._context.broker.drain(undo=False))
+    document = await _wait(call, ask)
+    return versioned_response(document, document.body)
 
-    async def undo_drain(self, call: Call) -> web.Response:
-        """Take replicas again."""
-        return json_response(await self._context.broker.drain(undo=True))
 
-    async def peer(self, call: Call) -> web.StreamResponse:
-        """The link between agents: the broker takes the connection over and keeps it until its end."""
-        upgrade = call.headers.get("Upgrade", "")
-        if upgrade.lower() != PEER_PROTOCOL:
-            raise ShoalError(
-                "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
-            )
-        transport = call.request.transport
-        if transport is not None:
-            front = transport.get_protocol()
-            self._context.places.become_link(front)
-            await self._context.broker.accept_peer(transport, front)
-        raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
+async def _wait(call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
+    after_version = call.query.get("after_version")
+    if after_version is not None and len(after_version) > api.VERSION_CHARACTERS_MAX:
+        raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
+    wait_ms = call.wait_ms()
+    return await call.context.waits.run(call.request, ask(after_version, wait_ms))
+
+
+async def agent(call: Call) -> web.Response:
+    """This agent."""
+    return json_response(call.context.broker.agent_document())
+
+
+async def join(call: Call) -> web.Response:
+    """Contact other agents by address."""
+    body = await optional_object(call) or {}
+    addresses = body.get("addresses")
+    if (
+        not isinstance(addresses, list)
+        or not 1 <= len(addresses) <= JOIN_ADDRESSES_MAX
+        or not all(isinstance(address, str) for address in addresses)
+    ):
+        raise ShoalError("bad-request", '{"addresses":["HOST:PORT"]} is wanted, 1 to 64 of them')
+    return json_response({"joined": await call.context.broker.join(addresses)})
+
+
+async def leave(call: Call) -> web.Response:
+    """Begin to leave the cluster gracefully, as SIGTERM does; the answer does not wait for the end."""
+    await call.context.broker.leave()
+    return json_response({"leaving": True})
+
+
+async def recover_preview(call: Call) -> web.Response:
+    """What recovering a partition of this agent by force would do; changes nothing."""
+    topic, partition = call.query.get("topic"), call.query.get("partition", "")
+    if not topic:
+        raise ShoalError("bad-request", "?topic=NAME&partition=N is wanted")
+    document = await call.context.broker.recover(topic, partition_number(partition), carry_out=False)
+    return json_response(document)
+
+
+async def recover(call: Call) -> web.Response:
+    """Make this agent's replica of a partition its only voter. The request accepts the loss of data."""
+    body = await optional_object(call) or {}
+    topic, partition = body.get("topic"), body.get("partition")
+    if (
+        set(body) != {"topic", "partition", "accept_data_loss"}
+        or not isinstance(topic, str)
+        or type(partition) is not int
+        or body["accept_data_loss"] is not True
+    ):
+        raise ShoalError(
+            "bad-request",
+            '{"topic": NAME, "partition": N, "accept_data_loss": true} is wanted: what only the lost'
+            " replicas had is lost for ever",
+        )
+    return json_response(await call.context.broker.recover(topic, partition, carry_out=True))
+
+
+async def drain_status(call: Call) -> web.Response:
+    """How far this agent is with giving its replicas away."""
+    return json_response(call.context.broker.drain_document())
+
+
+async def drain(call: Call) -> web.Response:
+    """Hold and lead nothing any more; the answer does not wait for the end."""
+    return json_response(await call.context.broker.drain(undo=False))
+
+
+async def undo_drain(call: Call) -> web.Response:
+    """Take replicas again."""
+    return json_response(await call.context.broker.drain(undo=True))
+
+
+async def peer(call: Call) -> web.StreamResponse:
+    """The link between agents: the broker takes the connection over and keeps it until its end."""
+    upgrade = call.headers.get("Upgrade", "")
+    if upgrade.lower() != PEER_PROTOCOL:
+        raise ShoalError(
+            "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
+        )
+    transport = call.request.transport
+    if transport is not None:
+        front = transport.get_protocol()
+        call.context.places.become_link(front)
+        await call.context.broker.accept_peer(transport, front)
+    raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
+
+
+ROUTES = (
+    Route(api.MEMBERS, members),
+    Route(api.MEMBER, member),
+    Route(api.FORCE_LEAVE, force_leave),
+    Route(api.ROUTES, partition_routes),
+    Route(api.AGENT, agent),
+    Route(api.JOIN, join),
+    Route(api.LEAVE, leave),
+    Route(api.DRAIN_STATUS, drain_status),
+    Route(api.DRAIN, drain),
+    Route(api.UNDO_DRAIN, undo_drain),
+    Route(api.RECOVER_PREVIEW, recover_preview),
+    Route(api.RECOVER, recover),
+    Route(api.PEER, peer),
+)
 
 
 def versioned_response(document: Document, body: Json) -> web.Response:

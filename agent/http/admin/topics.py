@@ -12,12 +12,12 @@ from urllib.parse import quote
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
+from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.core.body import media_type, read_body
-from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
-from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.forward import Reply, topic_path
 from shoal.agent.http.core.leader import at_leader, catalog_of
-from shoal.agent.http.core.media import JSON_TYPE
 from shoal.agent.http.core.parameters import integer
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
@@ -27,95 +27,94 @@ T = TypeVar("T")
 PAGE_TOPICS_MAX = 10_000
 
 
-class TopicHandlers:
-    """Everything under /v1/topics but records."""
+async def list_topics(call: Call) -> web.Response:
+    """All topics by name; `next_cursor` when there are more than `limit`."""
+    limit = integer(call.query, "limit", PAGE_TOPICS_MAX, low=1, high=PAGE_TOPICS_MAX)
+    after = call.query.get("cursor", "")
+    topics = sorted(await call.context.broker.topics(), key=_name)
+    page = [topic for topic in topics if _name(topic) > after][: limit + 1]
+    answer: Json = {"topics": page[:limit]}
+    if len(page) > limit:
+        answer["next_cursor"] = _name(page[limit - 1])
+    return json_response(answer)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    def routes(self) -> list[Route]:
-        """The routes."""
-        return [
-            Route(api.LIST_TOPICS, self.list_topics),
-            Route(api.CREATE_TOPIC, self.create),
-            Route(api.DESCRIBE_TOPIC, self.describe),
-            Route(api.CHANGE_TOPIC, self.change),
-            Route(api.DELETE_TOPIC, self.delete),
-            Route(api.KEPT_TOPICS, self.kept),
-            Route(api.ADOPT_TOPIC, self.adopt),
-        ]
+async def create(call: Call) -> web.Response:
+    """201 when made, 200 when it was there and equal."""
+    name = call.arguments[0]
+    body = await optional_object(call)
+    created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()))
+    return json_response(document, status=201 if created else 200)
 
-    async def list_topics(self, call: Call) -> web.Response:
-        """All topics by name; `next_cursor` when there are more than `limit`."""
-        limit = integer(call.query, "limit", PAGE_TOPICS_MAX, low=1, high=PAGE_TOPICS_MAX)
-        after = call.query.get("cursor", "")
-        topics = sorted(await self._context.broker.topics(), key=_name)
-        page = [topic for topic in topics if _name(topic) > after][: limit + 1]
-        answer: Json = {"topics": page[:limit]}
-        if len(page) > limit:
-            answer["next_cursor"] = _name(page[limit - 1])
-        return json_response(answer)
 
-    async def create(self, call: Call) -> web.Response:
-        """201 when made, 200 when it was there and equal."""
-        name = call.arguments[0]
-        body = await optional_object(call)
-        created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()))
-        return json_response(document, status=201 if created else 200)
+async def describe(call: Call) -> web.Response:
+    """One topic: settings, partitions, replicas, offsets."""
+    name = call.context.broker.topic(call.arguments[0]).name
+    return json_response(await call.context.broker.topic_document(name))
 
-    async def describe(self, call: Call) -> web.Response:
-        """One topic: settings, partitions, replicas, offsets."""
-        name = self._context.broker.topic(call.arguments[0]).name
-        return json_response(await self._context.broker.topic_document(name))
 
-    async def change(self, call: Call) -> web.Response:
-        """200 with the topic once its new settings are durable."""
-        name = call.arguments[0]
-        body = await optional_object(call)
-        deadline = Deadline(call.timeout_ms())
+async def change(call: Call) -> web.Response:
+    """200 with the topic once its new settings are durable."""
+    name = call.arguments[0]
+    body = await optional_object(call)
+    deadline = Deadline(call.timeout_ms())
 
-        async def here() -> Json:
-            return await self._context.broker.change_topic(name, body, deadline.remaining_ms())
+    async def here() -> Json:
+        return await call.context.broker.change_topic(name, body, deadline.remaining_ms())
 
-        async def there(leader: Leader) -> Json:
-            return (await exchange_change(call, leader, "PATCH", name, body, deadline)).document()
+    async def there(leader: Leader) -> Json:
+        return (await exchange_change(call, leader, "PATCH", name, body, deadline)).document()
 
-        return json_response(await at_leader(call, catalog_of(call), here, there, deadline))
+    return json_response(await at_leader(call, catalog_of(call), here, there, deadline))
 
-    async def delete(self, call: Call) -> web.Response:
-        """204 once the deletion is durable."""
-        name = call.arguments[0]
-        deadline = Deadline(call.timeout_ms())
 
-        async def here() -> None:
-            await self._context.broker.delete_topic(name, deadline.remaining_ms())
+async def delete(call: Call) -> web.Response:
+    """204 once the deletion is durable."""
+    name = call.arguments[0]
+    deadline = Deadline(call.timeout_ms())
 
-        async def there(leader: Leader) -> None:
-            await exchange_change(call, leader, "DELETE", name, None, deadline)
+    async def here() -> None:
+        await call.context.broker.delete_topic(name, deadline.remaining_ms())
 
-        await at_leader(call, catalog_of(call), here, there, deadline)
-        return web.Response(status=204)
+    async def there(leader: Leader) -> None:
+        await exchange_change(call, leader, "DELETE", name, None, deadline)
 
-    async def kept(self, call: Call) -> web.Response:
-        """What live agents hold of topics that the catalog does not know."""
-        return json_response({"topics": await self._context.broker.kept_topics()})
+    await at_leader(call, catalog_of(call), here, there, deadline)
+    return web.Response(status=204)
 
-    async def adopt(self, call: Call) -> web.Response:
-        """201 with the topic once the catalog knows it again, durably."""
-        kept, body = call.arguments[0], await optional_object(call) or {}
-        name = body.get("name")
-        if set(body) - {"name"} or not isinstance(name, str | None):
-            raise ShoalError("bad-request", 'nothing, or {"name": NEW_NAME}, is wanted')
-        deadline = Deadline(call.timeout_ms())
 
-        async def here() -> Json:
-            return await self._context.broker.adopt_topic(kept, name, deadline.remaining_ms())
+async def kept(call: Call) -> web.Response:
+    """What live agents hold of topics that the catalog does not know."""
+    return json_response({"topics": await call.context.broker.kept_topics()})
 
-        async def there(leader: Leader) -> Json:
-            path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
-            return (await exchange(call, leader.url, "POST", path, body, deadline.remaining_ms())).document()
 
-        return json_response(await at_leader(call, catalog_of(call), here, there, deadline), status=201)
+async def adopt(call: Call) -> web.Response:
+    """201 with the topic once the catalog knows it again, durably."""
+    kept, body = call.arguments[0], await optional_object(call) or {}
+    name = body.get("name")
+    if set(body) - {"name"} or not isinstance(name, str | None):
+        raise ShoalError("bad-request", 'nothing, or {"name": NEW_NAME}, is wanted')
+    deadline = Deadline(call.timeout_ms())
+
+    async def here() -> Json:
+        return await call.context.broker.adopt_topic(kept, name, deadline.remaining_ms())
+
+    async def there(leader: Leader) -> Json:
+        path = f"/v1/kept-topics/{quote(kept, safe='')}/adopt"
+        return (await exchange(call, leader.url, "POST", path, body, deadline.remaining_ms())).document()
+
+    return json_response(await at_leader(call, catalog_of(call), here, there, deadline), status=201)
+
+
+ROUTES = (
+    Route(api.LIST_TOPICS, list_topics),
+    Route(api.CREATE_TOPIC, create),
+    Route(api.DESCRIBE_TOPIC, describe),
+    Route(api.CHANGE_TOPIC, change),
+    Route(api.DELETE_TOPIC, delete),
+    Route(api.KEPT_TOPICS, kept),
+    Route(api.ADOPT_TOPIC, adopt),
+)
 
 
 def _number(text: str) -> int | float:
@@ -164,17 +163,13 @@ async def exchange_change(
     call: Call, leader: Leader, method: str, name: str, body: Json | None, deadline: Deadline
 ) -> Reply:
     """A change of one topic, sent to the agent that leads the catalog."""
-    path = f"/v1/topics/{quote(name, safe='')}"
-    return await exchange(call, leader.url, method, path, body, deadline.remaining_ms())
+    return await exchange(call, leader.url, method, topic_path(name), body, deadline.remaining_ms())
 
 
 async def exchange(call: Call, url: str, method: str, path: str, body: Json | None, timeout_ms: int) -> Reply:
     """A request about a topic, sent to the agent that leads it or the catalog."""
+    sent = None if body is None else json.dumps(body).encode("ascii")
+    headers = {} if body is None else {"Content-Type": JSON_TYPE}
     return await call.context.forwarder.exchange(
-        url,
-        method,
-        forward_target(path, {}, timeout_ms),
-        headers={"Content-Type": JSON_TYPE} if body is not None else {},
-        body=None if body is None else json.dumps(body).encode("ascii"),
-        timeout_ms=timeout_ms,
+        url, method, path, timeout_ms=timeout_ms, headers=headers, body=sent
     )

@@ -43,11 +43,7 @@ class Patience:
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise TookTooLittle(self.complaint()) from None
-
-    def complaint(self) -> str:
-        """Why a reader is cut off."""
-        return too_little(self._stall_s, self._taken_bytes, self._least_bytes)
+            raise TookTooLittle(too_little(self._stall_s, self._taken_bytes, self._least_bytes)) from None
 
     @contextmanager
     def excused(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ class AnswerRoom:
         except BaseException as error:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-                self._give(0)  # whoever is behind it may need less
+                self._give(0)  # the next one in the queue may need less
             elif not entry[1].cancelled():
                 self._give(size_bytes)
             if not isinstance(error, TimeoutError):

@@ -5,7 +5,6 @@ Law of this file: accounts and deadlines; the bytes themselves are body.py's and
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from shoal.agent.http.admission.limits import Gate, HttpLimits
@@ -16,8 +15,8 @@ class Receiving:
     """What one request holds of the gate's bytes, as its body comes and is used; a context that gives all of
     it back.
 
-    A place is held only while a part of the body is worked on (`with receiving.at_work()`), never while it is
-    awaited: whoever sends slowly keeps nobody else from working.
+    A place is held only while a part of the body is worked on (`with gate.place()`), never while it is
+    awaited: a slow sender keeps nobody else from working.
     """
 
     __slots__ = ("_arriving_bytes", "_gate", "size_bytes")
@@ -30,9 +29,7 @@ class Receiving:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop(self.size_bytes)
 
     def arrive(self, size_bytes: int) -> None:
@@ -59,27 +56,6 @@ class Receiving:
         self._arriving_bytes -= arriving_bytes
         self._gate.hold(arriving_bytes - size_bytes)
         self.size_bytes -= size_bytes
-
-    def at_work(self) -> AtWork:
-        """A place for as long as the context lasts; ShoalError overloaded when there is none."""
-        return AtWork(self._gate)
-
-
-class AtWork:
-    """One place."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __enter__(self) -> None:
-        self._gate.enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._gate.leave(0)
 
 
 class Pace:

@@ -7,8 +7,7 @@ Knows neither routes nor the broker. Bounds of a single record or batch stand in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
 from shoal.errors import ShoalError
@@ -186,14 +185,9 @@ class Gate:
         assert self.requests >= 0, "a place was given back twice"
         assert self.bytes_in_flight >= 0, "more bytes were given back than taken"
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for as long as the block lasts; ShoalError overloaded when there is none."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave(0)
+    def place(self) -> AbstractContextManager[None]:
+        """A place for as long as the context lasts; ShoalError overloaded when there is none."""
+        return _Place(self)
 
     def hold(self, size_bytes: int) -> None:
         """Account for bytes of a request that has a place; ShoalError overloaded when they are too many.
@@ -225,16 +219,16 @@ class Gate:
         raise ShoalError("overloaded", detail + "; try again in a moment")
 
 
-class Holding:
-    """What one request holds of the gate's bytes, as it grows and shrinks with the chunks of a stream."""
+class _Place:
+    """One place at the gate."""
 
-    __slots__ = ("_gate", "size_bytes")
+    __slots__ = ("_gate",)
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self.size_bytes = 0
 
-    def set(self, size_bytes: int) -> None:
-        """Hold so many bytes from now on; ShoalError overloaded, and as before, when there is no room."""
-        self._gate.hold(size_bytes - self.size_bytes)
-        self.size_bytes = size_bytes
+    def __enter__(self) -> None:
+        self._gate.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.leave(0)

@@ -65,7 +65,7 @@ class Places:
             self.refused_total += 1
             return None
         if len(self._unread) >= self._limits.unread_connections:
-            # An agent sends its head at once. Whoever waits with it gives way to whoever may be one.
+            # An agent sends its head at once: the connection that has waited longest is none.
             next(iter(self._unread)).refuse()
         self._unread[holder] = None
         return self._put(holder, Place.UNREAD)

@@ -52,13 +52,22 @@ class Operation:
     `answers` does not have is a problem document."""
 
     name: str
-    method: str
-    path: str
+    method_and_path: str
     summary: str
     answers: Mapping[int, Answer]
     parameters: tuple[Parameter, ...] = ()
     headers: tuple[Parameter, ...] = ()
     body: Body | None = None
+
+    @cached_property
+    def method(self) -> str:
+        """GET, PUT, POST, PATCH or DELETE."""
+        return self.method_and_path.partition(" ")[0]
+
+    @cached_property
+    def path(self) -> str:
+        """Of the route."""
+        return self.method_and_path.partition(" ")[2]
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:

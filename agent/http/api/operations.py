@@ -6,7 +6,10 @@ dispatch.py's; what stands here is what a client can send and gets back.
 
 from __future__ import annotations
 
+import dataclasses
+
 from shoal.agent.http.api import patterns, schemas
+from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema
 from shoal.agent.http.api.schemas import (
     BYTES,
@@ -21,10 +24,6 @@ from shoal.agent.http.api.schemas import (
 )
 from shoal.membership.interface import KeyChange
 
-JSON = "application/json"
-NDJSON = "application/x-ndjson"
-ARROW = "application/vnd.apache.arrow.stream"
-EVENTS = "text/event-stream"
 ANY = "application/octet-stream"
 PLAIN = "text/plain"
 PAGE = "text/html"
@@ -98,30 +97,29 @@ _PRODUCER = (
 _VALUE: Schema = described({**BYTES, "minLength": 1}, "One value; so is a body of any type not named here.")
 _RECORDS_BODY = Body(
     {
-        JSON: reference("NewRecords"),
-        NDJSON: BYTES,
-        ARROW: BYTES,
+        JSON_TYPE: reference("NewRecords"),
+        NDJSON_TYPE: BYTES,
+        ARROW_TYPE: BYTES,
         ANY: _VALUE,
         PLAIN: {**TEXT, "minLength": 1},
     },
     example='{"records": [{"key": "ann", "value": "hello"}]}',
 )
 _PRODUCED = {
-    200: Answer("Stored.", {JSON: reference("Appended")}, ("Shoal-Created",)),
-    202: Answer("Taken, with acks=none.", {JSON: reference("Taken")}, ("Shoal-Created",)),
+    200: Answer("Stored.", {JSON_TYPE: reference("Appended")}, ("Shoal-Created",)),
+    202: Answer("Taken, with acks=none.", {JSON_TYPE: reference("Taken")}, ("Shoal-Created",)),
 }
 
 
 def _ok(name: str, description: str = "Done.", headers: tuple[str, ...] = ()) -> dict[int, Answer]:
-    return {200: Answer(description, {JSON: reference(name)}, headers)}
+    return {200: Answer(description, {JSON_TYPE: reference(name)}, headers)}
 
 
 # ---- topics
 
 LIST_TOPICS = Operation(
     "listTopics",
-    "GET",
-    "/v1/topics",
+    "GET /v1/topics",
     "All topics by name.",
     _ok("TopicList", "A page."),
     (
@@ -131,64 +129,59 @@ LIST_TOPICS = Operation(
 )
 CREATE_TOPIC = Operation(
     "createTopic",
-    "PUT",
-    "/v1/topics/{topic}",
+    "PUT /v1/topics/{topic}",
     "Create a topic; again with equal settings changes nothing.",
     {
-        200: Answer("It was there, with equal settings.", {JSON: reference("Topic")}),
-        201: Answer("Created.", {JSON: reference("Topic")}),
+        200: Answer("It was there, with equal settings.", {JSON_TYPE: reference("Topic")}),
+        201: Answer("Created.", {JSON_TYPE: reference("Topic")}),
     },
     _CHANGES,
     body=Body(
-        {JSON: reference("TopicSettings")},
+        {JSON_TYPE: reference("TopicSettings")},
         required=False,
         example='{"partitions": 6, "replication_factor": 3, "retention": {"age": "7d"}}',
     ),
 )
 DESCRIBE_TOPIC = Operation(
     "describeTopic",
-    "GET",
-    "/v1/topics/{topic}",
+    "GET /v1/topics/{topic}",
     "Settings, partitions, replicas, offsets.",
     _ok("Topic", "The topic."),
 )
 CHANGE_TOPIC = Operation(
     "changeTopic",
-    "PATCH",
-    "/v1/topics/{topic}",
+    "PATCH /v1/topics/{topic}",
     "Change retention and segments; the rest stays.",
     _ok("Topic", "The topic as it is now."),
     _CHANGES,
-    body=Body({JSON: reference("TopicChanges")}, example='{"retention": {"age": "7d", "bytes": 1073741824}}'),
+    body=Body(
+        {JSON_TYPE: reference("TopicChanges")}, example='{"retention": {"age": "7d", "bytes": 1073741824}}'
+    ),
 )
 DELETE_TOPIC = Operation(
     "deleteTopic",
-    "DELETE",
-    "/v1/topics/{topic}",
+    "DELETE /v1/topics/{topic}",
     "Delete a topic and its records.",
     {204: Answer("Gone, durably.")},
     _CHANGES,
 )
 KEPT_TOPICS = Operation(
     "listKeptTopics",
-    "GET",
-    "/v1/kept-topics",
+    "GET /v1/kept-topics",
     "Topics that the catalog does not know, and whose replicas live agents keep.",
     _ok("KeptTopics", "By name."),
 )
 ADOPT_TOPIC = Operation(
     "adoptTopic",
-    "POST",
-    "/v1/kept-topics/{kept}/adopt",
+    "POST /v1/kept-topics/{kept}/adopt",
     "Take a kept topic, by name or id, back into the catalog.",
-    {201: Answer("It is known again.", {JSON: reference("Topic")})},
+    {201: Answer("It is known again.", {JSON_TYPE: reference("Topic")})},
     _CHANGES,
-    body=Body({JSON: reference("Adopt")}, required=False, example='{"name": "orders"}'),
+    body=Body({JSON_TYPE: reference("Adopt")}, required=False, example='{"name": "orders"}'),
 )
 OFFSETS = Operation(
     "readOffsets",
-    "GET",
-    "/v1/topics/{topic}/offsets",
+    "GET /v1/topics/{topic}/offsets",
     "The ends of all partitions' logs, perhaps once one has grown.",
     _ok("Offsets", "By partition."),
     (
@@ -200,45 +193,42 @@ OFFSETS = Operation(
 )
 TRIM = Operation(
     "trimPartition",
-    "POST",
-    "/v1/topics/{topic}/partitions/{partition}/trim",
+    "POST /v1/topics/{topic}/partitions/{partition}/trim",
     "Remove the log's head before an offset, in whole segments.",
     _ok("Trimmed", "Where the log begins now."),
     _CHANGES,
-    body=Body({JSON: reference("Trim")}, example='{"before": 5000}'),
+    body=Body({JSON_TYPE: reference("Trim")}, example='{"before": 5000}'),
 )
 
 # ---- records
 
 PRODUCE = Operation(
     "produce",
-    "POST",
-    "/v1/topics/{topic}/records",
+    "POST /v1/topics/{topic}/records",
     "Append records, each to the partition of its key; those without key together to one.",
     _PRODUCED,
     _PRODUCE,
     _PRODUCER,
     _RECORDS_BODY,
 )
-PRODUCE_TO_PARTITION = Operation(
-    "produceToPartition",
-    "POST",
-    "/v1/topics/{topic}/partitions/{partition}/records",
-    "Append records to one partition.",
-    _PRODUCED,
-    _PRODUCE,
-    _PRODUCER,
-    _RECORDS_BODY,
+PRODUCE_TO_PARTITION = dataclasses.replace(
+    PRODUCE,
+    name="produceToPartition",
+    method_and_path="POST /v1/topics/{topic}/partitions/{partition}/records",
+    summary="Append records to one partition.",
 )
 READ_MERGED = Operation(
     "readMerged",
-    "GET",
-    "/v1/topics/{topic}/records",
+    "GET /v1/topics/{topic}/records",
     "All partitions as one sequence, by timestamp.",
     {
         200: Answer(
             "The records; with text/event-stream without end.",
-            {JSON: reference("MergedRecords"), NDJSON: reference("MergedRecord"), EVENTS: BYTES},
+            {
+                JSON_TYPE: reference("MergedRecords"),
+                NDJSON_TYPE: reference("MergedRecord"),
+                EVENT_STREAM: BYTES,
+            },
             ("Shoal-Cursor",),
         )
     },
@@ -256,13 +246,17 @@ READ_MERGED = Operation(
 )
 READ_PARTITION = Operation(
     "readPartition",
-    "GET",
-    "/v1/topics/{topic}/partitions/{partition}/records",
+    "GET /v1/topics/{topic}/partitions/{partition}/records",
     "The records of one partition.",
     {
         200: Answer(
             "The records; with text/event-stream without end.",
-            {JSON: reference("Records"), NDJSON: reference("Record"), ARROW: BYTES, EVENTS: BYTES},
+            {
+                JSON_TYPE: reference("Records"),
+                NDJSON_TYPE: reference("Record"),
+                ARROW_TYPE: BYTES,
+                EVENT_STREAM: BYTES,
+            },
             READ_HEADERS,
         )
     },
@@ -292,8 +286,7 @@ READ_PARTITION = Operation(
 
 MEMBERS = Operation(
     "listMembers",
-    "GET",
-    "/v1/members",
+    "GET /v1/members",
     "Who is in the cluster, and what each holds.",
     _ok("Members", "The members.", ("Shoal-Version",)),
     (
@@ -305,57 +298,51 @@ MEMBERS = Operation(
 )
 MEMBER = Operation(
     "readMember",
-    "GET",
-    "/v1/members/{member}",
+    "GET /v1/members/{member}",
     "One member, by name or id.",
     _ok("Member", "The member.", ("Shoal-Version",)),
 )
 FORCE_LEAVE = Operation(
     "forceLeave",
-    "POST",
-    "/v1/members/{member}/force-leave",
+    "POST /v1/members/{member}/force-leave",
     "Take a failed member for one that left.",
     _ok("MemberName"),
 )
 ROUTES = Operation(
     "readRoutes",
-    "GET",
-    "/v1/routes",
+    "GET /v1/routes",
     "Who leads and who holds each partition.",
     _ok("Routes", "By topic.", ("Shoal-Version",)),
     (AFTER_VERSION, WAIT, Parameter("topic", "Only this one.", schemas.NAME)),
 )
 EVENT_FEED = Operation(
     "followEvents",
-    "GET",
-    "/v1/events",
+    "GET /v1/events",
     "What happens to members, leaders and replicas, as it happens.",
-    {200: Answer("Server-sent events, without end.", {EVENTS: BYTES})},
+    {200: Answer("Server-sent events, without end.", {EVENT_STREAM: BYTES})},
     headers=(LAST_EVENT_ID,),
 )
-AGENT = Operation("readAgent", "GET", "/v1/agent", "What this agent is.", _ok("Agent", "This agent."))
+AGENT = Operation("readAgent", "GET /v1/agent", "What this agent is.", _ok("Agent", "This agent."))
 JOIN = Operation(
     "join",
-    "POST",
-    "/v1/agent/join",
+    "POST /v1/agent/join",
     "Contact other agents by gossip address.",
     _ok("Joined"),
-    body=Body({JSON: reference("Join")}, example='{"addresses": ["10.0.0.5:7946"]}'),
+    body=Body({JSON_TYPE: reference("Join")}, example='{"addresses": ["10.0.0.5:7946"]}'),
 )
 LEAVE = Operation(
-    "leave", "POST", "/v1/agent/leave", "Leave the cluster as SIGTERM does.", _ok("Leaving", "It has begun.")
+    "leave", "POST /v1/agent/leave", "Leave the cluster as SIGTERM does.", _ok("Leaving", "It has begun.")
 )
 DRAIN_STATUS = Operation(
-    "readDrain", "GET", "/v1/agent/drain", "How far this agent's draining is.", _ok("Drain")
+    "readDrain", "GET /v1/agent/drain", "How far this agent's draining is.", _ok("Drain")
 )
 DRAIN = Operation(
-    "drain", "POST", "/v1/agent/drain", "Give replicas and leaderships away.", _ok("Drain", "It has begun.")
+    "drain", "POST /v1/agent/drain", "Give replicas and leaderships away.", _ok("Drain", "It has begun.")
 )
-UNDO_DRAIN = Operation("undoDrain", "DELETE", "/v1/agent/drain", "Take replicas again.", _ok("Drain"))
+UNDO_DRAIN = Operation("undoDrain", "DELETE /v1/agent/drain", "Take replicas again.", _ok("Drain"))
 RECOVER_PREVIEW = Operation(
     "previewRecovery",
-    "GET",
-    "/v1/agent/recover",
+    "GET /v1/agent/recover",
     "What recovering a lost majority here would do.",
     _ok("Recovery"),
     (
@@ -365,72 +352,64 @@ RECOVER_PREVIEW = Operation(
 )
 RECOVER = Operation(
     "recover",
-    "POST",
-    "/v1/agent/recover",
+    "POST /v1/agent/recover",
     "This agent's replica goes on alone; what only others had is lost.",
     _ok("Recovery"),
     body=Body(
-        {JSON: reference("Recover")},
+        {JSON_TYPE: reference("Recover")},
         example='{"topic": "orders", "partition": 0, "accept_data_loss": true}',
     ),
 )
 PEER = Operation(
     "peer",
-    "GET",
-    "/v1/peer",
+    "GET /v1/peer",
     "The link between agents (Upgrade: shoal-peer/1); not for clients.",
     {101: Answer("The connection is the link's.")},
 )
 
 # ---- keys and operation
 
-KEYS = Operation("listKeys", "GET", "/v1/keys", "Which gossip key is held and used by how many.", _ok("Keys"))
+KEYS = Operation("listKeys", "GET /v1/keys", "Which gossip key is held and used by how many.", _ok("Keys"))
 CHANGE_KEYS = {
     change: Operation(
         f"{change.value}Key",
-        "POST",
-        f"/v1/keys/{change.value}",
+        f"POST /v1/keys/{change.value}",
         f"Have every member {change.value} a gossip key.",
         _ok("Keys", "The keys afterwards."),
-        body=Body({JSON: reference("NewKey" if change is KeyChange.INSTALL else "KeyChange")}),
+        body=Body({JSON_TYPE: reference("NewKey" if change is KeyChange.INSTALL else "KeyChange")}),
     )
     for change in KeyChange
 }
-LIVEZ = Operation("livez", "GET", "/livez", "Whether the process answers.", _ok("Alive"))
+LIVEZ = Operation("livez", "GET /livez", "Whether the process answers.", _ok("Alive"))
 READYZ = Operation(
     "readyz",
-    "GET",
-    "/readyz",
+    "GET /readyz",
     "Whether this agent can serve.",
     _ok("Ready"),
     (Parameter("verbose", "List the checks.", SWITCH),),
 )
 METRICS_TEXT = Operation(
     "metrics",
-    "GET",
-    "/metrics",
+    "GET /metrics",
     "Metrics for Prometheus.",
     {200: Answer("Its text format.", {PLAIN: TEXT})},
 )
 INDEX = Operation(
     "index",
-    "GET",
-    "/",
+    "GET /",
     "Where to find what; browsers are shown /docs.",
     {**_ok("Index", "Who answers, and where what is."), 303: Answer("To a browser: /docs.")},
 )
-INDEX_OF_API = Operation("indexOfApi", "GET", "/v1", "The same.", INDEX.answers)
+INDEX_OF_API = Operation("indexOfApi", "GET /v1", "The same.", INDEX.answers)
 OPENAPI = Operation(
     "openapi",
-    "GET",
-    "/openapi.json",
+    "GET /openapi.json",
     "This description (OpenAPI 3.1).",
-    {200: Answer("The description.", {JSON: {"type": "object"}})},
+    {200: Answer("The description.", {JSON_TYPE: {"type": "object"}})},
 )
 DOCS = Operation(
     "docs",
-    "GET",
-    "/docs",
+    "GET /docs",
     "This description as a page for people.",
     {200: Answer("The page.", {PAGE: TEXT})},
 )

@@ -7,7 +7,6 @@ there unless `optional` has it; readers must expect further members in later ver
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from shoal.agent.http.api import patterns
 from shoal.agent.http.api.operation import Schema
@@ -61,6 +60,11 @@ def not_both(*pairs: tuple[str, str]) -> Schema:
     return {"dependentSchemas": {second: {"properties": {first: False}} for first, second in pairs}}
 
 
+def each(schema: Schema, *names: str) -> dict[str, Schema]:
+    """The same for all of these members."""
+    return dict.fromkeys(names, schema)
+
+
 def reference(name: str) -> Schema:
     """A schema of SCHEMAS by its name."""
     assert name in SCHEMAS, f"there is no schema {name!r}"
@@ -108,14 +112,10 @@ SETTINGS: dict[str, Schema] = {
     "fsync": BOOLEAN,
 }
 _SUMMARY: dict[str, Schema] = {
-    "name": TEXT,
-    "id": TEXT,
-    "kind": TEXT,
+    **each(TEXT, "name", "id", "kind"),
     "partitions": COUNT,
     "replication_factor": FACTOR,
-    "under_replicated": COUNT,
-    "records": COUNT,
-    "bytes": COUNT,
+    **each(COUNT, "under_replicated", "records", "bytes"),
 }
 _REPLICA = members_of(id=TEXT, url=URL, role=ROLE)
 _PARTITION: dict[str, Schema] = {
@@ -134,9 +134,7 @@ _TOPIC_PARTITION: dict[str, Schema] = _PARTITION | {
     ),
     "live_replicas": COUNT,
     "under_replicated": BOOLEAN,
-    "log_start_offset": OFFSET,
-    "high_watermark": OFFSET,
-    "log_end_offset": OFFSET,
+    **each(OFFSET, "log_start_offset", "high_watermark", "log_end_offset"),
     "bytes": COUNT,
 }
 _MEMBER: dict[str, Schema] = {
@@ -255,9 +253,7 @@ SCHEMAS: dict[str, Schema] = {
             members_of(
                 {"offset": described(OFFSET, "Of the first record at or after `at`.")},
                 partition=COUNT,
-                log_start_offset=OFFSET,
-                high_watermark=OFFSET,
-                log_end_offset=OFFSET,
+                **each(OFFSET, "log_start_offset", "high_watermark", "log_end_offset"),
             )
         ),
         cursor=described(TEXT, "The high watermarks: `after` for a wait that ends when one has passed."),
@@ -276,9 +272,7 @@ SCHEMAS: dict[str, Schema] = {
         topic=TEXT,
         partition=COUNT,
         records=list_of({"$ref": "#/components/schemas/Record"}),
-        next_offset=OFFSET,
-        log_start_offset=OFFSET,
-        high_watermark=OFFSET,
+        **each(OFFSET, "next_offset", "log_start_offset", "high_watermark"),
     ),
     "MergedRecords": members_of(
         topic=TEXT,
@@ -297,10 +291,7 @@ SCHEMAS: dict[str, Schema] = {
         topics=by_name(members_of(id=TEXT, partitions=list_of(members_of(**_PARTITION)))),
     ),
     "Agent": members_of(
-        id=TEXT,
-        name=TEXT,
-        version=TEXT,
-        cluster=TEXT,
+        **each(TEXT, "id", "name", "version", "cluster"),
         cluster_id=or_null(TEXT),
         url=URL,
         disk=TEXT,
@@ -383,17 +374,8 @@ SCHEMAS: dict[str, Schema] = {
     "Index": members_of(
         agent=described(TEXT, "The name of the agent that answers."),
         cluster=or_null(TEXT),
-        version=TEXT,
-        docs=TEXT,
-        openapi=TEXT,
-        topics=TEXT,
-        members=TEXT,
+        **each(TEXT, "version", "docs", "openapi", "topics", "members"),
     ),
     "Alive": members_of(status=one_of("alive")),
     "Ready": members_of({"checks": by_name(TEXT)}, status=one_of("ready")),
 }
-
-
-def schemas_document() -> dict[str, Any]:
-    """The schemas as they stand under `components`."""
-    return {name: dict(schema) for name, schema in sorted(SCHEMAS.items())}

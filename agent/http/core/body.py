@@ -31,33 +31,24 @@ def media_type(header: str | None) -> str:
     """The type without parameters, lower case; "" without a header. A charset other than UTF-8 is refused."""
     if header is None:
         return ""
-    essence, semicolon, parameters = header.partition(";")
+    essence, _, parameters = header.partition(";")
     essence = essence.strip().lower()
     essence = ALIASES.get(essence, essence)
-    if semicolon and not essence.startswith("multipart/"):
-        _check_charset(parameters)
-    return essence
-
-
-def _check_charset(parameters: str) -> None:
-    for parameter in parameters.split(";"):
+    for parameter in parameters.split(";") if not essence.startswith("multipart/") else ():
         name, _, value = parameter.partition("=")
         charset = value.strip().strip('"').lower()
         if name.strip().lower() == "charset" and charset not in ("utf-8", "utf8", "us-ascii"):
             raise ShoalError("unsupported-media-type", f"charset {shown(charset)}: text has to be UTF-8")
+    return essence
 
 
-def declared_length(call: Call, limit_bytes: int | None) -> int | None:
-    """Content-Length, checked against a limit before a byte of the body is read."""
-    text = call.headers.get("Content-Length")
-    if text is None:
-        return None
-    length = int(text) if is_number(text) else -1
-    if length < 0:
+def check_length(call: Call, limit_bytes: int) -> None:
+    """Content-Length against a limit, before a byte of the body is read."""
+    text = call.headers.get("Content-Length", "0")
+    if not is_number(text):
         raise ShoalError("bad-request", f"Content-Length {shown(text)} is not a length")
-    if limit_bytes is not None and length > limit_bytes:
+    if int(text) > limit_bytes:
         raise too_large(limit_bytes)
-    return length
 
 
 def too_large(limit_bytes: int) -> ShoalError:
@@ -104,7 +95,7 @@ async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = 
             raise too_large(limit_bytes)
         receiving.take_whole(len(body))
         return body
-    declared_length(call, limit_bytes)
+    check_length(call, limit_bytes)
     prepare_body(call)
     pieces: list[bytes] = []
     async for piece in stream_body(call, receiving):

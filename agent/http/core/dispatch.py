@@ -7,7 +7,7 @@ and costs several times as much. Knows no handler by name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -39,20 +39,6 @@ class Route:
     operation: Operation
     handler: Handler
 
-    @property
-    def parameters(self) -> frozenset[str]:
-        """The names of those that the query may have."""
-        return self.operation.parameter_names
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hint:
-    """What to say to a method that a path does not have but that people try."""
-
-    method: str
-    path: str
-    detail: str
-
 
 class Node:
     """One position in the tree of paths."""
@@ -80,9 +66,10 @@ class Node:
 
 
 class RouteTable:
-    """All routes, precomputed."""
+    """All routes, precomputed. `hints`: what to say to a method that a path does not have but that people
+    try."""
 
-    def __init__(self, routes: Iterable[Route], hints: Iterable[Hint] = ()) -> None:
+    def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, str], str]) -> None:
         self._root = Node()
         self._remembered: dict[tuple[str, str], tuple[Route, tuple[str, ...]]] = {}
         for route in routes:
@@ -90,8 +77,8 @@ class RouteTable:
             node = self._node(path)
             assert method not in node.routes, f"{method} {path} stands twice in the table"
             node.routes[method] = route
-        for hint in hints:
-            self._node(hint.path).hints[hint.method] = hint.detail
+        for (method, path), detail in hints.items():
+            self._node(path).hints[method] = detail
 
     def _node(self, path: str) -> Node:
         node = self._root

@@ -7,15 +7,15 @@ longer than a slow reader is given anywhere; silence is broken by comments; an a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 
-from shoal.agent.http.admission.answer_rate import Taking, TookTooLittle
+from shoal.agent.http.admission.answer_rate import Taking
+from shoal.agent.http.api.media import EVENT_STREAM
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.media import EVENT_STREAM
-from shoal.agent.http.core.problems import SERVER
-from shoal.agent.http.core.respond import cut_off
+from shoal.agent.http.core.problems import SERVER, json_bytes
 
 KEEP_ALIVE_S = 15.0  # a comment, so that readers and proxies know that the silence is no broken connection
 KEEP_ALIVE = b": still here\n\n"
@@ -42,11 +42,7 @@ class EventStream:
 
     async def send(self, data: bytes) -> None:
         """Whole events, or a comment. ConnectionResetError when the reader takes too little for too long."""
-        try:
-            await self._taking.write(self.response, data)
-        except TookTooLittle:
-            cut_off(self._call.request)
-            raise
+        await self._taking.write(self.response, data)
 
     async def keep(self, work: Awaitable[None], last_words: Callable[[], bytes]) -> None:
         """Let the work write until it ends; when the agent stops meanwhile, say the last words."""
@@ -60,10 +56,7 @@ class EventStream:
                 await self.response.write(last_words())
 
 
-def format_event(event_id: str | None, kind: str | None, data: str) -> bytes:
-    """One event; its data has no line breaks (JSON has none of its own). Without an id the reader keeps the
-    last one."""
-    lines = [] if event_id is None else [f"id: {event_id}"]
-    if kind is not None:
-        lines.append(f"event: {kind}")
-    return "\n".join((*lines, f"data: {data}", "", "")).encode()
+def format_event(event_id: str | None, kind: str, document: Mapping[str, Any]) -> bytes:
+    """One event. Without an id the reader keeps the last one."""
+    line = b"" if event_id is None else f"id: {event_id}\n".encode()
+    return b"%bevent: %b\ndata: %b\n\n" % (line, kind.encode(), json_bytes(document))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from aiohttp import web
@@ -54,6 +54,14 @@ async def _send_once(
         raise BrokenOff(str(error)) from error
 
 
+def _json_object(data: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
 class Reply(NamedTuple):
     """A whole answer of another agent."""
 
@@ -63,13 +71,15 @@ class Reply(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """The JSON object in the body; ShoalError leadership-lost when there is none."""
-        try:
-            document = json.loads(self.body)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
+        document = _json_object(self.body)
+        if document is None:
             raise ShoalError("leadership-lost", f"the leader's answer ({self.status}) is not a JSON object")
         return document
+
+
+def topic_path(name: str, *below: object) -> str:
+    """The path of a topic, or of what is below it."""
+    return "/".join(("/v1/topics", quote(name, safe=""), *map(str, below)))
 
 
 def forward_target(path: str, query: Mapping[str, str], timeout_ms: int) -> str:
@@ -133,37 +143,35 @@ class Forwarder:
                 raise
         return await self._session("anew").request(method, address, **values)
 
-    def _headers(self, headers: Mapping[str, str], body: bytes | None) -> dict[str, str]:
-        sent = {**headers, FORWARDED_BY: self._agent_id}
-        if body is not None:
-            sent["Content-Length"] = str(len(body))
-        return sent
-
     async def exchange(
         self,
         url: str,
         method: str,
-        target: str,
+        path: str,
         *,
-        headers: Mapping[str, str],
-        body: bytes | None,
         timeout_ms: int,
-        waits: bool = False,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        wait_ms: int | None = None,
         reply_bytes: int = REPLY_BYTES_MAX,
         admit: Admit | None = None,
     ) -> Reply:
         """One request whose answer is held whole, of at most so many bytes. ShoalError: the other agent's
-        problem, or that of the way there. `waits`: a long poll, which must not take a connection from those
+        problem, or that of the way there. `wait_ms`: a long poll, which must not take a connection from those
         that do not wait. `admit`: told the answer's size before it is received.
         """
+        sent = {FORWARDED_BY: self._agent_id}
+        if body is not None:
+            sent["Content-Length"] = str(len(body))
         try:
             async with await self._request(
-                "relay" if waits else "exchange",
+                "exchange" if wait_ms is None else "relay",
                 method,
-                _address(url, target),
-                headers=self._headers(headers, body),
-                data=_in_pieces(body),
-                timeout=_timeout(timeout_ms),
+                _address(url, forward_target(path, query or {}, timeout_ms)),
+                headers={**(headers or {}), **sent},
+                data=body if body is None or len(body) <= RELAY_PIECE_BYTES else _pieces(body),
+                timeout=_timeout(timeout_ms + (wait_ms or 0)),
                 allow_redirects=False,
             ) as response:
                 if admit is not None and response.status < 300:
@@ -218,14 +226,8 @@ def _address(url: str, target: str) -> URL:
     return URL(url.rstrip("/") + target, encoded=True)
 
 
-def _in_pieces(body: bytes | None) -> bytes | AsyncIterator[bytes] | None:
-    """A large body in pieces, so that the loop is not held by one long write."""
-    if body is None or len(body) <= RELAY_PIECE_BYTES:
-        return body
-    return _pieces(body)
-
-
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Of a large body, so that the loop is not held by one long write."""
     for start in range(0, len(body), RELAY_PIECE_BYTES):
         yield body[start : start + RELAY_PIECE_BYTES]
 
@@ -258,11 +260,7 @@ def broken(error: Exception, url: str, method: str) -> ShoalError:
 
 
 def _problem(status: int, content_type: str, data: bytes) -> ShoalError:
-    if content_type == PROBLEM_MEDIA_TYPE:
-        try:
-            document = json.loads(data)
-        except ValueError:
-            document = None
-        if isinstance(document, dict):
-            return ShoalError.from_problem(document)
+    document = _json_object(data) if content_type == PROBLEM_MEDIA_TYPE else None
+    if document is not None:
+        return ShoalError.from_problem(document)
     return ShoalError("leadership-lost", f"the leader answered {status} without a problem document")

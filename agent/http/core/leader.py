@@ -30,9 +30,9 @@ async def while_it_leads(
     exchange: Coroutine[Any, Any, Reply],
     look_seconds: float = DEPOSED_LOOK_SECONDS,
 ) -> Reply:
-    """The answer of the leader that was asked; ShoalError leadership-lost once another leads and the first is
-    not heard: stopped or cut off it may never answer, and whoever waits should ask again rather than wait for
-    it. One that has merely handed over does answer."""
+    """The answer of the leader that was asked. ShoalError leadership-lost once another agent leads and the
+    first one is not heard: a leader that has stopped or is cut off may never answer, so the request has to
+    be asked again. A leader that has merely handed over does answer."""
     asked = asyncio.ensure_future(exchange)
     try:
         while not (await asyncio.wait({asked}, timeout=look_seconds))[0]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from shoal.agent.http.core.media import JSON_TYPE
+from shoal.agent.http.api.media import JSON_TYPE
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
 SERVER = "Shoal"  # of every answer; versions are told by /v1/agent

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from aiohttp import web
 
-from shoal.agent.http.admission.answer_rate import Patience, TookTooLittle
+from shoal.agent.http.admission.answer_rate import Patience
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.problems import SERVER
 
@@ -26,23 +26,7 @@ async def send_parts(
     total_bytes = sum(map(len, parts))
     if total_bytes <= SENT_AT_ONCE_BYTES:
         return web.Response(body=b"".join(parts), headers=headers, content_type=content_type)
-    response = web.StreamResponse(headers={**headers, "Server": SERVER})
-    response.content_type = content_type
-    response.content_length = total_bytes
-    await response.prepare(call.request)
-    if call.request.method == "HEAD":
-        return response
-    try:
-        async with Patience(call.context.limits, total_bytes) as patience:
-            for piece in coalesced(parts):
-                await response.write(piece)
-                patience.took(len(piece))
-            patience.last()
-            await response.write_eof()
-    except TookTooLittle:
-        cut_off(call.request)
-        raise
-    return response
+    return await _send(call, coalesced(parts), content_type, headers, total_bytes, total_bytes)
 
 
 async def send_made(
@@ -60,22 +44,37 @@ async def send_made(
             break
     else:
         return web.Response(body=b"".join(first), headers=headers, content_type=content_type)
+    return await _send(call, chain((b"".join(first),), pieces), content_type, headers, held_bytes)
+
+
+async def begin_answer(
+    call: Call, content_type: str, headers: Mapping[str, str], size_bytes: int | None
+) -> tuple[web.StreamResponse, bool]:
+    """An answer of so many bytes, or chunked, whose head has left; whether a body is to follow."""
     response = web.StreamResponse(headers={**headers, "Server": SERVER})
     response.content_type = content_type
+    response.content_length = size_bytes
     await response.prepare(call.request)
-    if call.request.method == "HEAD":
-        return response
-    try:
+    return response, call.request.method != "HEAD"
+
+
+async def _send(
+    call: Call,
+    pieces: Iterable[bytes | memoryview],
+    content_type: str,
+    headers: Mapping[str, str],
+    held_bytes: int,
+    size_bytes: int | None = None,
+) -> web.StreamResponse:
+    response, has_body = await begin_answer(call, content_type, headers, size_bytes)
+    if has_body:
         async with Patience(call.context.limits, held_bytes) as patience:
-            for piece in chain((b"".join(first),), pieces):
+            for piece in pieces:
                 await response.write(piece)
                 patience.took(len(piece))
                 await asyncio.sleep(0)
             patience.last()
             await response.write_eof()
-    except TookTooLittle:
-        cut_off(call.request)
-        raise
     return response
 
 
@@ -98,9 +97,3 @@ def coalesced(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     if waiting:
         pieces.append(b"".join(waiting))
     return pieces
-
-
-def cut_off(request: web.BaseRequest) -> None:
-    """End a connection in the middle of an answer, so that the client cannot take it for a whole one."""
-    if request.transport is not None:
-        request.transport.abort()

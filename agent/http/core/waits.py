@@ -38,7 +38,8 @@ class Waits:
                 raise ConnectionResetError("the client has gone")
             self._gate.enter_wait()
         except (ShoalError, ConnectionResetError):
-            _discard(awaitable)
+            if asyncio.iscoroutine(awaitable):
+                awaitable.close()  # or Python warns that it was never awaited
             raise
         self._tasks[connection] = task
         try:
@@ -65,9 +66,3 @@ class Waits:
         self.stopped = True
         for task in self._tasks.values():
             task.cancel()
-
-
-def _discard(awaitable: Awaitable[Any]) -> None:
-    """A coroutine that is not going to be awaited is closed, or Python warns of it."""
-    if asyncio.iscoroutine(awaitable):
-        awaitable.close()

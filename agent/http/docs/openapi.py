@@ -6,16 +6,17 @@ Each is made once, when it is first asked for, of the very operations that reque
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
-from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema, is_variable
-from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, TEXT, USER_NAME, schemas_document
+from shoal.agent.http.api.media import JSON_TYPE
+from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema, is_variable
+from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, SCHEMAS, TEXT, USER_NAME
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
-from shoal.agent.http.core.media import JSON_TYPE
 from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.docs.page import SECURITY_POLICY, docs_page, group_of
 from shoal.errors import PROBLEM_MEDIA_TYPE
@@ -36,34 +37,30 @@ _VARIABLES: dict[str, tuple[str, Schema]] = {
 }
 
 
-class DescriptionHandlers:
-    """The description of all routes, its own among them."""
+class Description:
+    """The description of these routes, and its own."""
 
-    def __init__(self) -> None:
-        self._operations: tuple[Operation, ...] = ()
-        self._body: bytes | None = None
-        self._page: bytes | None = None
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = (*routes, Route(api.OPENAPI, self.openapi), Route(api.DOCS, self.docs))
 
-    def routes(self) -> list[Route]:
-        """The routes."""
-        return [Route(api.OPENAPI, self.openapi), Route(api.DOCS, self.docs)]
+    @property
+    def _operations(self) -> list[Operation]:
+        return [route.operation for route in self.routes]
 
-    def describe(self, routes: Iterable[Route]) -> None:
-        """These are the routes."""
-        self._operations = tuple(route.operation for route in routes)
+    @cached_property
+    def _document(self) -> bytes:
+        return json_bytes(openapi_document(self._operations)) + b"\n"
 
-    async def openapi(self, call: Call) -> web.Response:
+    @cached_property
+    def _page(self) -> bytes:
+        return docs_page(self._operations, _INTRODUCTION).encode()
+
+    async def openapi(self, _: Call) -> web.Response:
         """The description; it changes with the agent's version only."""
-        del call
-        if self._body is None:
-            self._body = json_bytes(openapi_document(self._operations)) + b"\n"
-        return web.Response(body=self._body, content_type=JSON_TYPE, headers={"Cache-Control": _KEPT})
+        return web.Response(body=self._document, content_type=JSON_TYPE, headers={"Cache-Control": _KEPT})
 
-    async def docs(self, call: Call) -> web.Response:
+    async def docs(self, _: Call) -> web.Response:
         """The same for a person."""
-        del call
-        if self._page is None:
-            self._page = docs_page(self._operations, _INTRODUCTION).encode()
         return web.Response(
             body=self._page,
             content_type=api.PAGE,
@@ -83,7 +80,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": schemas_document(),
+            "schemas": dict(sorted(SCHEMAS.items())),
             "responses": {
                 _PROBLEM: {
                     "description": "What is wrong; `code` is stable.",
@@ -103,21 +100,20 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
     }
     variables = [segment[1:-1] for segment in operation.path.split("/") if is_variable(segment)]
-    parameters = [_variable(name, operation.method) for name in variables]
+    parameters = []
+    for name in variables:
+        description, schema = _VARIABLES[name]
+        if name == "topic" and operation.method != "GET":  # nobody changes what is the system's
+            schema = USER_NAME
+        parameters.append(_parameter("path", Parameter(name, description, schema, required=True)))
     parameters += [_parameter("query", parameter) for parameter in operation.parameters]
     parameters += [_parameter("header", parameter) for parameter in operation.headers]
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None:
-        described["requestBody"] = _body(operation.body)
+        body = operation.body
+        described["requestBody"] = {"required": body.required, "content": _content(body.content)}
     return described
-
-
-def _variable(name: str, method: str) -> dict[str, Any]:
-    description, schema = _VARIABLES[name]
-    if name == "topic" and method != "GET":  # nobody changes what is the system's
-        schema = USER_NAME
-    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
 
 
 def _parameter(place: str, parameter: Parameter) -> dict[str, Any]:
@@ -128,10 +124,6 @@ def _parameter(place: str, parameter: Parameter) -> dict[str, Any]:
         "description": parameter.description,
         "schema": parameter.schema,
     }
-
-
-def _body(body: Body) -> dict[str, Any]:
-    return {"required": body.required, "content": _content(body.content)}
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -151,14 +151,11 @@ def _parameter(place: str, parameter: Parameter) -> tuple[str, str, str]:
 def _values(schema: Schema) -> str:
     values = schema.get("enum", ())
     examples = schema.get("examples", ())
-    shown = ", ".join(f"<code>{escape(_word(value))}</code>" for value in values or examples)
+    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values or examples]
+    shown = ", ".join(f"<code>{escape(word)}</code>" for word in words)
     if not shown:
         return ""
     return f" One of {shown}." if values else f" For example {shown}."
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _answer(item: tuple[int, Answer]) -> tuple[str, str, str]:

@@ -7,18 +7,17 @@ that moves; what is found is held for the caller, who lets go of it.
 from __future__ import annotations
 
 from typing import NamedTuple
-from urllib.parse import quote
 
 from shoal.agent.http.admission.answer_room import AnswerHolding
+from shoal.agent.http.api.media import ARROW_TYPE
 from shoal.agent.http.core.context import Call, Deadline
-from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.forward import Reply, topic_path
 from shoal.agent.http.core.leader import (
     PASSING_CODES,
     at_leader,
     partition_of,
     while_it_leads,
 )
-from shoal.agent.http.core.media import ARROW_TYPE
 from shoal.agent.http.rows.row_pieces import Rows
 from shoal.agent.http.rows.selection import Portion, Received, frames_in
 from shoal.agent.interface import Admit, Fetch, Leader, Topic
@@ -61,11 +60,6 @@ class Wanted(NamedTuple):
         return Portion(self.offset, self.max_bytes, self.limit, self.times_only)
 
 
-def records_path(topic: Topic, partition: int) -> str:
-    """The route of a partition's records."""
-    return f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
-
-
 async def fetch_rows(
     call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
 ) -> Found:
@@ -84,22 +78,26 @@ async def fetch_rows(
     return await at_leader(call, led, here, there, Deadline(timeout_ms), first=first, reads=True)
 
 
+async def read_here(call: Call, topic: Topic, wanted: Wanted, admit: Admit) -> Fetch:
+    """From this agent's log; ShoalError not-leader when it may not."""
+    return await call.context.broker.read(
+        topic,
+        wanted.partition,
+        Offset(wanted.offset),
+        max_bytes=wanted.max_bytes,
+        wait_ms=wanted.wait_ms,
+        local=wanted.local,
+        limit=wanted.limit,
+        admit=admit,
+    )
+
+
 async def _fetch_here(
     call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
 ) -> Found:
-    async def read(admit: Admit) -> Fetch:
-        return await call.context.broker.read(
-            topic,
-            wanted.partition,
-            Offset(wanted.offset),
-            max_bytes=wanted.max_bytes,
-            wait_ms=wanted.wait_ms,
-            local=wanted.local,
-            limit=wanted.limit,
-            admit=admit,
-        )
-
-    fetch, selected = await call.context.selector.fetch_and_select(read, wanted.portion, holding, timeout_ms)
+    fetch, selected = await call.context.selector.fetch_and_select(
+        lambda admit: read_here(call, topic, wanted, admit), wanted.portion, holding, timeout_ms
+    )
     return Found(
         selected.rows, selected.next_offset, fetch.high_watermark, fetch.log_start_offset, selected.size_bytes
     )
@@ -119,11 +117,11 @@ async def _fetch_there(
     exchange = call.context.forwarder.exchange(
         leader.url,
         "GET",
-        forward_target(records_path(topic, wanted.partition), query, timeout_ms),
+        topic_path(topic.name, "partitions", wanted.partition, "records"),
+        timeout_ms=timeout_ms,
+        query=query,
         headers={"Accept": ARROW_TYPE},
-        body=None,
-        timeout_ms=timeout_ms + wanted.wait_ms,
-        waits=True,
+        wait_ms=wanted.wait_ms,
         reply_bytes=max(wanted.max_bytes, MAX_FRAME_BYTES) + STREAM_OVERHEAD_BYTES,
         admit=received.await_room,
     )

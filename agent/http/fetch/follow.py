@@ -7,34 +7,39 @@ that moves, or is nowhere for a while, is ridden out. Knows neither partitions n
 from __future__ import annotations
 
 import asyncio
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 from aiohttp import web
 
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.event_stream import KEEP_ALIVE, KEEP_ALIVE_S, STOPPING, EventStream, format_event
 from shoal.agent.http.core.leader import RETRY_PAUSE_SECONDS
-from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.fetch.anywhere import RETRIED_CODES
 from shoal.errors import ShoalError
 
 
-class Source(Protocol):
-    """Where the events come from, and how far they have been given."""
+class Source(ABC):
+    """Where the events come from, and how many are left to give: None without end."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more is wanted."""
+    def __init__(self, limit: int | None) -> None:
+        self.left = limit
 
+    def gave(self, count: int) -> None:
+        """So many were given."""
+        if self.left is not None:
+            self.left -= count
+
+    @abstractmethod
     async def look(self, wait_ms: int) -> bool:
         """Find what comes next, waiting so long for it; whether there is any. ShoalError: it may be asked
         again, and has lost nothing."""
 
+    @abstractmethod
     def pieces(self) -> Iterator[bytes]:
         """What was found, as whole events."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what is held."""
 
@@ -45,7 +50,7 @@ async def follow(call: Call, source: Source) -> web.StreamResponse:
     try:
         await source.look(0)
         if await stream.open():
-            last_words = format_event(None, "stopping", json.dumps(STOPPING))
+            last_words = format_event(None, "stopping", STOPPING)
             await stream.keep(_send_all(call, stream, source), lambda: last_words)
     finally:
         source.close()
@@ -58,12 +63,12 @@ async def _send_all(call: Call, stream: EventStream, source: Source) -> None:
         for piece in source.pieces():
             await stream.send(piece)
             await asyncio.sleep(0)  # a reader that is quick is no reason to keep the others waiting
-        if source.ended:
+        if source.left == 0:
             return
         try:
             await _until_news(call, stream, source)
         except ShoalError as error:
-            await stream.send(problem_event(error))
+            await stream.send(format_event(None, "problem", error.to_problem()))
             return
 
 
@@ -82,8 +87,3 @@ async def _until_news(call: Call, stream: EventStream, source: Source) -> None:
         if clock() - silent_since >= KEEP_ALIVE_S:
             silent_since = clock()
             await stream.send(KEEP_ALIVE)
-
-
-def problem_event(error: ShoalError) -> bytes:
-    """The last event of a stream that cannot go on: the problem document. Without an id."""
-    return format_event(None, "problem", json_bytes(error.to_problem()).decode())

@@ -31,7 +31,7 @@ class Run:
         self.offset = offset
         self.rows: deque[Rows] = deque()
         self.ended = False
-        self.size_bytes = 0  # held for `rows`, for whoever accounts
+        self.size_bytes = 0  # held for `rows`, for the reader's account
 
     def fill(self, rows: list[Rows], size_bytes: int, *, ended: bool) -> None:
         """What was fetched; before it nothing is here."""

@@ -12,20 +12,19 @@ from collections.abc import Iterable, Iterator
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
-from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.api.media import EVENT_STREAM, NDJSON_TYPE
+from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.event_stream import LAST_EVENT_ID
-from shoal.agent.http.core.media import EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.parameters import Places, integer, invalid, is_number
-from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.core.respond import send_made
 from shoal.agent.http.fetch.cursors import MovingCursor, format_places, places
-from shoal.agent.http.fetch.follow import follow
+from shoal.agent.http.fetch.follow import Source, follow
 from shoal.agent.http.fetch.merged_reader import Merged, MergedReader
 from shoal.agent.http.fetch.offsets import OffsetsGatherer, OffsetsWait
 from shoal.agent.http.fetch.read import check_offset_form, offset_within, time_of
 from shoal.agent.http.fetch.render import MERGED_FORMS, Rendering, choose_rendering, lines, listed
-from shoal.agent.http.rows.row_pieces import SLICE_ROWS, Rows, RowWriter, Style
+from shoal.agent.http.rows.row_pieces import SLICE_ROWS, RowWriter, Style
 from shoal.agent.interface import Topic
 from shoal.errors import ShoalError
 
@@ -34,34 +33,27 @@ TAIL_RECORDS_MAX = 10_000
 CURSOR = "Shoal-Cursor"
 
 
-class MergedHandlers:
-    """The merged read."""
+async def records(call: Call) -> web.StreamResponse:
+    """One answer with a cursor, or a stream whose ids are cursors."""
+    rendering = choose_rendering(call, MERGED_FORMS)
+    topic = call.context.broker.topic(call.arguments[0])
+    start = Start(call, topic, streams=rendering.media == EVENT_STREAM)
+    limits = call.context.limits
+    max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
+    follows = rendering.media == EVENT_STREAM
+    reader = MergedReader(call, topic, max_bytes, follows=follows)
+    waits = call.context.waits
+    if follows:
+        return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
+    try:
+        found = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
+        cursor = format_places(reader.places)
+        return await send_merged(call, topic, rendering, found, cursor, reader.held_bytes)
+    finally:
+        reader.close()
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    def routes(self) -> list[Route]:
-        """The route."""
-        return [Route(api.READ_MERGED, self.records)]
-
-    async def records(self, call: Call) -> web.StreamResponse:
-        """One answer with a cursor, or a stream whose ids are cursors."""
-        rendering = choose_rendering(call, MERGED_FORMS)
-        topic = self._context.broker.topic(call.arguments[0])
-        start = Start(call, topic, streams=rendering.media == EVENT_STREAM)
-        limits = self._context.limits
-        max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
-        follows = rendering.media == EVENT_STREAM
-        reader = MergedReader(call, topic, max_bytes, follows=follows)
-        waits = self._context.waits
-        if follows:
-            return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
-        try:
-            found = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
-            cursor = format_places(reader.places)
-            return await send_merged(call, topic, rendering, found, cursor, reader.held_bytes)
-        finally:
-            reader.close()
+ROUTES = (Route(api.READ_MERGED, records),)
 
 
 class Start:
@@ -157,49 +149,37 @@ async def send_merged(
     call: Call, topic: Topic, rendering: Rendering, found: list[Merged], cursor: str, held_bytes: int
 ) -> web.StreamResponse:
     """As NDJSON, or as a JSON document, made while it is sent."""
-    headers = {CURSOR: cursor}
     writer = RowWriter()
     texts = (text for merged in found for _, text in texts_of(merged, rendering, writer))
-    if rendering.media == NDJSON_TYPE:
-        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers, held_bytes)
-    head = json_bytes({"topic": topic.name})[:-1] + b',"records":['
     tail = b'],"cursor":"%b"}\n' % cursor.encode("ascii")
-    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers, held_bytes)
+    parts = lines(texts) if rendering.media == NDJSON_TYPE else listed({"topic": topic.name}, texts, tail)
+    return await send_made(call, writer.pieces(parts), rendering.media, {CURSOR: cursor}, held_bytes)
 
 
 def texts_of(
     merged: Merged, rendering: Rendering, writer: RowWriter
 ) -> Iterator[tuple[int, Iterable[bytes]]]:
     """Of each record, in order, its partition and its text."""
-    made = {
-        partition: _texts(
-            found, Style(rendering.value_as, rendering.view, b'{"partition":%d,' % partition), writer
-        )
-        for partition, found in merged.rows.items()
-    }
+
+    def texts(partition: int) -> Iterator[Iterable[bytes]]:
+        style = Style(rendering.value_as, rendering.view, b'{"partition":%d,' % partition)
+        return (text for rows in merged.rows[partition] for text in writer.texts(rows, style))
+
+    made = {partition: texts(partition) for partition in merged.rows}
     return ((partition, next(made[partition])) for partition in merged.order)
 
 
-def _texts(found: list[Rows], style: Style, writer: RowWriter) -> Iterator[Iterable[bytes]]:
-    return (text for rows in found for text in writer.texts(rows, style))
-
-
-class MergedSource:
-    """What one reader of all partitions gets (follow.Source); begin it first."""
+class MergedSource(Source):
+    """What one reader of all partitions gets; begin the reader first."""
 
     def __init__(self, call: Call, topic: Topic, rendering: Rendering, reader: MergedReader) -> None:
+        super().__init__(rendering.limit)
         self._call = call
         self._topic = topic
         self._rendering = rendering
         self._reader = reader
-        self._left = rendering.limit
         self._merged: Merged | None = None
         self._cursor = MovingCursor(reader.places)  # behind the last event
-
-    @property
-    def ended(self) -> bool:
-        """Whether all that the reader wants was given."""
-        return self._left == 0
 
     async def look(self, wait_ms: int) -> bool:
         """Merge what comes next; whether there is any."""
@@ -214,15 +194,14 @@ class MergedSource:
 
     async def _more(self) -> Merged | None:
         self._reader.fetched_bytes = 0  # of a stream what is held is bounded, not what it sends in all
-        return await self._reader.more(SLICE_ROWS if self._left is None else min(self._left, SLICE_ROWS))
+        return await self._reader.more(SLICE_ROWS if self.left is None else min(self.left, SLICE_ROWS))
 
     def pieces(self) -> Iterator[bytes]:
         """An event for each record; its id is the cursor that goes on behind it."""
         merged, self._merged = self._merged, None
         if merged is None:
             return
-        if self._left is not None:
-            self._left -= len(merged.order)
+        self.gave(len(merged.order))
         writer = RowWriter()
         yield from writer.pieces(self._events(merged, writer))
 

@@ -2,22 +2,21 @@
 place.
 
 The offsets of a partition are its leader's; this agent asks them, one request to each leading agent, and
-waits there too: whoever leads is told of a commit first. Nothing is kept between two requests.
+waits there too, since a leader hears of a commit first. Nothing is kept between two requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
-from urllib.parse import quote
 
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
-from shoal.agent.http.core.context import Call, Context, Deadline
+from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
-from shoal.agent.http.core.forward import FORWARDED_BY, forward_target
+from shoal.agent.http.core.forward import FORWARDED_BY, topic_path
 from shoal.agent.http.core.leader import MOVING_CODES, PASSING_CODES, RETRY_PAUSE_SECONDS, Led, at_leader
 from shoal.agent.http.core.parameters import Places, invalid
 from shoal.agent.http.core.problems import json_response
@@ -33,43 +32,28 @@ RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost"}
 LOOK_SECONDS = 0.25
 
 
-class OffsetsHandlers:
-    """The offsets of a topic."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def routes(self) -> list[Route]:
-        """The route."""
-        return [Route(api.OFFSETS, self.offsets)]
-
-    async def offsets(self, call: Call) -> web.Response:
-        """The ends of every partition's log; with ?at=TIME also the first offset of then; with ?after and
-        ?wait not before a high watermark has passed its place, or the time is up. Without ?after all is news.
-        """
-        topic = self._context.broker.topic(call.arguments[0])
-        at_us = time_parameter(call, "at")
-        after = places(call.query, "after", len(topic.ranges))
-        wait_ms = call.wait_ms()
-        timeout_ms = call.timeout_ms()
-        if after is not None and wait_ms:
-            waiting = OffsetsWait(call, topic, after, Deadline(wait_ms))
-            await self._context.waits.run(call.request, waiting.until_one_passes())
-        found = await OffsetsGatherer(call, topic, at_us).gather(Deadline(timeout_ms))
-        entries = [found[partition] for partition in sorted(found)]
-        ends = {entry["partition"]: entry["high_watermark"] for entry in entries}
-        return json_response({"partitions": entries, "cursor": format_places(ends)})
-
-
-def time_parameter(call: Call, name: str) -> int | None:
-    """A time in microseconds since the epoch."""
-    text = call.query.get(name)
-    if text is None:
-        return None
+async def offsets(call: Call) -> web.Response:
+    """The ends of every partition's log; with ?at=TIME also the first offset of then; with ?after and
+    ?wait not before a high watermark has passed its place, or the time is up. Without ?after all is news.
+    """
+    topic = call.context.broker.topic(call.arguments[0])
     try:
-        return parse_time(text)
+        at_us = parse_time(call.query["at"]) if "at" in call.query else None
     except ShoalError as error:
-        raise invalid(name, text, error.detail) from None
+        raise invalid("at", call.query["at"], error.detail) from None
+    after = places(call.query, "after", len(topic.ranges))
+    wait_ms = call.wait_ms()
+    timeout_ms = call.timeout_ms()
+    if after is not None and wait_ms:
+        waiting = OffsetsWait(call, topic, after, Deadline(wait_ms))
+        await call.context.waits.run(call.request, waiting.until_one_passes())
+    found = await OffsetsGatherer(call, topic, at_us).gather(Deadline(timeout_ms))
+    entries = [found[partition] for partition in sorted(found)]
+    ends = {entry["partition"]: entry["high_watermark"] for entry in entries}
+    return json_response({"partitions": entries, "cursor": format_places(ends)})
+
+
+ROUTES = (Route(api.OFFSETS, offsets),)
 
 
 class OffsetsWait:
@@ -107,9 +91,12 @@ class OffsetsWait:
         tasks = [asyncio.ensure_future(work) for work in self._questions(leaders)]
         try:
             while remaining_ms := self._deadline.remaining_ms():
-                # Without a question to wait for: a leader is to be found first.
-                pause = min(remaining_ms / 1000, LOOK_SECONDS if tasks else RETRY_PAUSE_SECONDS)
-                done = (await _first(tasks, pause)) if tasks else await _nothing(pause)
+                pause = min(remaining_ms / 1000, LOOK_SECONDS)
+                if tasks:
+                    done, _ = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                else:  # a leader is to be found first
+                    await asyncio.sleep(min(pause, RETRY_PAUSE_SECONDS))
+                    done = set()
                 if done:
                     return any(task.result() for task in done)
                 if self._leaders() != leaders:
@@ -149,15 +136,6 @@ class OffsetsWait:
         return any(entry["high_watermark"] > after.get(entry["partition"], 2**63) for entry in entries)
 
 
-async def _first(tasks: Sequence[asyncio.Future[bool]], seconds: float) -> set[asyncio.Future[bool]]:
-    return (await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED))[0]
-
-
-async def _nothing(seconds: float) -> set[asyncio.Future[bool]]:
-    await asyncio.sleep(seconds)
-    return set()
-
-
 class OffsetsGatherer:
     """Collects the offsets of a topic's partitions from their leaders, one request to each leading agent."""
 
@@ -180,14 +158,16 @@ class OffsetsGatherer:
     def _missing(self) -> list[int]:
         return [partition for partition in range(len(self._topic.ranges)) if partition not in self._found]
 
+    def _leaders_elsewhere(self) -> list[Leader]:
+        """The other agents that lead what is missing."""
+        leaders = [self._call.context.broker.leader(self._topic, partition) for partition in self._missing]
+        return [leader for leader in leaders if leader is not None and not leader.local]
+
     async def _leader_elsewhere(self, timeout_ms: int) -> Leader:
-        """Another agent that leads what is missing; where none is known, whoever will lead the first."""
-        broker, missing = self._call.context.broker, self._missing
-        for partition in missing:
-            leader = broker.leader(self._topic, partition)
-            if leader is not None and not leader.local:
-                return leader
-        return await broker.wait_leader(self._topic, missing[0], timeout_ms)
+        """One of them; where none is known, the next leader of the first missing partition."""
+        for leader in self._leaders_elsewhere():
+            return leader
+        return await self._call.context.broker.wait_leader(self._topic, self._missing[0], timeout_ms)
 
     async def _ask_here(self) -> dict[int, Json]:
         refusal: ShoalError | None = None
@@ -216,12 +196,7 @@ class OffsetsGatherer:
         return entry
 
     async def _ask_others(self, deadline: Deadline) -> dict[int, Json]:
-        broker = self._call.context.broker
-        urls: set[str] = set()
-        for partition in self._missing:
-            leader = broker.leader(self._topic, partition)
-            if leader is not None and not leader.local:
-                urls.add(leader.url)
+        urls = {leader.url for leader in self._leaders_elsewhere()}
         query = {} if self._at_us is None else {"at": format_time(self._at_us)}
         remaining_ms = deadline.remaining_ms()
         answers = await asyncio.gather(
@@ -236,35 +211,24 @@ class OffsetsGatherer:
 
 
 async def ask_offsets(
-    call: Call, topic: Topic, url: str, query: dict[str, str], timeout_ms: int, *, wait_ms: int = 0
+    call: Call, topic: Topic, url: str, query: dict[str, str], timeout_ms: int, wait_ms: int | None = None
 ) -> list[Json]:
     """The entries of the partitions that another agent leads; none when it cannot tell at present."""
-    path = f"/v1/topics/{quote(topic.name, safe='')}/offsets"
+    path = topic_path(topic.name, "offsets")
     try:
         reply = await call.context.forwarder.exchange(
-            url,
-            "GET",
-            forward_target(path, query, timeout_ms),
-            headers={},
-            body=None,
-            timeout_ms=timeout_ms + wait_ms,
-            waits=wait_ms > 0,
+            url, "GET", path, timeout_ms=timeout_ms, query=query, wait_ms=wait_ms
         )
     except ShoalError as error:
         if error.code in RETRIED_CODES:
             return []  # asked again until the deadline
         raise
-    return _entries(reply.document(), len(topic.ranges))
-
-
-def _entries(document: Json, count: int) -> list[Json]:
-    """The other agent's entries that are about partitions of this topic."""
-    listed: Any = document.get("partitions")
-    if not isinstance(listed, list):
-        return []
-    return [entry for entry in listed if isinstance(entry, dict) and _is_entry(entry, count)]
+    listed: Any = reply.document().get("partitions")
+    entries = listed if isinstance(listed, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and _is_entry(entry, len(topic.ranges))]
 
 
 def _is_entry(entry: Json, count: int) -> bool:
+    """Whether another agent's entry is about a partition of this topic."""
     partition, high_watermark = entry.get("partition"), entry.get("high_watermark")
     return type(partition) is int and 0 <= partition < count and type(high_watermark) is int

@@ -6,147 +6,120 @@ from aiohttp import web
 
 from shoal.agent.http.admission.answer_room import AnswerHolding
 from shoal.agent.http.api import operations as api
-from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
+from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE
+from shoal.agent.http.core.context import Call, Deadline, partition_number
 from shoal.agent.http.core.dispatch import Route
-from shoal.agent.http.core.forward import forward_target
+from shoal.agent.http.core.forward import forward_target, topic_path
 from shoal.agent.http.core.leader import at_leader, partition_of
-from shoal.agent.http.core.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE
 from shoal.agent.http.core.parameters import choice, integer, invalid, is_number
-from shoal.agent.http.fetch.anywhere import records_path
+from shoal.agent.http.fetch.anywhere import Wanted, read_here
 from shoal.agent.http.fetch.cursors import OFFSET_MAX
 from shoal.agent.http.fetch.follow import follow
 from shoal.agent.http.fetch.partition_stream import PartitionSource, resumed_offset
 from shoal.agent.http.fetch.render import Rendering, choose_rendering, render_arrow, render_text
-from shoal.agent.http.rows.selection import Portion
 from shoal.agent.interface import Admit, Fetch, Json, Leader, Topic
 from shoal.errors import ShoalError, shown
-from shoal.format.batch import Offset
 from shoal.format.timestamps import parse_time
 
 HIGH_WATERMARK = "Shoal-High-Watermark"
 # Between two looks at a replica that is behind its reader: a follower learns of commits within a heartbeat.
-BEHIND_PAUSE_SECONDS = 0.02
+BEHIND_PAUSE_S = 0.02
 PASSED_ON_HEADERS = ("Accept", "Shoal-High-Watermark")
 OFFSET_FORMS = "N, -N, earliest, latest or @TIME is wanted"
 
 
-class ReadHandlers:
-    """The partition read."""
+async def records(call: Call) -> web.StreamResponse:
+    """Answer here if this agent may; else from the leader, as it comes."""
+    rendering = choose_rendering(call)
+    topic = call.context.broker.topic(call.arguments[0])
+    partition = partition_number(call.arguments[1])
+    request = ReadRequest(call, topic, partition, rendering)
+    if rendering.media == EVENT_STREAM:
+        return await request.stream()
+    deadline = Deadline(call.timeout_ms())
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    async def there(leader: Leader) -> web.StreamResponse:
+        return await _relay(call, leader.url, topic, partition, deadline)
 
-    def routes(self) -> list[Route]:
-        """The route."""
-        return [Route(api.READ_PARTITION, self.records)]
+    led = partition_of(call, topic, partition)
+    return await at_leader(call, led, request.answer_here, there, deadline, reads=True)
 
-    async def records(self, call: Call) -> web.StreamResponse:
-        """Answer here if this agent may; else from the leader, as it comes."""
-        rendering = choose_rendering(call)
-        topic = self._context.broker.topic(call.arguments[0])
-        partition = partition_number(call.arguments[1])
-        request = ReadRequest(call, topic, partition, rendering)
-        if rendering.media == EVENT_STREAM:
-            return await request.stream()
-        deadline = Deadline(call.timeout_ms())
 
-        async def there(leader: Leader) -> web.StreamResponse:
-            return await self._relay(call, leader.url, topic, partition, deadline)
-
-        led = partition_of(call, topic, partition)
-        return await at_leader(call, led, request.answer_here, there, deadline, reads=True)
-
-    async def _relay(
-        self, call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
-    ) -> web.StreamResponse:
-        remaining_ms = deadline.remaining_ms()
-        return await self._context.waits.run(
+async def _relay(
+    call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
+) -> web.StreamResponse:
+    remaining_ms = deadline.remaining_ms()
+    return await call.context.waits.run(
+        call.request,
+        call.context.forwarder.relay(
             call.request,
-            self._context.forwarder.relay(
-                call.request,
-                url,
-                forward_target(records_path(topic, partition), call.query, remaining_ms),
-                headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
-                timeout_ms=remaining_ms + call.wait_ms(),
+            url,
+            forward_target(
+                topic_path(topic.name, "partitions", partition, "records"), call.query, remaining_ms
             ),
-        )
+            headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
+            timeout_ms=remaining_ms + call.wait_ms(),
+        ),
+    )
+
+
+ROUTES = (Route(api.READ_PARTITION, records),)
 
 
 class ReadRequest:
     """One read, its parameters checked; may be answered more than once while leadership moves."""
 
-    __slots__ = (
-        "_call", "_deadline", "_from", "_local", "_max_bytes", "_partition", "_rendering", "_seen",
-        "_streams", "_topic", "_wait_ms",
-    )  # fmt: skip
+    __slots__ = ("_call", "_deadline", "_from", "_rendering", "_seen", "_topic", "_wanted")
 
     def __init__(self, call: Call, topic: Topic, partition: int, rendering: Rendering) -> None:
-        limits = call.context.limits
+        query, limits = call.query, call.context.limits
         self._call = call
         self._topic = topic
-        self._partition = partition
         self._rendering = rendering
-        self._streams = rendering.media == EVENT_STREAM
-        self._from = call.query.get("offset", "latest" if self._streams else "earliest")
+        self._from = query.get("offset", "latest" if rendering.media == EVENT_STREAM else "earliest")
         check_offset_form(self._from)
-        self._max_bytes = integer(
-            call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes
-        )
-        self._wait_ms = call.wait_ms()
-        self._local = choice(call.query, "consistency", "leader", ("leader", "local")) == "local"
-        self._seen = seen_watermark(call) if self._local else 0
+        max_bytes = integer(query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
+        local = choice(query, "consistency", "leader", ("leader", "local")) == "local"
+        self._wanted = Wanted(partition, 0, max_bytes, rendering.limit, call.wait_ms(), local)
+        self._seen = seen_watermark(call) if local else 0
         self._deadline = Deadline(call.timeout_ms())  # of all attempts together
 
     async def answer_here(self) -> web.StreamResponse:
         """Read from this agent's log and render; ShoalError not-leader when it may not."""
-        offset = await self._offset()
+        wanted = self._wanted._replace(offset=await self._offset())
         holding = self._call.holding()
         try:
-            if self._rendering.media == ARROW_TYPE:
-                return await self._answer_arrow(offset, holding)
-            return await self._answer_text(offset, holding)
+            if self._rendering.media != ARROW_TYPE:
+                return await self._answer_text(wanted, holding)
+            fetch = await self._fetch(wanted, holding.await_room)
+            with self._call.context.gate.place():
+                if fetch.pieces is None:
+                    await holding.add(sum(map(len, fetch.frames)))
+                return await render_arrow(self._call, self._rendering, fetch, wanted.offset)
         finally:
             holding.release()
 
-    async def _answer_arrow(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
-        fetch = await self._fetch(offset, holding.await_room)
-        with self._call.context.gate.place():
-            if fetch.pieces is None:
-                await holding.add(sum(map(len, fetch.frames)))
-            return await render_arrow(self._call, self._rendering, fetch, offset)
-
-    async def _answer_text(self, offset: int, holding: AnswerHolding) -> web.StreamResponse:
-        fetch, selected = await self._call.context.selector.fetch_and_select(
-            lambda admit: self._fetch(offset, admit),
-            Portion(offset, self._max_bytes, self._rendering.limit),
-            holding,
-            self._call.timeout_ms(),
+    async def _answer_text(self, wanted: Wanted, holding: AnswerHolding) -> web.StreamResponse:
+        call = self._call
+        fetch, selected = await call.context.selector.fetch_and_select(
+            lambda admit: self._fetch(wanted, admit), wanted.portion, holding, call.timeout_ms()
         )
-        with self._call.context.gate.place():
-            return await render_text(
-                self._call, self._rendering, self._topic, self._partition, fetch, selected
-            )
+        with call.context.gate.place():
+            return await render_text(call, self._rendering, self._topic, wanted.partition, fetch, selected)
 
     async def stream(self) -> web.StreamResponse:
         """Follow the partition from here, wherever it is led."""
         resumed = resumed_offset(self._call)
         offset = await self._offset_anywhere() if resumed is None else resumed
-        source = PartitionSource(
-            self._call,
-            self._topic,
-            self._partition,
-            offset,
-            self._rendering,
-            self._max_bytes,
-            local=self._local,
-        )
+        wanted = self._wanted._replace(offset=offset)
+        source = PartitionSource(self._call, self._topic, wanted, self._rendering.value_as)
         return await self._call.context.waits.run(self._call.request, follow(self._call, source))
 
     async def _offset_anywhere(self) -> int:
         """Where to begin, asked from the leader if it lies elsewhere."""
         if is_number(self._from):
             return int(self._from)
-        call, topic, partition = self._call, self._topic, self._partition
+        call, topic, partition = self._call, self._topic, self._wanted.partition
         timeout_ms = call.timeout_ms()
 
         async def there(leader: Leader) -> int:
@@ -155,35 +128,35 @@ class ReadRequest:
             reply = await call.context.forwarder.exchange(
                 leader.url,
                 "GET",
-                forward_target(records_path(topic, partition), query, timeout_ms),
-                headers={"Accept": JSON_TYPE},
-                body=None,
+                topic_path(topic.name, "partitions", partition, "records"),
                 timeout_ms=timeout_ms,
+                query=query,
+                headers={"Accept": JSON_TYPE},
             )
             return offset_in(reply.document(), self._from)
 
         led = partition_of(call, topic, partition)
         return await at_leader(call, led, self._offset, there, Deadline(timeout_ms), reads=True)
 
-    async def _fetch(self, offset: int, admit: Admit) -> Fetch:
-        if self._seen == 0:
-            return await self._fetch_once(offset, admit)
-        deadline = self._deadline
+    async def _fetch(self, wanted: Wanted, admit: Admit) -> Fetch:
+        call = self._call
         while True:
             try:
-                fetch = await self._fetch_once(offset, admit)
+                fetch = await call.context.waits.run(
+                    call.request, read_here(call, self._topic, wanted, admit)
+                )
             except ShoalError as error:
                 # Even the offset lies beyond what this replica knows: it may be about to learn more.
-                if not is_behind(error) or not await deadline.pause(BEHIND_PAUSE_SECONDS):
+                if not self._seen or not is_behind(error) or not await self._deadline.pause(BEHIND_PAUSE_S):
                     raise
                 continue
             if fetch.high_watermark >= self._seen:
                 return fetch
-            if not await deadline.pause(BEHIND_PAUSE_SECONDS):
+            if not await self._deadline.pause(BEHIND_PAUSE_S):
                 raise self._behind(fetch.high_watermark)
 
     def _behind(self, high_watermark: int) -> ShoalError:
-        leader = self._call.context.broker.leader(self._topic, self._partition)
+        leader = self._call.context.broker.leader(self._topic, self._wanted.partition)
         return ShoalError(
             "not-leader",
             f"this replica knows the log up to {high_watermark}, the client up to {self._seen}",
@@ -192,31 +165,15 @@ class ReadRequest:
             term=0 if leader is None else leader.term,
         )
 
-    async def _fetch_once(self, offset: int, admit: Admit) -> Fetch:
-        context = self._call.context
-        return await context.waits.run(
-            self._call.request,
-            context.broker.read(
-                self._topic,
-                self._partition,
-                Offset(offset),
-                max_bytes=self._max_bytes,
-                wait_ms=self._wait_ms,
-                local=self._local,
-                limit=self._rendering.limit,
-                admit=admit,
-            ),
-        )
-
     async def _offset(self) -> int:
         """Where to begin, as a number."""
-        broker = self._call.context.broker
+        broker, partition = self._call.context.broker, self._wanted.partition
         text = self._from
         if is_number(text):
             return int(text)
         if text.startswith("@"):
-            return int(await broker.offset_at_time(self._topic, self._partition, time_of(text)))
-        offsets = await broker.offsets(self._topic, self._partition)
+            return int(await broker.offset_at_time(self._topic, partition, time_of(text)))
+        offsets = await broker.offsets(self._topic, partition)
         return offset_within(text, offsets.log_start_offset, offsets.high_watermark)
 
 

@@ -7,16 +7,16 @@ from typing import Literal, NamedTuple
 
 from aiohttp import web
 
+from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.body import ALIASES
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.parameters import choice, integer
 from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.core.respond import send_made, send_parts
 from shoal.agent.http.fetch.streamed_answer import send_pieces
 from shoal.agent.http.rows.row_pieces import RowWriter, Style
 from shoal.agent.http.rows.selection import Selected
-from shoal.agent.interface import Fetch, Topic
+from shoal.agent.interface import Fetch, Json, Topic
 from shoal.errors import ShoalError, shown
 from shoal.format.batch import END_OF_STREAM, parse_stamp, schema_message
 
@@ -44,8 +44,8 @@ def choose_rendering(call: Call, forms: tuple[str, ...] = PARTITION_FORMS) -> Re
     media = choose_media(accept, forms)
     default = None if media in (ARROW_TYPE, EVENT_STREAM) else DEFAULT_LIMIT
     limit = integer(query, "limit", 0, low=1, high=LIMIT_MAX) or default
-    value_as = choice(query, "value", "text", ("text", "json"))
-    view = choice(query, "view", "record", ("record", "value"))
+    value_as: Literal["text", "json"] = choice(query, "value", "text", ("text", "json"))
+    view: Literal["record", "value"] = choice(query, "view", "record", ("record", "value"))
     if view == "value" and media != NDJSON_TYPE:
         raise ShoalError(
             "bad-request", f"view=value belongs to Accept: {NDJSON_TYPE}", invalid_params=["view"]
@@ -56,9 +56,7 @@ def choose_rendering(call: Call, forms: tuple[str, ...] = PARTITION_FORMS) -> Re
         )
     if value_as == "json" and media == ARROW_TYPE:
         raise ShoalError("bad-request", "value=json belongs to JSON answers", invalid_params=["value"])
-    return Rendering(
-        media, limit, "json" if value_as == "json" else "text", "value" if view == "value" else "record"
-    )
+    return Rendering(media, limit, value_as, view)
 
 
 def choose_media(accept: str | None, forms: tuple[str, ...]) -> str:
@@ -101,16 +99,14 @@ async def render_text(
     headers = _headers(fetch, selected.next_offset)
     style = Style(rendering.value_as, rendering.view)
     texts = (text for rows in selected.rows for text in writer.texts(rows, style))
-    held_bytes = selected.size_bytes
-    if rendering.media == NDJSON_TYPE:
-        return await send_made(call, writer.pieces(lines(texts)), NDJSON_TYPE, headers, held_bytes)
-    head = json_bytes({"topic": topic.name, "partition": partition})[:-1] + b',"records":['
+    about: Json = {"topic": topic.name, "partition": partition}
     tail = b'],"next_offset":%d,"log_start_offset":%d,"high_watermark":%d}\n' % (
         selected.next_offset,
         fetch.log_start_offset,
         fetch.high_watermark,
     )
-    return await send_made(call, writer.pieces(listed(head, texts, tail)), JSON_TYPE, headers, held_bytes)
+    parts = lines(texts) if rendering.media == NDJSON_TYPE else listed(about, texts, tail)
+    return await send_made(call, writer.pieces(parts), rendering.media, headers, selected.size_bytes)
 
 
 def lines(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
@@ -120,9 +116,9 @@ def lines(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
         yield b"\n"
 
 
-def listed(head: bytes, texts: Iterable[Iterable[bytes]], tail: bytes) -> Iterator[bytes]:
-    """The texts as the elements of a JSON array."""
-    before = head
+def listed(about: Json, texts: Iterable[Iterable[bytes]], tail: bytes) -> Iterator[bytes]:
+    """A JSON document whose `records` are the texts. `tail`: what ends it, from the array's end on."""
+    before = head = json_bytes(about)[:-1] + b',"records":['
     for text in texts:
         yield before
         yield from text

@@ -12,15 +12,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from shoal.agent.http.admission.answer_rate import Patience, TookTooLittle
+from shoal.agent.http.admission.answer_rate import Patience
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.problems import SERVER
-from shoal.agent.http.core.respond import cut_off
+from shoal.agent.http.core.respond import begin_answer
 from shoal.agent.interface import Lent, Pieces
 
 # So long a slow reader may hold on to a file of the log; then it may be trimmed, and the answer ends.
@@ -34,36 +32,49 @@ async def send_pieces(
 ) -> web.StreamResponse:
     """Answer 200 with `before`, all pieces, and `after`. A reader that stalls is cut off. Raises what
     `pieces` does and ConnectionResetError, both after headers have left."""
-    response = web.StreamResponse(headers={**headers, "Server": SERVER})
-    response.content_type = content_type
-    response.content_length = len(before) + pieces.size_bytes + len(after)
-    writer = await response.prepare(call.request)
+    size_bytes = len(before) + pieces.size_bytes + len(after)
+    response, has_body = await begin_answer(call, content_type, headers, size_bytes)
     transport = call.request.transport
-    if call.request.method == "HEAD" or writer is None or transport is None:
-        return response
     try:
+        if not has_body or transport is None:
+            return response
         async with Patience(call.context.limits, pieces.held_bytes) as patience:
             await response.write(before)
-            await _emptied(transport, writer)
-            with contextlib.closing(_outgoing(transport, writer, pieces)) as out:
-                await _send(pieces, out, after, patience)
+            transport_socket = transport.get_extra_info("socket")
+            if transport_socket is None or transport.get_extra_info("sslcontext") is not None:
+                await _send_by_transport(response, pieces, after, patience)
+            else:
+                await _emptied(transport, call.request.writer)
+                with contextlib.closing(_Straight(transport, transport_socket.dup(), pieces)) as out:
+                    await _send(pieces, out, after, patience)
             await response.write_eof()
-    except TookTooLittle:
-        cut_off(call.request)
-        raise
     finally:
         await pieces.let_go()
     return response
 
 
-async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience) -> None:
+async def _send_by_transport(
+    response: web.StreamResponse, pieces: Pieces, after: bytes, patience: Patience
+) -> None:
+    """Where there is no socket, or something between it and us. Each piece is copied: the next one is read
+    into the same memory."""
+    while True:
+        with patience.excused():
+            piece = await pieces.next()
+        if piece is None:
+            break
+        await response.write(bytes(piece))
+        patience.took(len(piece))
+    await response.write(after)
+
+
+async def _send(pieces: Pieces, out: _Straight, after: bytes, patience: Patience) -> None:
     """What is behind the pieces goes with the last of them, not as a packet of its own."""
     left = pieces.size_bytes
     lent_bytes = 0
-    if out.takes_lent:
-        await pieces.prepare_lending()
+    await pieces.prepare_lending()
     while left:
-        lent = pieces.lend() if out.takes_lent else None
+        lent = pieces.lend()
         if lent is not None:
             left -= len(lent)
             lent_bytes += len(lent)
@@ -78,13 +89,10 @@ async def _send(pieces: Pieces, out: _Outgoing, after: bytes, patience: Patience
                 piece = await pieces.next()
         assert piece is not None, "there are as many bytes as were promised"
         left -= len(piece)
-        rest = out.offer(memoryview(piece), b"" if left else after)
-        patience.took(len(piece) if rest is None else len(piece) - len(rest.piece))
-        if rest is not None:
-            await out.finish(rest, patience.took)
+        await out.send(memoryview(piece), b"" if left else after, patience.took)
 
 
-async def _pass_on(lent: Lent, out: _Outgoing, behind: bytes, patience: Patience) -> None:
+async def _pass_on(lent: Lent, out: _Straight, behind: bytes, patience: Patience) -> None:
     with contextlib.closing(lent):
         while True:
             size = len(lent)
@@ -93,9 +101,8 @@ async def _pass_on(lent: Lent, out: _Outgoing, behind: bytes, patience: Patience
             if has_gone:
                 break
             await out.room()
-    rest = out.offer(memoryview(b""), behind) if behind else None
-    if rest is not None:
-        await out.finish(rest, patience.took)
+    if behind:
+        await out.send(memoryview(b""), behind, patience.took)
 
 
 async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
@@ -108,74 +115,9 @@ async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -
             transport.set_write_buffer_limits()
 
 
-class _Rest(NamedTuple):
-    """What has still to go: of the piece, and of what is behind it."""
-
-    piece: memoryview
-    behind: bytes
-
-
-class _Outgoing(Protocol):
-    """The way of one answer's bytes to its reader. All of it raises ConnectionResetError."""
-
-    takes_lent: bool
-
-    def offer_lent(self, lent: Lent) -> bool:
-        """Send what goes at once of what is lent; whether all of it has gone. Only if it `takes_lent`."""
-
-    async def room(self) -> None:
-        """Returns once more may go."""
-
-    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
-        """Send what goes at once; None: all of it has gone."""
-
-    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
-        """Returns once the memory of the piece may be used again; `took` is told of what leaves."""
-
-    def close(self) -> None: ...
-
-
-def _outgoing(transport: asyncio.Transport, writer: AbstractStreamWriter, pieces: Pieces) -> _Outgoing:
-    transport_socket = transport.get_extra_info("socket")
-    if transport_socket is None or transport.get_extra_info("sslcontext") is not None:
-        return _ThroughTransport(transport, writer)
-    return _Straight(transport, transport_socket.dup(), pieces)
-
-
-class _ThroughTransport:
-    """Where there is no socket, or something between it and us."""
-
-    takes_lent = False
-
-    def __init__(self, transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
-        self._transport = transport
-        self._writer = writer
-
-    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
-        if self._transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        return _Rest(piece, behind)
-
-    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
-        self._transport.write(bytes(rest.piece) + rest.behind)
-        await self._writer.drain()
-        took(len(rest.piece))
-
-    def offer_lent(self, lent: Lent) -> bool:
-        raise AssertionError(f"{len(lent)} bytes lent to a transport")
-
-    async def room(self) -> None:
-        await self._writer.drain()
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class _Straight:
     """Into the socket, past the transport, which has nothing to write meanwhile. A descriptor of our own: it
-    can be waited for, and it names this socket until we close it."""
-
-    takes_lent = True
+    can be waited for, and it names this socket until we close it. All of it raises ConnectionResetError."""
 
     def __init__(self, transport: asyncio.Transport, own_socket: socket.socket, pieces: Pieces) -> None:
         self._transport = transport
@@ -185,6 +127,7 @@ class _Straight:
         self._pinned_at = self._loop.time()
 
     def offer_lent(self, lent: Lent) -> bool:
+        """Send what goes at once of what is lent; whether all of it has gone."""
         descriptor = self._socket.fileno()
         try:
             while len(lent):
@@ -200,26 +143,23 @@ class _Straight:
         if self._transport.is_closing():
             raise ConnectionResetError("the client has gone")
 
-    def offer(self, piece: memoryview, behind: bytes) -> _Rest | None:
-        self._check()
-        try:
-            sent = self._socket.sendmsg((piece, behind)) if behind else self._socket.send(piece)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            raise ConnectionResetError(f"the client has gone: {error}") from None
-        size = len(piece)
-        if sent == size + len(behind):
-            return None
-        return _Rest(piece[sent:], behind[max(0, sent - size) :])
-
-    async def finish(self, rest: _Rest, took: Callable[[int], None]) -> None:
-        left: _Rest | None = rest
-        while left is not None:
+    async def send(self, piece: memoryview, behind: bytes, took: Callable[[int], None]) -> None:
+        """Returns once the memory of the piece may be used again, and what is behind it has gone as well;
+        `took` is told of what leaves of the piece."""
+        while True:
+            self._check()
+            try:
+                sent = self._socket.sendmsg((piece, behind)) if behind else self._socket.send(piece)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise ConnectionResetError(f"the client has gone: {error}") from None
+            of_piece = min(sent, len(piece))
+            took(of_piece)
+            piece, behind = piece[of_piece:], behind[sent - of_piece :]
+            if not piece and not behind:
+                return
             await self.room()
-            size = len(left.piece)
-            left = self.offer(*left)
-            took(size if left is None else size - len(left.piece))
 
     async def room(self) -> None:
         """Until the socket takes more, or never will."""
@@ -236,6 +176,7 @@ class _Straight:
             self._loop.remove_writer(descriptor)
 
     def close(self) -> None:
+        """The transport keeps its own descriptor."""
         self._socket.close()
 
 

@@ -1,1 +1,1 @@
-"""Handlers of appends: the ordinary way, and the short one for requests like thousands before them."""
+"""Handlers of appends: the ordinary way, and the fast path for plain requests."""

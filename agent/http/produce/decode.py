@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from shoal.agent.http.admission.body_rate import Receiving
 from shoal.agent.http.admission.limits import MIB
+from shoal.agent.http.api.media import JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.body import prepare_body, stream_body
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.media import JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.parameters import Query
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.arrow_stream import CONTINUATION
@@ -103,8 +103,8 @@ def _key_not_here(why: str) -> ShoalError:
 async def decode_ndjson(
     call: Call, receiving: Receiving, chunk_bytes: int, *, keeps: bool
 ) -> AsyncIterator[Chunk]:
-    """Lines in chunks of about `chunk_bytes`, each ending at a line's end. `keeps`: whoever gets a chunk has
-    not done with it when it asks for the next."""
+    """Lines in chunks of about `chunk_bytes`, each ending at a line's end. `keeps`: the caller
+    still needs a chunk when it asks for the next one."""
     if "key" in call.query:
         raise _key_not_here("?key_field=NAME takes the key of a line from its JSON")
     prepare_body(call)
@@ -118,7 +118,10 @@ async def decode_ndjson(
         end = piece.rfind(b"\n") + 1
         if not end or size < chunk_bytes:
             if size > MAX_RECORD_BYTES + chunk_bytes:
-                raise _line_too_long(first_record)
+                raise ShoalError(
+                    "too-large",
+                    f"record {first_record} or one soon after it is over {MAX_RECORD_BYTES} bytes",
+                )
             pieces.append(piece)
             continue
         pieces.append(piece[:end])
@@ -136,17 +139,13 @@ async def decode_ndjson(
         yield Chunk(len(columns), columns, [], rest if first_record == 0 else None)
 
 
-def _line_too_long(first_record: int) -> ShoalError:
-    return ShoalError(
-        "too-large", f"record {first_record} or one soon after it is over {MAX_RECORD_BYTES} bytes"
-    )
-
-
 async def decode_arrow(
     call: Call, schema: pa.Schema, receiving: Receiving, chunk_bytes: int, *, keeps: bool
 ) -> AsyncIterator[Chunk]:
     """Record batches in chunks of about `chunk_bytes`, stored as they come. `keeps`: as for lines."""
-    _refuse_keys(call)
+    for name in ("key", "key_field"):
+        if name in call.query:
+            raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
     prepare_body(call)
     decoder = StreamDecoder(schema)
     messages: list[Message] = []
@@ -167,12 +166,6 @@ async def decode_arrow(
         raise batch_problem(error) from None
     if messages:
         yield arrow_chunk(messages)
-
-
-def _refuse_keys(call: Call) -> None:
-    for name in ("key", "key_field"):
-        if name in call.query:
-            raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
 
 
 def decode_arrow_body(schema: pa.Schema, body: bytes) -> Chunk:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import time
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
+from shoal.agent.http.api.media import ARROW_TYPE
 from shoal.agent.http.core.context import Call, Deadline
-from shoal.agent.http.core.forward import Reply, forward_target
+from shoal.agent.http.core.forward import Reply, topic_path
 from shoal.agent.http.core.leader import at_leader, partition_of, while_it_leads
-from shoal.agent.http.core.media import ARROW_TYPE
 from shoal.agent.http.produce.decode import Chunk, batch_problem, encapsulated
 from shoal.agent.interface import Acks, Appended, Leader, Submission, Topic
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     END_OF_STREAM,
     BatchError,
-    Message,
     Offset,
     ProducerStamp,
     message_from_batch,
@@ -99,15 +97,14 @@ async def _deliver_to(
     else:
         headers["Content-Type"] = ARROW_TYPE
         body = arrow_stream(topic, chunk)
-    path = f"/v1/topics/{quote(topic.name, safe='')}/partitions/{partition}/records"
-    remaining_ms = deadline.remaining_ms()
     exchange = call.context.forwarder.exchange(
         leader.url,
         "POST",
-        forward_target(path, query, remaining_ms),
+        topic_path(topic.name, "partitions", partition, "records"),
+        timeout_ms=deadline.remaining_ms(),
+        query=query,
         headers=headers,
         body=body,
-        timeout_ms=remaining_ms,
     )
     return _outcome(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
 
@@ -115,19 +112,13 @@ async def _deliver_to(
 def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
     """A chunk as a complete Arrow stream of the topic's schema."""
     messages = chunk.messages
-    if chunk.columns is not None:
-        messages = [message_of(chunk)]
+    if chunk.columns is not None:  # records without a time get this agent's
+        messages = [message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000))]
     parts: list[bytes | memoryview] = [schema_message(topic.schema)]
     for message in messages:
         parts += encapsulated(message)
     parts.append(END_OF_STREAM)
     return b"".join(parts)
-
-
-def message_of(chunk: Chunk) -> Message:
-    """Columns as one Arrow message; records without a time get this agent's."""
-    assert chunk.columns is not None
-    return message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000))
 
 
 def _outcome(reply: Reply, partition: int) -> Appended:

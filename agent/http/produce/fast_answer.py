@@ -11,7 +11,7 @@ import functools
 import time
 from email.utils import formatdate
 
-from shoal.agent.http.core.media import JSON_TYPE
+from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.core.problems import SERVER, json_bytes
 from shoal.agent.interface import Appended
 from shoal.errors import JSON

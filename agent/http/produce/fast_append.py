@@ -8,20 +8,18 @@ which gives the same answers. Knows no socket: front.py brings heads and bodies 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from multidict import CIMultiDict
 
 from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
+from shoal.agent.http.api.media import ARROW_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Context, partition_number
 from shoal.agent.http.core.dispatch import Route, RouteTable
 from shoal.agent.http.core.leader import MOVING_CODES
-from shoal.agent.http.core.media import ARROW_TYPE, NDJSON_TYPE
-from shoal.agent.http.core.parameters import NO_QUERY, Query, boolean, choice, duration_ms, parse_query
+from shoal.agent.http.core.parameters import NO_QUERY, Query, boolean, duration_ms, parse_query
 from shoal.agent.http.http1.head import RequestHead, read_head
 from shoal.agent.http.produce.decode import (
     ARROW_CHUNK_BYTES,
@@ -34,7 +32,7 @@ from shoal.agent.http.produce.decode import (
 )
 from shoal.agent.http.produce.deliver import Options, submission_of
 from shoal.agent.http.produce.fast_head import Head, append_head, without_sequence
-from shoal.agent.http.produce.produce import ACKS, DECODED_AT_ONCE_BYTES, producer_stamp
+from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES, request_options
 from shoal.agent.interface import Answer, Topic
 from shoal.errors import ShoalError
 from shoal.format.arrow_in_place import PlaceReader
@@ -49,10 +47,9 @@ PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
 # Heads remembered: a client sends the same one all the time, but for a producer's sequence, which counts
 # up and is cut out of what is remembered. When full they are forgotten, not searched.
 REMEMBERED_HEADS_MAX: Final = 1_024
-_PRODUCER_PREFIX: Final = "shoal-producer-"
 
 
-class QuickRequest(NamedTuple):
+class FastRequest(NamedTuple):
     """An append, as its head says."""
 
     body_bytes: int
@@ -73,7 +70,7 @@ class QuickRequest(NamedTuple):
         return memoryview(pa.allocate_buffer(self.lead_bytes + self.body_bytes)).cast("B")
 
 
-class QuickAppends:
+class FastAppends:
     """One per server."""
 
     def __init__(
@@ -83,10 +80,10 @@ class QuickAppends:
         self._policy = policy
         self._table = table
         self._routes = routes
-        self._remembered: dict[bytes, QuickRequest] = {}
+        self._remembered: dict[bytes, FastRequest] = {}
         self._places: PlaceReader | None = None
 
-    def request(self, data: bytes) -> QuickRequest | RequestHead | None:
+    def request(self, data: bytes) -> FastRequest | RequestHead | None:
         """The append that a whole head asks for. RequestHead: it goes the ordinary way. None: the head cannot
         be read strictly."""
         if not data.startswith(b"POST "):
@@ -115,43 +112,33 @@ class QuickAppends:
             self._remembered[without] = request
         return request
 
-    def _understand(self, head: Head) -> QuickRequest | None:
-        headers = head.headers
+    def _understand(self, head: Head) -> FastRequest | None:
+        headers, limits = head.headers, self.context.limits
         self._policy.check(headers["host"], None)
         path, _, raw_query = head.target.partition("?")
         route, arguments = self._table.resolve("POST", path)
         if route not in self._routes:
             return None
-        query = parse_query(raw_query, route.parameters) if raw_query else NO_QUERY
+        query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         content_type = headers.get("content-type")
         media = media_type(content_type)
         most = PLACED_BYTES_MAX if media == ARROW_TYPE else DECODED_AT_ONCE_BYTES
         if media == NDJSON_TYPE or not 0 < head.body_bytes <= most:
             return None
         boolean(query, "forward", True)  # is asked where the partition is led elsewhere: the ordinary way
-        options = self._options(headers, query, to_partition=len(arguments) == 2)
+        timeout_ms = duration_ms(
+            query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
+        )
+        options = request_options(query, headers, timeout_ms, to_partition=len(arguments) == 2)
         if options.acks == "none":
             return None
         partition = partition_number(arguments[1]) if len(arguments) == 2 else None
         lead_bytes = LEAD_BYTES if media == ARROW_TYPE else 0
-        return QuickRequest(
+        return FastRequest(
             head.body_bytes, arguments[0], partition, media, content_type, query, options, lead_bytes
         )
 
-    def _options(self, headers: Mapping[str, str], query: Query, *, to_partition: bool) -> Options:
-        limits = self.context.limits
-        acks = choice(query, "acks", "all", ACKS)
-        timeout_ms = duration_ms(
-            query, "timeout", limits.default_timeout_ms, limits.timeout_ms, limits.least_timeout_ms
-        )
-        producer = (
-            producer_stamp(CIMultiDict(headers))
-            if any(name.startswith(_PRODUCER_PREFIX) for name in headers)
-            else None
-        )
-        return Options(acks, timeout_ms, producer, to_partition)
-
-    def begin(self, request: QuickRequest, memory: bytes | memoryview, answer: Answer) -> bool:
+    def begin(self, request: FastRequest, memory: bytes | memoryview, answer: Answer) -> bool:
         """Begin the append; `answer` hears of its end, perhaps before this returns.
 
         `memory`: the body behind `lead_bytes`. False: this request is one for the ordinary way, nothing has
@@ -177,7 +164,7 @@ class QuickAppends:
         return self._append(request, topic, partition, chunk, answer)
 
     def _begin_arrow(
-        self, request: QuickRequest, topic: Topic, partition: int, memory: memoryview, answer: Answer
+        self, request: FastRequest, topic: Topic, partition: int, memory: memoryview, answer: Answer
     ) -> bool:
         if "key" in request.query or "key_field" in request.query:
             return False
@@ -200,7 +187,7 @@ class QuickAppends:
         return begun
 
     def _append(
-        self, request: QuickRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
+        self, request: FastRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
     ) -> bool:
         try:
             submission = submission_of(chunk, request.options)
@@ -214,7 +201,7 @@ class QuickAppends:
         return True
 
 
-def _numbered(request: QuickRequest, sequence: int) -> QuickRequest:
+def _numbered(request: FastRequest, sequence: int) -> FastRequest:
     """The same request of the same producer, at another place of its sequence."""
     options = request.options
     assert options.producer is not None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from multidict import CIMultiDict
+
 from shoal.agent.http.http1.head import BLANKS, FIELD
 
 # Headers that change nothing about how the request is read or answered, and those that fast_append.py looks
@@ -21,10 +23,10 @@ _SEQUENCE_DIGITS_MAX: Final = 18  # any such number is a sequence
 
 
 class Head(NamedTuple):
-    """Request line and headers; the names in lower case."""
+    """Request line and headers."""
 
     target: str
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
     body_bytes: int
 
 
@@ -32,7 +34,7 @@ def append_head(data: bytes, body_bytes: int) -> Head | None:
     """`data`: a POST's head, up to and including the empty line, that http1/head.py has read."""
     if not body_bytes or not data.isascii():
         return None
-    headers: dict[str, str] = {}
+    headers = CIMultiDict[str]()
     for name, value in FIELD.findall(data):
         lower = name.lower().decode()
         if lower not in _UNDERSTOOD or lower in headers:

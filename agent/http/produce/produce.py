@@ -18,12 +18,12 @@ from aiohttp import web
 from shoal.agent.http.admin.topics import create_topic_anywhere
 from shoal.agent.http.admission.body_rate import Receiving
 from shoal.agent.http.api import operations as api
+from shoal.agent.http.api.media import STREAMED_TYPES
 from shoal.agent.http.core.body import media_type, read_body
 from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
-from shoal.agent.http.core.dispatch import Hint, Route
+from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import FORWARDED_BY
-from shoal.agent.http.core.media import STREAMED_TYPES
-from shoal.agent.http.core.parameters import choice, is_number
+from shoal.agent.http.core.parameters import Query, choice, is_number
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.http.produce.decode import (
     CHUNK_RECORDS_MAX,
@@ -65,74 +65,49 @@ _SPREAD_STEP = 2_654_435_769
 _spread = itertools.count()
 
 
-class ProduceHandlers:
-    """The two produce routes."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def routes(self) -> list[Route]:
-        """Both routes."""
-        return [
-            Route(api.PRODUCE, self.to_topic),
-            Route(api.PRODUCE_TO_PARTITION, self.to_partition),
-        ]
-
-    def hints(self) -> list[Hint]:
-        """What to say to likely mistakes."""
-        return [
-            Hint("PUT", api.PRODUCE.path, PUT_DETAIL),
-            Hint("PUT", api.PRODUCE_TO_PARTITION.path, PUT_DETAIL),
-        ]
-
-    async def to_topic(self, call: Call) -> web.StreamResponse:
-        """By key hash."""
-        return await self._produce(call, call.arguments[0], None)
-
-    async def to_partition(self, call: Call) -> web.StreamResponse:
-        """Into the named partition."""
-        return await self._produce(call, call.arguments[0], partition_number(call.arguments[1]))
-
-    async def _produce(self, call: Call, name: str, partition: int | None) -> web.StreamResponse:
-        options = request_options(call, partition)
-        production = Production(call, options, name, find_topic(call, name), partition)
-        media = media_type(call.headers.get("Content-Type"))
-        gate = self._context.gate
-        gate.check_place()
-        with Receiving(gate) as receiving:
-            if media in STREAMED_TYPES:
-                return await self._stream(call, media, production, receiving)
-            body = await read_body(call, self._context.limits.body_bytes, receiving)
-            with receiving.at_work():
-                return await self._whole(call, media, production, body)
-
-    async def _whole(self, call: Call, media: str, production: Production, body: bytes) -> web.Response:
-        """JSON, and anything else that is one value."""
-        content_type = call.headers.get("Content-Type")
-        if len(body) <= DECODED_AT_ONCE_BYTES:
-            chunk = decode_whole(call.query, media, content_type, body)
+async def produce(call: Call) -> web.StreamResponse:
+    """Into the partition that the path names, or by key hash."""
+    name = call.arguments[0]
+    partition = partition_number(call.arguments[1]) if len(call.arguments) == 2 else None
+    options = request_options(call.query, call.headers, call.timeout_ms(), to_partition=partition is not None)
+    production = Production(call, options, name, find_topic(call, name), partition)
+    media = media_type(call.headers.get("Content-Type"))
+    gate = call.context.gate
+    gate.check_place()
+    with Receiving(gate) as receiving:
+        if media in STREAMED_TYPES:
+            # One sequence of a producer has to be one append a partition.
+            at_once = options.producer is not None
+            chunks = decode_stream(call, media, production.schema(), receiving, at_once=at_once)
+            await production.stream(chunks, receiving)
         else:
-            chunk = await asyncio.get_running_loop().run_in_executor(
-                self._context.decoders, decode_whole, call.query, media, content_type, body
-            )
-        await production.append_in_parts(chunk)
-        return production.answer()
-
-    async def _stream(
-        self, call: Call, media: str, production: Production, receiving: Receiving
-    ) -> web.Response:
-        schema, at_once = production.schema(), production.is_one_sequence
-        chunks = decode_stream(call, media, schema, receiving, at_once=at_once)
-        await production.stream(chunks, receiving)
-        return production.answer()
+            body = await read_body(call, call.context.limits.body_bytes, receiving)
+            with gate.place():
+                await production.append_in_parts(await _decoded(call, media, body))
+    return production.answer()
 
 
-def request_options(call: Call, partition: int | None) -> Options:
-    """acks, timeout and producer of a request."""
-    query = call.query
-    acks = choice(query, "acks", "all", ACKS) if "acks" in query else "all"
-    key_routed = partition is None or (FORWARDED_BY in call.headers and KEY_ROUTED in call.headers)
-    return Options(acks, call.timeout_ms(), producer_stamp(call.headers), not key_routed)
+async def _decoded(call: Call, media: str, body: bytes) -> Chunk:
+    """JSON, and anything else that is one value."""
+    content_type = call.headers.get("Content-Type")
+    if len(body) <= DECODED_AT_ONCE_BYTES:
+        return decode_whole(call.query, media, content_type, body)
+    return await asyncio.get_running_loop().run_in_executor(
+        call.context.decoders, decode_whole, call.query, media, content_type, body
+    )
+
+
+ROUTES = (Route(api.PRODUCE, produce), Route(api.PRODUCE_TO_PARTITION, produce))
+HINTS = dict.fromkeys((("PUT", api.PRODUCE.path), ("PUT", api.PRODUCE_TO_PARTITION.path)), PUT_DETAIL)
+
+
+def request_options(
+    query: Query, headers: Mapping[str, str], timeout_ms: int, *, to_partition: bool
+) -> Options:
+    """acks, timeout and producer of a request, whose headers are found in any case."""
+    acks = choice(query, "acks", "all", ACKS)
+    key_routed = not to_partition or (FORWARDED_BY in headers and KEY_ROUTED in headers)
+    return Options(acks, timeout_ms, producer_stamp(headers), not key_routed)
 
 
 def producer_stamp(headers: Mapping[str, str]) -> ProducerStamp | None:
@@ -170,7 +145,7 @@ class Production:
 
     __slots__ = (
         "_call", "_count", "_created", "_duplicates", "_name", "_options", "_partition", "_ranges", "_topic",
-        "_truncated", "held_bytes",
+        "_truncated",
     )  # fmt: skip
 
     def __init__(
@@ -192,11 +167,6 @@ class Production:
                 f"there is no topic {shown(name)}; one made by producing has partition 0 only",
             )
 
-    @property
-    def is_one_sequence(self) -> bool:
-        """Whether the request is one sequence of a producer, and so has to be one append a partition."""
-        return self._options.producer is not None
-
     def schema(self) -> pa.Schema:
         """What Arrow records have to look like; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
@@ -208,7 +178,7 @@ class Production:
         try:
             async for chunk in chunks:
                 if self._options.producer is None:
-                    with receiving.at_work():
+                    with self._call.context.gate.place():
                         await self.append(chunk)
                 elif held_back is not None:
                     raise ShoalError(
@@ -222,7 +192,7 @@ class Production:
                 raise
             raise self._partial(error, self._count, []) from None
         if held_back is not None:
-            with receiving.at_work():
+            with self._call.context.gate.place():
                 await self.append(held_back)
 
     async def append_in_parts(self, chunk: Chunk) -> None:
@@ -240,11 +210,15 @@ class Production:
         """
         if not chunk.records:
             return
-        topic = self._topic or await self._create()
+        topic = self._topic
+        if topic is None:  # created by this append (docs/http.md)
+            deadline = Deadline(self._options.timeout_ms)
+            self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
+            topic = self._topic = await wait_topic(self._call.context, self._name, deadline)
         if self._partition is not None:
-            await self._append_part(topic, self._partition, chunk)
-            return
-        parts = split(topic, chunk, self._options.producer)
+            parts = {self._partition: chunk}
+        else:
+            parts = split(topic, chunk, self._options.producer)
         if len(parts) == 1:
             partition, part = next(iter(parts.items()))
             await self._append_part(topic, partition, part)
@@ -278,13 +252,6 @@ class Production:
         if failures:
             worst = next((error for _, error in failures if not error.definite), failures[0][1])
             raise self._partial(worst, first_record, failures)
-
-    async def _create(self) -> Topic:
-        """The topic, created by this append (docs/http.md)."""
-        deadline = Deadline(self._options.timeout_ms)
-        self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
-        self._topic = await wait_topic(self._call.context, self._name, deadline)
-        return self._topic
 
     def _add(self, partition: int, outcome: Appended) -> None:
         self._count += outcome.count
@@ -331,21 +298,17 @@ class Production:
 
     def answer(self) -> web.Response:
         """200 with the offsets, 202 when nobody waited for them."""
-        if self._options.acks == "none":
-            response = json_response({"count": self._count}, status=202)
-        else:
-            response = json_response(self._document())
+        document: dict[str, JSON] = {"count": self._count}
+        if self._options.acks != "none":
+            document["appended"] = self._appended()
+            if self._duplicates:
+                document["duplicate"] = True
+            if self._truncated:
+                document["appended_truncated"] = True
+        response = json_response(document, status=202 if self._options.acks == "none" else 200)
         if self._created:
             response.headers["Shoal-Created"] = "true"
         return response
-
-    def _document(self) -> dict[str, JSON]:
-        document: dict[str, JSON] = {"count": self._count, "appended": self._appended()}
-        if self._duplicates:
-            document["duplicate"] = True
-        if self._truncated:
-            document["appended_truncated"] = True
-        return document
 
 
 def find_topic(call: Call, name: str) -> Topic | None:

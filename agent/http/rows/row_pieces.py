@@ -96,7 +96,7 @@ def leading_rows(batch: pa.RecordBatch, room_bytes: int) -> tuple[int, int]:
 
 
 class RowWriter:
-    """Makes text of rows. `made_bytes`: stored bytes of what was made; whoever sends resets it."""
+    """Makes text of rows. `made_bytes`: stored bytes of the text made so far; the sender resets it."""
 
     def __init__(self) -> None:
         self.made_bytes = 0

@@ -176,7 +176,7 @@ class Turn:
         self.held = False
 
     async def take(self, held_bytes: int) -> None:
-        """Wait for it, unless it has come. The lock goes to whoever waits longest."""
+        """Wait for it, unless it has come. The lock goes to the request that has waited longest."""
         del held_bytes  # one frame, which its bound allows for
         if self.held:
             return
@@ -219,7 +219,10 @@ class _Selection:
 
     def add(self, frame: Frame, schema: pa.Schema, base_offset: int, *, stays: bool) -> None:
         """Choose from a frame that has such rows. `stays`: its memory may be shared."""
-        batch = self._opened(frame, schema, stays)
+        if self.portion.times_only:
+            batch = timestamps_of(frame, schema)
+        else:
+            batch = to_record_batch(bytes(frame) if stays else frame, schema)
         start = max(0, self.portion.offset - base_offset)
         wanted = batch.slice(start, self._left) if self._left is not None else batch.slice(start)
         room = self.portion.room_bytes - self._size_bytes
@@ -238,11 +241,6 @@ class _Selection:
         if self._left is not None:
             self._left -= count
         self.is_full = self._left == 0 or count < wanted.num_rows
-
-    def _opened(self, frame: Frame, schema: pa.Schema, stays: bool) -> pa.RecordBatch:
-        if self.portion.times_only:
-            return timestamps_of(frame, schema)
-        return to_record_batch(bytes(frame) if stays else frame, schema)
 
     def selected(self, next_offset: int) -> Selected:
         """All of it. `next_offset`: behind everything that there was to choose from."""

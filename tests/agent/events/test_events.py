@@ -18,7 +18,6 @@ from http_fixtures import Agent, one_agent
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed, TooManyListenersError
-from shoal.agent.http.admin.events import EventHandlers
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.log_lines.cluster_news import LEADERLESS_MS
 from shoal.agent.log_lines.names import Names
@@ -305,7 +304,6 @@ async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) ->
         async with asyncio.timeout(40):
             await reader.readuntil(b": still here")
         writer.close()
-    assert EventHandlers.__doc__
 
 
 async def test_head_and_nonsense() -> None:

@@ -170,7 +170,7 @@ class Side:
 
 
 def with_front(entrance: Entrance, server: web.Server) -> asyncio.BaseProtocol:
-    return Connection(Shared(entrance.quick, server))
+    return Connection(Shared(entrance.appends, server))
 
 
 def aiohttp_alone(entrance: Entrance, server: web.Server) -> asyncio.BaseProtocol:

@@ -14,7 +14,7 @@ from shoal.agent.http.admission.origin import REMEMBERED_HOSTS_MAX, HostPolicy, 
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.dispatch import REMEMBERED_PATHS_MAX, Hint, Route, RouteTable
+from shoal.agent.http.core.dispatch import REMEMBERED_PATHS_MAX, Route, RouteTable
 from shoal.agent.http.core.forward import broken, forward_target
 from shoal.agent.http.core.parameters import decode_segment, parse_query
 from shoal.agent.http.core.respond import PIECE_BYTES, UNCOPIED_BYTES, coalesced
@@ -36,7 +36,7 @@ async def handler(call: Call) -> aiohttp.web.Response:
 
 def operation(method: str, path: str) -> Operation:
     """One that takes nothing."""
-    return Operation("name", method, path, "", {})
+    return Operation("name", f"{method} {path}", "", {})
 
 
 TABLE = RouteTable(
@@ -46,7 +46,7 @@ TABLE = RouteTable(
         Route(operation("GET", "/v1/things/special"), handler),
         Route(operation("GET", "/v1/things/{thing}/parts/{part}"), handler),
     ],
-    [Hint("POST", "/v1/things/{thing}", "say PUT")],
+    {("POST", "/v1/things/{thing}"): "say PUT"},
 )
 
 

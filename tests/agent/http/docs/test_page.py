@@ -9,6 +9,7 @@ from http_fixtures import one_agent
 from json_schema import faults
 
 from shoal.agent.http.api import operations as api
+from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operation import Answer, Operation, Parameter
 from shoal.agent.http.docs.page import docs_page
 from shoal.errors import ERRORS
@@ -89,7 +90,7 @@ async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> Non
     assert len(bodies) >= 8
     for name, body in bodies.items():
         assert body.example is not None, name
-        assert faults(body.content[api.JSON], json.loads(body.example), document) == [], name
+        assert faults(body.content[JSON_TYPE], json.loads(body.example), document) == [], name
         assert f"--json '{body.example}'" in page.text, name
     assert "7070/v1/topics/orders/partitions/0/records --json" in page.text
     assert "replication_factorHow many, or all" in page.text
@@ -98,7 +99,7 @@ async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> Non
 def test_what_is_described_is_never_markup() -> None:
     """Names and sentences are text; what stands in backquotes is code."""
     odd = Parameter("a<b", "See `x<y` & <script>.", {"enum": ["<one>"]})
-    operation = Operation("odd", "GET", "/odd", "A < b.", {200: Answer("Done <b>.")}, (odd,))
+    operation = Operation("odd", "GET /odd", "A < b.", {200: Answer("Done <b>.")}, (odd,))
     text = docs_page([operation], "Hello <i>.")
     page = Page(text)
     assert page.loads == []
