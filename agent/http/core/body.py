@@ -89,7 +89,7 @@ async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = 
             return await read_body(call, limit_bytes, until_it_is_here)
     content = call.request.content
     if content.is_eof():  # everything came with the head: the common case, without a timer
-        refuse_coding(call)
+        prepare_body(call)
         body = what_is_here(content)
         if len(body) > limit_bytes:
             raise too_large(limit_bytes)
