@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from shoal.client.async_admin import AdminClient, ClientOptions
 from shoal.client.consume.consumer import AsyncConsumer, ConsumerOptions
-from shoal.client.consume.fetch import Fetched, PartitionOffsets, fetch, offsets
+from shoal.client.consume.fetch import Fetched, PartitionOffsets, fetch_batches, offsets
 from shoal.client.http.requests import ClientConfig
 from shoal.client.produce.accumulator import SendOptions, Text, json_value
 from shoal.client.produce.delivery import Delivery
@@ -117,7 +117,8 @@ class AsyncClient(AdminClient):
         await self._flush(self.senders.values(), timeout_seconds)
 
     async def flush_all(self, timeout_seconds: float | None = None) -> None:
-        """As `flush`, of everything that was sent, by all producers of this client."""
+        """Wait until everything that was sent is acknowledged, by all producers of this client. Raises as
+        `flush` of AsyncClient."""
         await self._flush(self._open_producers, timeout_seconds)
 
     async def _flush(self, producers: Iterable[AsyncProducer], timeout_seconds: float | None) -> None:
@@ -166,7 +167,10 @@ class AsyncClient(AdminClient):
         """One read of one partition at its leader."""
         if self._cluster.routes.topic(topic) is None:
             await self._cluster.refresh(topic)
-        return await fetch(self._cluster, topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
+        found = await fetch_batches(
+            self._cluster, topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms
+        )
+        return found.joined(partition, offset)
 
     async def consume(
         self,

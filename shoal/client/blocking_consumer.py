@@ -37,6 +37,8 @@ class Consumer(LiveObject):
         self._thread = thread
         self._inner = inner
         self.topic = inner.topic
+        self.positions = inner.positions
+        self.position = inner.position
         weakref.finalize(self, thread.start, inner.close)  # dropped in mid-reading: nothing more is fetched
 
     def __enter__(self) -> Self:
@@ -119,14 +121,6 @@ class Consumer(LiveObject):
             if found is None:
                 return
             yield found
-
-    def positions(self) -> dict[int, int]:
-        """The offset of the next record, by partition: a later consumer takes this as its `start`."""
-        return self._inner.positions()
-
-    def position(self, partition: int) -> int:
-        """The offset of the next record of one partition."""
-        return self._inner.position(partition)
 
     seek = on_thread(AsyncConsumer.seek)
     seek_to_time = on_thread(AsyncConsumer.seek_to_time)

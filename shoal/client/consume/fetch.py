@@ -101,19 +101,12 @@ class FetchedBatches(NamedTuple):
     next_offset: int
     high_watermark: int
 
-
-async def fetch(
-    cluster: Cluster, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0
-) -> Fetched:
-    """Whole batches from `offset` on, rows before it cut off. Empty when nothing came within `wait_ms`.
-
-    Raises ShoalError (trimmed, beyond-end, unknown-topic, ...) and Unreachable.
-    """
-    found = await fetch_batches(cluster, topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms)
-    if not found.pieces:
-        empty = pa.RecordBatch.from_pylist([], schema=found.schema)
-        return Fetched(partition, offset, empty, found.next_offset, found.high_watermark)
-    return _joined(found.pieces)
+    def joined(self, partition: int, offset: int) -> Fetched:
+        """All of them as one, perhaps empty, of this partition and offset."""
+        if self.pieces:
+            return _joined(self.pieces)
+        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
+        return Fetched(partition, offset, empty, self.next_offset, self.high_watermark)
 
 
 async def fetch_batches(
@@ -128,7 +121,9 @@ async def fetch_batches(
     seen: int = 0,
     on_next: Callable[[int], None] | None = None,
 ) -> FetchedBatches:
-    """As `fetch`, batch by batch: nothing is copied, but that many small ones become one.
+    """Whole batches from `offset` on, rows before it cut off; none when none came within `wait_ms`. They are
+    not copied, but many small ones become one. Raises ShoalError (trimmed, beyond-end, unknown-topic, ...)
+    and Unreachable.
 
     `nearest`: a replica that answers sooner than the leader may answer; `seen` is the high watermark that
     this reader knows, below which no replica's answer may fall back. `on_next` hears where the next fetch

@@ -99,6 +99,7 @@ class _PostConnection(Connection[WholeAnswer]):
             return None
         self._come.clear()
         if self._unsent:  # refused before all of it was read: its rest would be taken for the next request
-            self._stop_writing()
+            self._unsent, self._writing = [], False
+            self._loop.remove_writer(self._socket)
             return answer._replace(keeps_open=False)
         return answer

@@ -110,11 +110,6 @@ class Connection(ABC, Generic[A]):
             heard, self._on_written = self._on_written, None
             heard()
 
-    def _stop_writing(self) -> None:
-        self._unsent = []
-        self._loop.remove_writer(self._socket)
-        self._writing = False
-
     def _lost(self, error: Exception) -> None:
         self._fail(error)
         self.close()

@@ -94,14 +94,6 @@ class Call(NamedTuple):
     on_written: Callable[[], None] | None = None  # for those: may hear that all of it has left
 
 
-class AttemptFailed(Exception):
-    """Carries a Failure from one attempt to the loop that judges it; never leaves this file."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
-
-
 def topic_path(name: str) -> str:
     """The path of a topic; an illegal name stays one segment: the agent says what is wrong with it. Raises
     ShoalError illegal-name for those that a path cannot hold: none of it would reach the agent."""
@@ -182,11 +174,11 @@ class Cluster:
             for url in self.agents.in_order():
                 try:
                     return await self._attempt(url, call)
-                except AttemptFailed as error:
-                    failures.append(error.failure)
-                last = failures[-1]  # a refusal that every agent would repeat ends the round
-                if last.definite and not last.retriable and last.code != routes.UNREACHABLE:
-                    break
+                except Failure as failed:
+                    failures.append(failed)
+                    # A refusal that every agent would repeat ends the round.
+                    if failed.definite and not failed.retriable and failed.code != routes.UNREACHABLE:
+                        break
             # The answer of a living agent tells more than that another one is down.
             failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
             definite = all(one.definite for one in failures)
@@ -202,8 +194,8 @@ class Cluster:
         """
         try:
             return await self._attempt(self.agents.urls[0], call)
-        except AttemptFailed as error:
-            raise _error(error.failure, 0, error.failure.definite) from error
+        except Failure as failure:
+            raise _error(failure, 0, failure.definite) from failure
 
     async def at_leader(self, topic: str, partition: int, call: Call, deposed_grace_ms: int) -> Answer:
         """Ask the partition's leader, or the one that follows it, until one answers or the configuration's
@@ -219,8 +211,8 @@ class Cluster:
             try:
                 attempt = self._leader_attempt(topic, partition, call, verdict.through_any)
                 return await self._unless_deposed(topic, partition, attempt, deposed_grace_ms)
-            except AttemptFailed as error:
-                failure = error.failure
+            except Failure as failed:
+                failure = failed
             if failure.code == "not-leader" and failure.leader_url is not None:
                 self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
             verdict = await self._wait(attempts, failure, policy, definite=failure.definite)
@@ -249,7 +241,7 @@ class Cluster:
             return None
         try:
             return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
-        except AttemptFailed:
+        except Failure:
             self._distances[url] = (float("inf"), now_ms())
             return None
 
@@ -262,13 +254,12 @@ class Cluster:
         return min(reached, key=lambda url: self._distances[url][0], default=None)
 
     async def _measure(self, url: str) -> None:
-        distance = float("inf")
         try:
             for _ in range(2):  # the first opens the connection
                 started = time.perf_counter()
                 await self._attempt(url, Call("GET", "/livez"))
                 distance = time.perf_counter() - started
-        except AttemptFailed:
+        except Failure:
             distance = float("inf")
         self._distances[url] = (distance, now_ms())
 
@@ -338,13 +329,9 @@ class Cluster:
         if through_any:
             return await self._attempt(self.agents.in_order()[0], call)
         if self.routes.topic(topic) is None:
-            raise AttemptFailed(
-                Failure("unknown-topic", f"there is no topic {topic!r}", False, definite=True)
-            )
+            raise Failure("unknown-topic", f"there is no topic {topic!r}", False, definite=True)
         if url is None:
-            raise AttemptFailed(
-                Failure("no-leader", f"{topic}/{partition} has no leader", True, definite=True)
-            )
+            raise Failure("no-leader", f"{topic}/{partition} has no leader", True, definite=True)
         return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
 
     async def _unless_deposed(
@@ -360,7 +347,7 @@ class Cluster:
                 if asked is not None and led_by not in (None, asked):
                     self.agents.failed(asked)
                     detail = f"{asked} does not answer, {led_by} leads now"
-                    raise AttemptFailed(Failure(routes.CONNECTION_LOST, detail, True, definite=False))
+                    raise Failure(routes.CONNECTION_LOST, detail, True, definite=False)
                 look = self._looks.get(topic)
                 if look is None or look.done():
                     look = self._looks[topic] = asyncio.ensure_future(self._look_elsewhere(topic, asked))
@@ -378,7 +365,7 @@ class Cluster:
                 continue
             try:
                 self._learn(topic, await self._attempt(url, call))
-            except (AttemptFailed, ShoalError):
+            except (Failure, ShoalError):
                 continue
             return
 
@@ -395,15 +382,13 @@ class Cluster:
         except (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.agents.failed(url)
             detail = f"{url} cannot be reached: {_reason(error)}"
-            raise AttemptFailed(Failure(routes.UNREACHABLE, detail, True, definite=True)) from error
+            raise Failure(routes.UNREACHABLE, detail, True, definite=True) from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise AttemptFailed(
-                Failure(routes.UNREACHABLE, f"{url} is no URL", False, definite=True)
-            ) from error
+            raise Failure(routes.UNREACHABLE, f"{url} is no URL", False, definite=True) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.agents.failed(url)
             detail = f"{url} broke off: {_reason(error)}"
-            raise AttemptFailed(Failure(routes.CONNECTION_LOST, detail, True, definite=False)) from error
+            raise Failure(routes.CONNECTION_LOST, detail, True, definite=False) from error
         self.agents.answered(url)
         self._answered = True
         return answer
@@ -454,7 +439,7 @@ def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -
     if status < 300:
         return Answer(status, headers, body)
     problem = routes.json_object(body)
-    raise AttemptFailed(routes.failure_from_problem(status, problem, headers.get("Retry-After")))
+    raise routes.failure_from_problem(status, problem, headers.get("Retry-After"))
 
 
 def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:

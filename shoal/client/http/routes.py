@@ -63,9 +63,10 @@ class TopicRoutes:
         return self._by_number.get(partition)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One attempt that failed: its code, whether it may have happened, and the agent's words."""
+@dataclass(eq=False)
+class Failure(Exception):
+    """One attempt that failed: its code, whether it may have happened, and the agent's words. Raised by
+    an attempt and judged by the loop around it; it never leaves requests.py."""
 
     code: str
     detail: str
@@ -142,33 +143,23 @@ class RouteTable:
 
     def learn_leader(self, topic: str, partition: int, url: str, term: int) -> bool:
         """Take in the hint of a 421; False when something newer or the same was known."""
-        routes = self._topics.get(topic)
-        known = routes.get(partition) if routes else None
-        if (
-            routes is None
-            or known is None
-            or term < known.term
-            or (known.leader_url == url and term == known.term)
-        ):
+        known = self.route(topic, partition)
+        if known is None or term < known.term or (known.leader_url == url and term == known.term):
             return False
-        fresh = known._replace(leader_url=url, term=term)
-        self._topics[topic] = TopicRoutes(
-            routes.topic_id,
-            tuple(self._newer(known, fresh) if route is known else route for route in routes.partitions),
-        )
+        led = self._newer(known, known._replace(leader_url=url, term=term))
+        routes = self._topics[topic]
+        partitions = tuple(led if route is known else route for route in routes.partitions)
+        self._topics[topic] = TopicRoutes(routes.topic_id, partitions)
         return True
 
     def _merged(self, known: TopicRoutes, fresh: TopicRoutes) -> TopicRoutes:
         if known.topic_id != fresh.topic_id:
             return fresh  # deleted and made again: its terms begin anew
-        before = {route.partition: route for route in known.partitions}
-        return TopicRoutes(
-            fresh.topic_id,
-            tuple(
-                self._newer(before[route.partition], route) if route.partition in before else route
-                for route in fresh.partitions
-            ),
+        partitions = tuple(
+            self._newer(before, route) if (before := known.get(route.partition)) else route
+            for route in fresh.partitions
         )
+        return TopicRoutes(fresh.topic_id, partitions)
 
     def _newer(self, known: PartitionRoute, fresh: PartitionRoute) -> PartitionRoute:
         if fresh.term < known.term or (fresh.term == known.term and fresh.leader_url is None):
@@ -184,18 +175,14 @@ def _topic_routes(entry: Mapping[str, Any]) -> TopicRoutes:
         if partition.get("successors"):
             continue  # sealed: its range belongs to its successors
         low, high = partition["hash_range"]
-        leader_url = partition.get("leader_url")
+        urls = [replica["url"] for replica in partition.get("replicas", ()) if replica.get("url")]
         routes.append(
             PartitionRoute(
                 int(partition["partition"]),
                 HashRange(int(low), int(high)),
-                leader_url.rstrip("/") if leader_url else None,
+                (partition.get("leader_url") or "").rstrip("/") or None,
                 int(partition.get("term") or 0),
-                tuple(
-                    replica["url"].rstrip("/")
-                    for replica in partition.get("replicas", ())
-                    if replica.get("url")
-                ),
+                tuple(url.rstrip("/") for url in urls),
             )
         )
     return TopicRoutes(str(entry.get("id", "")), tuple(sorted(routes)))

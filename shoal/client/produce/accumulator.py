@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -114,12 +114,13 @@ class Chunk:
         header_column = pa.nulls(rows, headers)
         if self.extras:
             moments = [self.begun_us] * rows
-            heads: list[Headers | None] = [None] * rows
+            heads: list[list[dict[str, Any]] | None] = [None] * rows
             for row, (pairs, moment_us, _) in self.extras.items():
-                heads[row] = pairs
+                if pairs is not None:
+                    heads[row] = [{"key": name, "value": content} for name, content in pairs]
                 if moment_us is not None:
                     moments[row] = moment_us
-            times, header_column = pa.array(moments, pa.int64()), _header_column(heads)
+            times, header_column = pa.array(moments, pa.int64()), pa.array(heads, headers)
         known = self.keys
         keyless = known.count(None) == len(known)
         if not keyless and len(known) < rows:
@@ -153,13 +154,6 @@ class LoneRecord:
     duplicate: bool = False
     chunk: Chunk | None = None
     """Made when the record is handed over to the ordinary way."""
-
-
-def _header_column(heads: Sequence[Headers | None]) -> pa.Array:
-    rows = [
-        None if head is None else [{"key": name, "value": value} for name, value in head] for head in heads
-    ]
-    return pa.array(rows, DEFAULT_SCHEMA.field("headers").type)
 
 
 class Gatherer:

@@ -260,7 +260,6 @@ def split(batch: Rows, config: BatchingConfig) -> Iterator[Rows]:
         yield batch
 
 
-@dataclass(slots=True)
 class Pacer:
     """Spreads records over time: at most `rate_per_second`, in gulps of at most `burst_ms`.
 
@@ -268,20 +267,13 @@ class Pacer:
     scheduler, too little for a stalled producer to flood its cluster afterwards.
     """
 
-    rate_per_second: float
-    started_ms: float
-    burst_ms: int = 50
-    _allowance: float = 0.0
-    _updated_ms: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.rate_per_second <= 0:
+    def __init__(self, rate_per_second: float, started_ms: float, burst_ms: int = 50) -> None:
+        if rate_per_second <= 0:
             raise ValueError("the rate must be positive")
-        self._updated_ms = self.started_ms
-
-    @property
-    def burst_rows(self) -> int:
-        return max(1, int(self.rate_per_second * self.burst_ms / 1_000))
+        self.rate_per_second = rate_per_second
+        self.burst_rows = max(1, int(rate_per_second * burst_ms / 1_000))
+        self._allowance = 0.0
+        self._updated_ms = started_ms
 
     def take(self, wanted: int, now_ms: float) -> int:
         """How many of `wanted` records may go now; they count as gone. Whole gulps or none: a caller that

@@ -198,7 +198,9 @@ class LonePath:
                 lone.base_offset = found[0]  # last: from now on it is acknowledged
         if lone.base_offset is None:
             if lone.request:
-                self._pause(lone.url)
+                if len(self._paused_until) >= _HEADS_MAX:
+                    self._paused_until.clear()
+                self._paused_until[lone.url] = time.monotonic() + PAUSE_SECONDS
             self.hand_over(lone)
             return None
         if self._end(lone):
@@ -242,11 +244,6 @@ class LonePath:
             return self._gatherer.end_lone(lone, self._account)
         except RuntimeError:  # the event loop that would hear of it has ended
             return True
-
-    def _pause(self, url: str) -> None:
-        if len(self._paused_until) >= _HEADS_MAX:
-            self._paused_until.clear()
-        self._paused_until[url] = time.monotonic() + PAUSE_SECONDS
 
 
 def _encoded(text: str) -> bytes | str:
