@@ -89,7 +89,8 @@ def mend(agents: Any, victim: Any, topic_id: str, everything: list[int]) -> None
     wait_until(lambda: numbers_at(victim.url, TOPIC, end[0]) == end, "its end is mended")
     wait_until(lambda: numbers_at(victim.url, TOPIC, 0) == everything, "what a read meets is mended")
     assert damaged(victim.url) == []
-    assert "damage repaired" in pathlib.Path(victim.log).read_text()
+    said = pathlib.Path(victim.log)
+    wait_until(lambda: "damage repaired" in said.read_text(), "its log says so")
 
 
 def destroy(agents: Any, *victims: Any) -> None:

@@ -155,11 +155,11 @@ async def test_an_older_process_gives_way_on_its_node(
     one.name = "two"
     try:
         await one.attach()
-        await eventually(lambda: "speaks for two now" in caplog.text, "the older one says so")
+        await eventually(lambda: "serves agent two now" in caplog.text, "the older one says so")
         older.set_tags({"role": "stubborn"})
         await asyncio.sleep(0.5)
         assert one.tags_of("two")["role"] == "one"
-        assert caplog.text.count("speaks for two now") == 1
+        assert caplog.text.count("serves agent two now") == 1
     finally:
         await older.stop()
 

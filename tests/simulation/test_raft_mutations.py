@@ -83,8 +83,11 @@ def commit_old_terms_by_counting(patch: pytest.MonkeyPatch) -> None:
 
     def advance_commit(self: Leader, now_ms: int) -> None:
         state = self._state
-        index = majority_value([self._synced_at(voter) for voter in state.configuration.voters])
-        state.commit_to(LogIndex(index))
+        synced = [
+            state.log.stable_index if voter == state.replica_id else self.progress[voter].match_index
+            for voter in state.configuration.voters
+        ]
+        state.commit_to(LogIndex(majority_value(synced)))
 
     patch.setattr(Leader, "advance_commit", advance_commit)
 
@@ -130,13 +133,15 @@ def compare_logs_by_length(patch: pytest.MonkeyPatch) -> None:
 
 def count_own_copy_unsynced(patch: pytest.MonkeyPatch) -> None:
     """The leader takes its own entries for durable as soon as it has them."""
-    proper = Leader._synced_at
 
-    def synced_at(self: Leader, voter: object) -> int:
-        own = voter == self._state.replica_id
-        return self._state.log.last_index if own else proper(self, voter)  # type: ignore[arg-type]
+    def advance_commit(self: Leader, now_ms: int) -> None:
+        log = self._state.log
+        stable_index, log.stable_index = log.stable_index, log.last_index
+        proper(self, now_ms)
+        log.stable_index = stable_index
 
-    patch.setattr(Leader, "_synced_at", synced_at)
+    proper = Leader.advance_commit
+    patch.setattr(Leader, "advance_commit", advance_commit)
 
 
 def half_is_a_majority(patch: pytest.MonkeyPatch) -> None:
