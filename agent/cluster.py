@@ -26,9 +26,8 @@ from shoal.agent.placement.lost_replicas import Losses
 from shoal.agent.placement.rebalancer import Mover
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.intervals import repeat
-from shoal.agent.routing.claims import claim_of
 from shoal.agent.routing.exchange import RouteExchange
-from shoal.agent.routing.table import Claim
+from shoal.agent.routing.table import Claim, claim_of
 from shoal.agent.service.cluster_view import Joined
 from shoal.agent.topics.births import BirthTelling
 from shoal.agent.topics.catalog_founders import birth_from_log

@@ -307,12 +307,6 @@ class RouteExchange:
         if peer in self._behind:
             self._pull_now.set()
 
-    def _ask_again(self, peer: str) -> None:
-        """A peer that has just joined is not linked yet; the next look() would come a second later."""
-        if peer in self._peers.live_peers():
-            self._behind.add(peer)
-            asyncio.get_running_loop().call_later(RETRY_S, self._pull_now.set)
-
     async def _pull(self, peer: str) -> None:
         before = self.table.version
         try:
@@ -327,6 +321,9 @@ class RouteExchange:
                     break
         except (PeerUnavailable, PeerRequestFailed, RouteError) as error:
             logger.debug("cannot ask %s which partitions it leads: %s", agent_name(peer), error)
-            self._ask_again(peer)
+            # A peer that has just joined is not linked yet; the next look() would come a second later.
+            if peer in self._peers.live_peers():
+                self._behind.add(peer)
+                asyncio.get_running_loop().call_later(RETRY_S, self._pull_now.set)
         if self.table.version != before:
             self._watch.changed()

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.partition.status import ReplicaStatus
+from shoal.replication.roles.transitions import Role
 
 MAX_CLAIMS_PER_DELTA = 2_000  # about half a megabyte; a longer difference comes in several answers
 MAX_DELTA_BYTES = 4 << 20
@@ -46,18 +49,23 @@ class Claim:
         return other is not None and _placement(self) == _placement(other)
 
 
-def _placement(claim: Claim) -> tuple[object, ...]:
-    """Written out: asked twice for each change of a replica, in 0.2 us where a comparison by
-    dataclasses.replace takes 3."""
-    return (
-        claim.group,
-        claim.role,
-        claim.term,
-        claim.configuration_index,
-        claim.leader,
-        claim.voters,
-        claim.learners,
-    )
+_numbers = attrgetter("log_start_offset", "high_watermark", "log_end_offset", "size_bytes")
+_placement = attrgetter("group", "role", "term", "configuration_index", "leader", "voters", "learners")
+
+
+def claim_of(agent_id: str, status: ReplicaStatus) -> Claim | None:
+    """None for a replica that is lost: it holds nothing that anybody should come for.
+
+    A candidate is a follower that knows no leader: an election is nobody's business but the replicas'.
+    """
+    if status.configuration is None:
+        return None
+    voters, learners = status.configuration.voting_agents, status.configuration.learning_agents
+    role = "learner" if agent_id in learners else "follower"
+    if status.role is Role.LEADER:
+        role = "leader"
+    index, leader = status.configuration.index, status.leader_agent_id
+    return Claim(status.group, role, status.term, index, leader, voters, learners, *_numbers(status))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,11 @@ class OwnClaims:
             return False
         self._record(group, None, placement_changed=True)
         if self._removed > 2 * self.MAX_REMOVED:
-            self._forget_old_removals()
+            removed = [held for held, (_, claim) in self._claims.items() if claim is None]
+            for old in removed[: -self.MAX_REMOVED]:
+                del self._claims[old]
+            self._removed = self.MAX_REMOVED
+            self._generation += 1
         return True
 
     def _record(self, group: GroupId, claim: Claim | None, placement_changed: bool) -> None:
@@ -133,13 +145,6 @@ class OwnClaims:
         was_removed = group in self._claims and self._claims.pop(group)[1] is None
         self._removed += (claim is None) - was_removed
         self._claims[group] = (self.counter, claim)
-
-    def _forget_old_removals(self) -> None:
-        removed = [group for group, (_, claim) in self._claims.items() if claim is None]
-        for group in removed[: -self.MAX_REMOVED]:
-            del self._claims[group]
-        self._removed = self.MAX_REMOVED
-        self._generation += 1
 
     def delta(self, run: str, after: int, limit: int = MAX_CLAIMS_PER_DELTA) -> Delta:
         """What changed after number `after` of that run; from the start if the peer knows another run."""
@@ -164,20 +169,6 @@ class _Known:
     upto: int
     placement_version: int
     claims: dict[GroupId, Claim]
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """The newest claim about who leads a group, and the configuration that goes with it."""
-
-    agent_id: str | None
-    term: int
-    voters: tuple[str, ...]
-    learners: tuple[str, ...]
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    size_bytes: int
 
 
 class RouteTable:
@@ -288,51 +279,31 @@ class RouteTable:
         """Agent id -> its claim, for every agent that holds the group."""
         return {agent: self._agents[agent].claims[group] for agent in sorted(self._holders.get(group, ()))}
 
-    def leadership(self, group: GroupId, is_live: Callable[[str], bool]) -> Leadership | None:
-        """The newest claim decides; a leader that is not live is no leader. None: nobody claims anything.
+    def leadership(self, group: GroupId, is_live: Callable[[str], bool]) -> Claim | None:
+        """The newest claim, whose `leader` is None when nobody leads. None: nobody claims anything.
 
         Claims are ordered by (term, configuration index), a leader's own claim first among equals: at most
-        one leader exists per term, so equal claims agree. About itself an agent knows best: others that
-        were not heard since may still name one that has stepped down.
+        one leader exists per term, so equal claims agree. A leader that is not live is no leader. About
+        itself an agent knows best: others that were not heard since may still name one that has stepped down.
         """
-        best: Claim | None = None
-        best_key = (-1, -1, False, -1)
         claims = self.claims_about(group)
-        for claim in claims.values():
-            key = (claim.term, claim.configuration_index, claim.role == "leader", claim.high_watermark)
-            if claim.leader is not None and key > best_key:
-                best, best_key = claim, key
-        if best is None:
-            return self._leaderless(group)
-        leader = best.leader
-        if leader is not None and (not is_live(leader) or _has_stepped_down(claims.get(leader), best.term)):
-            leader = None
-        return _leadership(best, leader)
-
-    def _leaderless(self, group: GroupId) -> Leadership | None:
-        claims = self.claims_about(group).values()
-        if not claims:
-            return None
-        return _leadership(
-            max(claims, key=lambda claim: (claim.configuration_index, claim.high_watermark)), None
+        led = [claim for claim in claims.values() if claim.leader is not None]
+        if not led:
+            order = attrgetter("configuration_index", "high_watermark")
+            return max(claims.values(), key=order, default=None)
+        best = max(
+            led,
+            key=lambda claim: (
+                claim.term,
+                claim.configuration_index,
+                claim.role == "leader",
+                claim.high_watermark,
+            ),
         )
-
-
-def _has_stepped_down(own: Claim | None, term: int) -> bool:
-    return own is not None and own.role != "leader" and own.term >= term
-
-
-def _leadership(claim: Claim, leader: str | None) -> Leadership:
-    return Leadership(
-        agent_id=leader,
-        term=claim.term,
-        voters=claim.voters,
-        learners=claim.learners,
-        log_start_offset=claim.log_start_offset,
-        high_watermark=claim.high_watermark,
-        log_end_offset=claim.log_end_offset,
-        size_bytes=claim.size_bytes,
-    )
+        assert best.leader is not None
+        own = claims.get(best.leader)
+        has_stepped_down = own is not None and own.role != "leader" and own.term >= best.term
+        return best if is_live(best.leader) and not has_stepped_down else replace(best, leader=None)
 
 
 # ---- deltas as bytes -----------------------------------------------------------------------------
@@ -391,19 +362,8 @@ def _change_document(group: GroupId, claim: Claim | None) -> list[Any]:
     key: list[Any] = [group.topic_id.hex(), group.partition]
     if claim is None:
         return key
-    return [
-        *key,
-        ROLES.index(claim.role),
-        claim.term,
-        claim.configuration_index,
-        claim.leader,
-        list(claim.voters),
-        list(claim.learners),
-        claim.log_start_offset,
-        claim.high_watermark,
-        claim.log_end_offset,
-        claim.size_bytes,
-    ]
+    _, role, *placement = _placement(claim)
+    return [*key, ROLES.index(role), *placement, *_numbers(claim)]
 
 
 def _change_from(item: Any) -> tuple[GroupId, Claim | None]:
@@ -416,21 +376,17 @@ def _change_from(item: Any) -> tuple[GroupId, Claim | None]:
     if len(item) == 2:
         return group, None
     role, term, configuration_index, leader, voters, learners, *numbers = item[2:]
-    start, watermark, end, size = (_natural(number) for number in numbers)
     if _natural(role) >= len(ROLES):
         raise ValueError("an unknown role")
     return group, Claim(
-        group=group,
-        role=ROLES[role],
-        term=_natural(term),
-        configuration_index=_natural(configuration_index),
-        leader=None if leader is None else _text(leader),
-        voters=_names(voters),
-        learners=_names(learners),
-        log_start_offset=start,
-        high_watermark=watermark,
-        log_end_offset=end,
-        size_bytes=size,
+        group,
+        ROLES[role],
+        _natural(term),
+        _natural(configuration_index),
+        None if leader is None else _text(leader),
+        _names(voters),
+        _names(learners),
+        *map(_natural, numbers),
     )
 
 

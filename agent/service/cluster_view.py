@@ -23,7 +23,7 @@ from shoal.agent.members.roster import Roster
 from shoal.agent.partition.status import ReplicaStatus
 from shoal.agent.process.clock import Clock
 from shoal.agent.routing.exchange import RouteExchange
-from shoal.agent.routing.table import Leadership, RouteTable
+from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.service import documents
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.catalog_service import CatalogService
@@ -158,14 +158,14 @@ class ClusterView:
 
     # ---- leaders ---------------------------------------------------------------------------------
 
-    def _leadership(self, group: GroupId) -> Leadership | None:
+    def _leadership(self, group: GroupId) -> Claim | None:
         return self._cluster.table.leadership(group, self._roster.is_live)
 
     def _leader_of(self, group: GroupId) -> Leader | None:
         leadership = self._leadership(group)
-        if leadership is None or leadership.agent_id is None:
+        if leadership is None or leadership.leader is None:
             return None
-        agent_id = leadership.agent_id
+        agent_id = leadership.leader
         url = self.url if agent_id == self.agent_id else self._roster.urls().get(agent_id)
         if url is None:
             return None

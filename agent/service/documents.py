@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.members.tags import TAG_DOMAIN, TAG_DRAINED, TAG_NAME, is_ours, is_shoal
-from shoal.agent.routing.table import Claim, Leadership, RouteTable
+from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.kept import Kept
 from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
@@ -36,7 +36,7 @@ class Overview:
     urls: Mapping[str, str]
     agents: int
 
-    def leadership(self, entry: TopicEntry, partition: int) -> Leadership | None:
+    def leadership(self, entry: TopicEntry, partition: int) -> Claim | None:
         """Of a partition; None before any claim was heard."""
         return self.routes.leadership(GroupId(entry.topic_id, partition), self.is_live)
 
@@ -98,7 +98,7 @@ def _role_now(view: Overview, claim: Claim, agent_id: str) -> str:
     if claim.role != "leader":
         return claim.role
     leadership = view.routes.leadership(claim.group, view.is_live)
-    return "leader" if leadership is not None and leadership.agent_id == agent_id else "follower"
+    return "leader" if leadership is not None and leadership.leader == agent_id else "follower"
 
 
 def catalog_document(birth: Sequence[str], catalog: Catalog) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def partition_document(view: Overview, entry: TopicEntry, partition: int) -> dic
     """
     birth = entry.partitions[partition]
     leadership = view.leadership(entry, partition)
-    leader = None if leadership is None else leadership.agent_id
+    leader = None if leadership is None else leadership.leader
     return {
         "partition": partition,
         "hash_range": [birth.hash_range.low, birth.hash_range.high],
@@ -167,13 +167,13 @@ def partition_document(view: Overview, entry: TopicEntry, partition: int) -> dic
 
 
 def _replicas(
-    birth_voters: Sequence[str], leadership: Leadership | None, urls: Mapping[str, str]
+    birth_voters: Sequence[str], leadership: Claim | None, urls: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     voters: Sequence[str] = birth_voters
     learners: Sequence[str] = ()
     leader = None
     if leadership is not None:
-        voters, learners, leader = leadership.voters, leadership.learners, leadership.agent_id
+        voters, learners, leader = leadership.voters, leadership.learners, leadership.leader
     roles = [(agent, "leader" if agent == leader else "follower") for agent in voters]
     roles += [(agent, "learner") for agent in learners]
     return [{"id": agent, "url": urls.get(agent), "role": role} for agent, role in roles]

@@ -131,7 +131,7 @@ class EventSources:
             self._unnamed.add(group)  # claims travel faster than the catalog
             return
         topic = name if name is not None else self._groups[group].topic
-        now = Told(topic, leadership.agent_id, leadership.term, leadership.voters, tuple(leadership.learners))
+        now = Told(topic, leadership.leader, leadership.term, leadership.voters, tuple(leadership.learners))
         self._groups[group] = now
         self._news.partition(_where(group, now), self._view(now, is_deleted=name is None), self._now_ms())
         self._tell(group, now, before)

@@ -181,7 +181,7 @@ class RouteCluster:
         """Whether that agent would send a client to the leader there is."""
         known = agent.exchange.table.leadership(group, lambda _: True)
         leader, term = self.leaders[group]
-        return known is not None and known.agent_id == leader and known.term == term
+        return known is not None and known.leader == leader and known.term == term
 
     async def run(self, work: Any) -> None:
         """The work, while gossip and exchanges go on."""

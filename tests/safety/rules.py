@@ -37,8 +37,8 @@ FAULTS: tuple[Fault, ...] = (
         1,
         "of two claims of a term the one with the older configuration counts",
         "agent/routing/table.py",
-        "            max(claims, key=lambda claim: (claim.configuration_index, claim.high_watermark)), None\n",
-        "            max(claims, key=lambda claim: (claim.high_watermark, claim.configuration_index)), None\n",
+        '            order = attrgetter("configuration_index", "high_watermark")\n',
+        '            order = attrgetter("high_watermark", "configuration_index")\n',
         (A + "routing/test_table.py::test_of_followers_claims_the_newer_configuration_decides_too",),
     ),
     Fault(

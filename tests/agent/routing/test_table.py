@@ -77,7 +77,7 @@ def test_the_newest_claim_decides(
     routes = table(**{agent: claim(agent, *words) for agent, words in said.items()})
     found = routes.leadership(GROUP, always)
     assert found is not None
-    assert (found.agent_id, found.term) == (leader, term)
+    assert (found.leader, found.term) == (leader, term)
 
 
 def test_within_a_term_the_newer_configuration_decides() -> None:
@@ -98,7 +98,7 @@ def test_of_followers_claims_the_newer_configuration_decides_too(leader: str | N
     for routes in (table(b=old, c=new), table(c=new, b=old)):
         found = routes.leadership(GROUP, always)
         assert found is not None
-        assert (found.agent_id, found.voters) == (leader, ("a", "c"))
+        assert (found.leader, found.voters) == (leader, ("a", "c"))
 
 
 def test_a_dead_leader_is_no_leader() -> None:
@@ -106,7 +106,7 @@ def test_a_dead_leader_is_no_leader() -> None:
     routes = table(a=claim("a", "leader", 3, "a"), b=claim("b", "follower", 3, "a"))
     found = routes.leadership(GROUP, lambda agent: agent != "a")
     assert found is not None
-    assert found.agent_id is None
+    assert found.leader is None
     assert RouteTable().leadership(GROUP, always) is None
 
 
