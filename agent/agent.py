@@ -28,7 +28,7 @@ from shoal.agent.process.ports import PortError
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
 from shoal.agent.process.supervisor import run_cores
 from shoal.agent.service.broker import Broker
-from shoal.membership.interface import KeyedGossip
+from shoal.membership.interface import Gossip
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -104,7 +104,7 @@ class Agent:
         return self._reached("node", self.node).roster
 
     @property
-    def membership(self) -> KeyedGossip:
+    def membership(self) -> Gossip:
         """Its gossip."""
         return self._reached("pool", self.pool).membership
 

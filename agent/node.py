@@ -42,7 +42,7 @@ from shoal.agent.process.signals import open_files
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
-from shoal.membership.interface import KeyedGossip, MemberEvent
+from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
 
 logger = logging.getLogger("shoal.agent")
@@ -88,7 +88,7 @@ class Node:
 class Pool:
     """A node in the gossip pool. `identity`: with both ports of this run."""
 
-    membership: KeyedGossip
+    membership: Gossip
     identity: AgentIdentity
     meeting: Meeting
 
@@ -249,7 +249,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     return Pool(membership, identity, await _start_meeting(node, membership, parts))
 
 
-async def _start_meeting(node: Node, membership: KeyedGossip, parts: AsyncExitStack) -> Meeting:
+async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) -> Meeting:
     directory, config = node.directory, node.config
 
     async def remember(snapshot: Snapshot) -> None:

@@ -88,8 +88,6 @@ class GossipConfig:
 
     packet_bytes: int = 1400
     """Budget of one UDP packet: below the usual path MTU, for a fragment lost is all lost."""
-    compress_packets: bool = False
-    """Small packets gain little from LZW and Python pays for it; streams are always compressed."""
     max_members: int = 4096
     """Names remembered at most: a flood of invented members must not grow memory."""
 

@@ -1,7 +1,7 @@
 """What the agent wants of gossip, whoever does it: our own SWIM, or a Serf agent that already runs.
 
-Law of this file: values and one Protocol; no implementation. `gossip.Membership` and
-`serf_membership.SerfMembership` fulfil it, and one conformance suite holds for both.
+Law of this file: values and the Protocols; no implementation. `net/gossip.py` and
+`serf_agent/membership.py` fulfil it, and one conformance suite holds for both.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from shoal.membership.serf.keys import KeyReport
 from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf.snapshot import Clocks
+from shoal.membership.wire.serf import UserEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,8 @@ class MemberEvent(NamedTuple):
     member: Member
 
 
-class PoolEvent(NamedTuple):
-    """A user event of the pool: `ltime` orders those of one name; several may share one."""
-
-    ltime: int
-    name: str
-    payload: bytes
+PoolEvent = UserEvent
+"""A user event of the pool: `ltime` orders those of one name; several may share one."""
 
 
 class PoolQuery(NamedTuple):
@@ -72,7 +69,28 @@ class QueryError(OSError):
     """A query could not be asked: too long, too many under way, or nobody there to put it to."""
 
 
-class Gossip(Protocol):
+class KeyChange(Enum):
+    """What may be done to the keyrings of a pool."""
+
+    INSTALL = "install"
+    USE = "use"
+    REMOVE = "remove"
+
+
+class GossipKeys(Protocol):
+    """The keyrings of all members, this node's included: whom a query does not reach keeps what it has."""
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody known, this node included, by name."""
+
+    async def keys(self) -> KeyReport:
+        """Who holds what. Raises QueryError."""
+
+    async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
+        """Have every member do it. Raises QueryError; members that did not do it are in the report."""
+
+
+class Gossip(GossipKeys, Protocol):
     """This process as a member of a gossip pool."""
 
     @property
@@ -92,9 +110,6 @@ class Gossip(Protocol):
     @property
     def clocks(self) -> Clocks:
         """What a snapshot has to keep of Lamport's times; zeros where somebody else keeps them."""
-
-    def members(self) -> tuple[Member, ...]:
-        """Everybody known, this node included, by name."""
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Replace our tags. Raises ValueError above 512 encoded bytes."""
@@ -116,25 +131,3 @@ class Gossip(Protocol):
 
     async def stop(self) -> None:
         """Stop at once, without a word to the others. Idempotent."""
-
-
-class KeyChange(Enum):
-    """What may be done to the keyrings of a pool."""
-
-    INSTALL = "install"
-    USE = "use"
-    REMOVE = "remove"
-
-
-class GossipKeys(Protocol):
-    """The keyrings of all members, this node's included: whom a query does not reach keeps what it has."""
-
-    async def keys(self) -> KeyReport:
-        """Who holds what. Raises QueryError."""
-
-    async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
-        """Have every member do it. Raises QueryError; members that did not do it are in the report."""
-
-
-class KeyedGossip(Gossip, GossipKeys, Protocol):
-    """All of it, as the agent has it."""

@@ -110,7 +110,7 @@ ROOMS = {
     "membership/net": """membership/config membership/interface membership/serf membership/serf_agent
         membership/swim membership/wire""",
     "membership/serf_agent": "membership/interface membership/serf membership/wire",
-    "membership/interface": "membership/serf",
+    "membership/interface": "membership/serf membership/wire",
     "membership/serf": "membership/config membership/swim membership/wire",
     "membership/swim": "membership/config membership/wire",
     "membership/config": "membership/wire",

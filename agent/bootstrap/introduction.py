@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -25,8 +24,7 @@ class IntroductionError(Exception):
     """Nobody could say; the text says who was asked and what they answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+class Introduction(NamedTuple):
     """What one member says of itself and its cluster."""
 
     agent_id: str

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.agent.log_lines.names import agent_name
-from shoal.agent.members.peer import Peer
+from shoal.agent.members.tags import Peer
 
 SMALL_CATALOG_VOTERS = 3
 LARGE_CATALOG_VOTERS = 5  # from five members on; more voters would only slow the catalog down
@@ -36,24 +37,21 @@ class View:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Nothing may be done yet. `until_ms` None: only a change of the view can help."""
 
     reason: str
     until_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(NamedTuple):
     """Adopt this cluster id; any of `urls` can tell the birth of its catalog."""
 
     cluster_id: bytes
     urls: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Make a cluster; these agents are the birth voters of its catalog, ourselves among them."""
 
     voters: tuple[str, ...]

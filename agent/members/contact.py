@@ -121,7 +121,8 @@ class Meeting:
             if alone != was_alone:
                 was_alone, delay_ms = alone, RETRY_MS_MIN
             if alone:
-                if await self._contact(self._to_call()):
+                some = self._some(self._remembered, REMEMBERED_A_ROUND)
+                if await self._contact(list(dict.fromkeys([*self._seeds, *some]))):
                     delay_ms = RETRY_MS_MIN
                 await self._pause(delay_ms)
                 delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
@@ -158,9 +159,6 @@ class Meeting:
             step_ms = min(left_ms, RETRY_MS_MAX)
             await asyncio.sleep(step_ms / 1_000)
             left_ms -= step_ms
-
-    def _to_call(self) -> list[Address]:
-        return list(dict.fromkeys([*self._seeds, *self._some(self._remembered, REMEMBERED_A_ROUND)]))
 
     def _is_alone(self) -> bool:
         return not any(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -27,8 +26,7 @@ CONFLICT = "conflict"
 logger = logging.getLogger("shoal.agent")
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """One process that runs under an agent id. `run`: its boot nonce; `started_at`: RFC 3339, its clock."""
 
     agent_id: str

@@ -10,7 +10,7 @@ the old key is not heard by those who removed it. A failed member may come back,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.agent.members.tags import TAG_NAME
 from shoal.errors import ShoalError
@@ -26,16 +26,10 @@ from shoal.membership.wire.keyring import (
 NOT_SEALED = "(encryption not enabled)"  # the end of Serf's two messages that say so
 
 
-class SealedGossip(GossipKeys, Protocol):
-    """The part of gossip that is asked here."""
-
-    def members(self) -> tuple[Member, ...]: ...
-
-
 class KeyService:
     """`gossip` raises ShoalError not-ready until gossip has started."""
 
-    def __init__(self, gossip: Callable[[], SealedGossip]) -> None:
+    def __init__(self, gossip: Callable[[], GossipKeys]) -> None:
         self._gossip = gossip
 
     async def listing(self) -> dict[str, Any]:
@@ -59,7 +53,7 @@ class KeyService:
         self._raise_failures(f"{fingerprint(key)}: {change.value}", report, gossip.members())
         return self._document(await self._list(gossip), gossip.members())
 
-    async def _list(self, gossip: SealedGossip) -> KeyReport:
+    async def _list(self, gossip: GossipKeys) -> KeyReport:
         report = await _asked(gossip.keys())
         if report.failures and all(reason.endswith(NOT_SEALED) for reason in report.failures.values()):
             raise ShoalError(

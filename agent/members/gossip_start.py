@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.addresses import plain_address
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, AgentConfig
@@ -20,7 +20,7 @@ from shoal.agent.members.tags import TAG_URL, TAGS
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, listen
 from shoal.membership.config import GossipConfig
-from shoal.membership.interface import KeyedGossip, MemberEvent, PoolEvent
+from shoal.membership.interface import Gossip, MemberEvent, PoolEvent
 from shoal.membership.net.gossip import Membership
 from shoal.membership.net.mdns import LOOPBACK, Discovery
 from shoal.membership.serf.snapshot import Clocks
@@ -32,8 +32,7 @@ from shoal.membership.wire.keyring import Keyring
 logger = logging.getLogger("shoal.agent")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Who enters the pool, and with what. `kept_port` is the gossip port of the last run, 0 for none."""
 
     config: AgentConfig
@@ -47,12 +46,12 @@ class Entry:
     on_user_event: Callable[[PoolEvent], None]
 
 
-async def enter(entry: Entry) -> KeyedGossip:
+async def enter(entry: Entry) -> Gossip:
     """Raises PortError, StartError."""
     return await (_through_serf(entry) if entry.config.uses_serf else _by_itself(entry))
 
 
-async def _by_itself(entry: Entry) -> KeyedGossip:
+async def _by_itself(entry: Entry) -> Gossip:
     config = entry.config
     choice = PortChoice("--gossip-port", config.gossip_port, entry.kept_port or None, DEFAULT_GOSSIP_PORT)
 
@@ -92,7 +91,7 @@ async def _by_itself(entry: Entry) -> KeyedGossip:
     return membership
 
 
-async def _through_serf(entry: Entry) -> KeyedGossip:
+async def _through_serf(entry: Entry) -> Gossip:
     host, port = entry.config.serf_address
     settings = SerfSettings(
         name=entry.own.agent_id,
@@ -145,7 +144,7 @@ async def _look_for_occupant(membership: SerfMembership, own: Life) -> None:
         )
 
 
-async def start_discovery(gossip: KeyedGossip, config: AgentConfig, meeting: Meeting) -> Discovery | None:
+async def start_discovery(gossip: Gossip, config: AgentConfig, meeting: Meeting) -> Discovery | None:
     """mDNS: announce where our gossip listens, and hear of others. None, and said, where there is none."""
     discovery = Discovery(
         cluster=config.cluster,

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.addresses import plain_address
 from shoal.agent.durable.catalog_version import CatalogVersion, version_from_text
 from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.members.peer import Peer
 from shoal.agent.members.tags import (
     LIVE,
     TAG_BOOT_NONCE,
@@ -32,12 +31,13 @@ from shoal.agent.members.tags import (
     TAG_URL,
     TAG_VERSION,
     TAG_WEIGHT,
+    Peer,
     is_ours,
     is_shoal,
 )
 from shoal.agent.peers.links import Links
 from shoal.errors import ShoalError
-from shoal.membership.interface import KeyedGossip, Member, PoolEvent
+from shoal.membership.interface import Gossip, Member, PoolEvent
 from shoal.replication.placement.assignment import Candidate
 
 PLACEMENT_EVENT = "shoal-placement"
@@ -48,8 +48,7 @@ TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change i
 logger = logging.getLogger("shoal.agent")
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(NamedTuple):
     """Another cluster met under our name."""
 
     cluster_id: bytes
@@ -66,7 +65,7 @@ class Roster:
         self.cluster_id: bytes | None = None
         self._links = links
         self._watch = watch
-        self._membership: KeyedGossip | None = None
+        self._membership: Gossip | None = None
         self._tags: dict[str, str] = {}
         self._tags_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -83,13 +82,13 @@ class Roster:
         """Called after every change of the member list or of a tag, once per loop turn."""
         self._listeners.append(listener)
 
-    def attach(self, membership: KeyedGossip, tags: dict[str, str]) -> None:
+    def attach(self, membership: Gossip, tags: dict[str, str]) -> None:
         """Membership has started with these tags."""
         self._membership = membership
         self._tags = tags
         self.changed()
 
-    def gossip(self) -> KeyedGossip:
+    def gossip(self) -> Gossip:
         """Raises ShoalError not-ready while there is none."""
         if self._membership is None:
             raise ShoalError("not-ready", "gossip has not started yet")
@@ -316,12 +315,12 @@ class Roster:
             member.status == "alive"
             and is_shoal(member)
             and member.tags[TAG_CLUSTER] == self.cluster
-            and (not member.tags.get(TAG_CLUSTER_ID) or self._is_unmet(member, met))
+            and (
+                not member.tags.get(TAG_CLUSTER_ID)
+                or (cluster_id_of(member) == self.cluster_id and member.name not in met)
+            )
             for member in self._members
         )
-
-    def _is_unmet(self, member: Member, met: frozenset[str]) -> bool:
-        return cluster_id_of(member) == self.cluster_id and member.name not in met
 
     def catalog_versions(self) -> dict[str, CatalogVersion]:
         """What live peers gossip; a tag that is no version counts as the lowest."""

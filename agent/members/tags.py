@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shoal.addresses import host_of, plain_address
 from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
 from shoal.client.http.discovery import TAG_URL as TAG_URL
@@ -34,6 +36,14 @@ TAGS = frozenset(
         TAG_TOPICS,
     )
 )
+
+
+class Peer(NamedTuple):
+    """One live member of our cluster name, as gossip shows it. `cluster_id` None: still empty."""
+
+    agent_id: str
+    cluster_id: bytes | None
+    url: str
 
 
 def is_shoal(member: Member) -> bool:

@@ -1,6 +1,6 @@
 """One connection between two agents: upgrade, greeting, frames.
 
-Law of this file: it owns one transport, and tells its owner `opened`, `frame` and `lost`, in that order. Who
+Law of this file: it owns one transport, and tells the links `opened`, `frame` and `lost`, in that order. Who
 is dialled, what is sent, and what silence means is links.py's business. Before both greetings are checked no
 frame is given out and none may be longer than a greeting (safety 24).
 """
@@ -8,8 +8,7 @@ frame is given out and none may be longer than a greeting (safety 24).
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -30,6 +29,9 @@ from shoal.agent.peers.frames import (
     frame_head,
 )
 
+if TYPE_CHECKING:
+    from shoal.agent.peers.links import Links
+
 MAX_UPGRADE_BYTES = 4_096
 """The answer to an upgrade is a status line and a few headers."""
 OUTBOX_BYTES = {LinkKind.CONTROL: 4 * 2**20, LinkKind.BULK: 32 * 2**20}
@@ -46,35 +48,10 @@ class Refused(Exception):
     """The peer, or this agent, does not want the connection: the text says why."""
 
 
-class Owner(Protocol):
-    """Who a connection reports to."""
-
-    def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
-        """What to say to this peer."""
-
-    def check(self, hello: Hello, connection: "PeerConnection") -> bool:
-        """Whether this peer may be connected now, or perhaps later. Raises Refused when it must not be."""
-
-    def hold_unfinished(self, difference_bytes: int) -> None:
-        """So much more, or less, is held of a frame that is not complete. Raises PeerWireError."""
-
-    def opened(self, connection: "PeerConnection", hello: Hello) -> None:
-        """Both greetings hold."""
-
-    def frame(self, connection: "PeerConnection", frame: RawFrame) -> None:
-        """A frame of an open connection. Raises PeerWireError when its payload is none."""
-
-    around_input: AbstractContextManager[None]
-    """Entered while frames are handed out."""
-
-    def lost(self, connection: "PeerConnection") -> None:
-        """An open connection is gone; called once."""
-
-
 class PeerConnection(asyncio.Protocol):
     """`dialled`: the kind and the peer's id where this side opened the connection, None where it accepted."""
 
-    def __init__(self, owner: Owner, dialled: tuple[LinkKind, str, str] | None) -> None:
+    def __init__(self, owner: "Links", dialled: tuple[LinkKind, str, str] | None) -> None:
         loop = asyncio.get_running_loop()
         self._owner = owner
         self._dialled = dialled

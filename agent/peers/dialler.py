@@ -10,12 +10,17 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shoal.addresses import host_of
-from shoal.agent.peers.connection import Owner, PeerConnection, Refused
+from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.frames import LinkKind
 from shoal.agent.peers.linked_peer import LinkConfig, LinkedPeer
+from shoal.agent.process.intervals import is_set_within
+
+if TYPE_CHECKING:
+    from shoal.agent.peers.links import Links
 
 MAX_DIALLING_NEWCOMERS = 128
 """Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
@@ -31,7 +36,7 @@ class Dialler:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: Links,
         config: LinkConfig,
         rng: random.Random,
         gone: Callable[[LinkedPeer], None],
@@ -67,11 +72,7 @@ class Dialler:
         if peer.lives.is_set():
             await asyncio.sleep(pause_s)
             return False
-        try:
-            async with asyncio.timeout(pause_s):
-                return await peer.lives.wait()
-        except TimeoutError:
-            return False
+        return await is_set_within(peer.lives, pause_s)
 
     async def dial(self, peer: LinkedPeer, kind: LinkKind) -> bool:
         """True when it was open once; returns when it is closed."""

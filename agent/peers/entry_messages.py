@@ -78,7 +78,6 @@ class Held(IntEnum):
 
 
 def encode_offer(group: GroupId, offer: Offer) -> bytes:
-    """The inverse of decode_offer."""
     numbers = (*offer.receiver, *offer.leader, offer.term, offer.first_index, offer.first_term)
     return group.to_bytes() + _OFFER.pack(*numbers)
 
@@ -106,7 +105,6 @@ def decode_held(payload: bytes) -> LogIndex:
 
 
 def encode_wanted(group: GroupId, wanted: Wanted) -> bytes:
-    """The inverse of decode_wanted."""
     return group.to_bytes() + _WANTED.pack(*wanted.receiver, wanted.first_index)
 
 
@@ -119,7 +117,6 @@ def decode_wanted(payload: bytes) -> tuple[GroupId, Wanted]:
 
 
 def encode_piece(piece: Piece, frames: Sequence[bytes | memoryview]) -> bytes:
-    """The inverse of decode_piece."""
     return b"".join((_PIECE.pack(*piece), *frames))
 
 
@@ -134,7 +131,6 @@ def decode_piece(payload: bytes) -> tuple[Piece, int]:
 
 
 def encode_entry_wanted(group: GroupId, wanted: EntryWanted) -> bytes:
-    """The inverse of decode_entry_wanted."""
     return group.to_bytes() + _ENTRY.pack(*wanted.entry, *wanted.asked, wanted.newest_term)
 
 
@@ -148,7 +144,6 @@ def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryWanted]:
 
 
 def encode_entry(held: Held, frame: bytes | memoryview = b"") -> bytes:
-    """The inverse of decode_entry."""
     return b"".join((bytes([held]), frame))
 
 

@@ -83,9 +83,8 @@ class FrameReader:
 
     def __init__(self, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
-        self._data = b""  # what came last, as far as it was not taken
+        self._data: bytes | bytearray = b""  # a bytearray once a frame comes in several pieces
         self._position = 0
-        self._buffer = bytearray()  # an unfinished frame and what follows it; nothing is in `_data` then
 
     def limit(self, max_payload_bytes: int) -> None:
         """The bound from the next frame on: small until the handshake is done."""
@@ -94,12 +93,12 @@ class FrameReader:
     @property
     def unfinished_bytes(self) -> int:
         """What is held of a frame that is not complete, beyond what came last."""
-        return len(self._buffer)
+        return len(self._data) - self._position if isinstance(self._data, bytearray) else 0
 
     def only(self, data: bytes) -> RawFrame | None:
         """The frame that these bytes are, if they are one and nothing is left from before: as nearly all that
         arrives. None: nothing has happened, `feed` says more."""
-        if self._data or self._buffer or len(data) < _HEAD_BYTES:
+        if self._data or len(data) < _HEAD_BYTES:
             return None
         length, frame_type = FRAME_HEAD.unpack_from(data)
         if length != len(data) - _HEAD_BYTES or length > self._max_payload_bytes:
@@ -108,56 +107,38 @@ class FrameReader:
 
     def feed(self, data: bytes) -> None:
         """These bytes have arrived."""
-        if self._buffer:
-            self._buffer += data
-        elif self._position == len(self._data):
-            self._data, self._position = data, 0
+        if not self._data:
+            self._data = data
+            return
+        if isinstance(self._data, bytearray):
+            del self._data[: self._position]
         else:
-            self._buffer += self._data[self._position :]
-            self._buffer += data
-            self._data, self._position = b"", 0
+            self._data = bytearray(self._data[self._position :])
+        self._position = 0
+        self._data += data
 
     def take(self) -> RawFrame | None:
         """The next frame, once it is complete. Raises PeerWireError as soon as a length is out of bounds. One
         by one, since the first may change the bound of those that came with it."""
-        if self._buffer:
-            return self._take_buffered()
-        data, start = self._data, self._position
-        if not data or len(data) - start < _HEAD_BYTES:
+        data, start = self._data, self._position + _HEAD_BYTES
+        if len(data) < start:
             return None
-        length, frame_type = FRAME_HEAD.unpack_from(data, start)
+        length, frame_type = FRAME_HEAD.unpack_from(data, self._position)
         if length > self._max_payload_bytes:
             raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
-        end = start + _HEAD_BYTES + length
+        end = start + length
         if end > len(data):
             return None
+        if isinstance(data, bytes):
+            payload = data[start:end]
+        else:
+            with memoryview(data) as view:
+                payload = bytes(view[start:end])
         if end == len(data):
             self._data, self._position = b"", 0
         else:
             self._position = end
-        return RawFrame(frame_type, data[start + _HEAD_BYTES : end])
-
-    def _take_buffered(self) -> RawFrame | None:
-        buffer = self._buffer
-        if len(buffer) < _HEAD_BYTES:
-            return None
-        length, frame_type = FRAME_HEAD.unpack_from(buffer)
-        if length > self._max_payload_bytes:
-            raise PeerWireError(f"a frame of {length} bytes, more than {self._max_payload_bytes}")
-        end = _HEAD_BYTES + length
-        if end > len(buffer):
-            return None
-        with memoryview(buffer) as view:
-            frame = RawFrame(frame_type, bytes(view[_HEAD_BYTES:end]))
-        del buffer[:end]
-        return frame
-
-    def take_all(self) -> list[RawFrame]:
-        """Every frame that is complete now."""
-        frames = []
-        while (frame := self.take()) is not None:
-            frames.append(frame)
-        return frames
+        return RawFrame(frame_type, payload)
 
 
 def frame_head(frame_type: int, payload_bytes: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.peers.connection import PeerConnection
@@ -80,8 +81,7 @@ class LinkedPeer:
             logger.warning("the link to %s: %s", agent_name(self.agent_id), reason)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerStatistics:
+class PeerStatistics(NamedTuple):
     """One peer, for the status page."""
 
     agent_id: str

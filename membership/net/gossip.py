@@ -14,8 +14,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import (
@@ -26,35 +25,25 @@ from shoal.membership.interface import (
     PoolEvent,
     PoolQuery,
     QueryError,
-    QueryResult,
 )
 from shoal.membership.net.rejected_senders import Offenders
 from shoal.membership.net.stream_tasks import StreamTasks
 from shoal.membership.net.streams import StreamFault, open_listener
 from shoal.membership.serf.core import SerfCore
-from shoal.membership.serf.keys import (
-    INSTALL_QUERY,
-    LIST_QUERY,
-    REMOVE_QUERY,
-    USE_QUERY,
-    KeyReport,
-    report,
-)
-from shoal.membership.serf.member import SerfMember
+from shoal.membership.serf.keys import LIST_QUERY, KeyReport, report
 from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf.queries import INTERNAL_PREFIX
 from shoal.membership.serf.ready import (
     EventKind,
     MemberChange,
     QueryKey,
-    QueryReply,
     Ready,
     ReceivedQuery,
-    ReplyKind,
+    SerfMember,
 )
 from shoal.membership.serf.snapshot import NO_CLOCKS, Clocks
-from shoal.membership.serf_agent.hosted import as_agent, as_agents, living_agents, node_names
-from shoal.membership.serf_agent.hosted_watch import HostedWatch
+from shoal.membership.serf_agent.agent_pool import AgentPool, Answers
+from shoal.membership.serf_agent.hosted import as_agent, as_agents, node_names
 from shoal.membership.swim.core import SwimStatistics
 from shoal.membership.swim.ready import Datagram, Exchanged, Input, KeyringKept, OutgoingPacket
 from shoal.membership.wire.envelope import Envelope
@@ -77,55 +66,24 @@ this thread: that others hold the processor is no reason to leave acks unread.""
 MAX_RESOLVED = 16
 """Addresses of one name that a join asks: any one of them tells the whole list."""
 
-KEY_QUERIES = {
-    KeyChange.INSTALL: INSTALL_QUERY,
-    KeyChange.USE: USE_QUERY,
-    KeyChange.REMOVE: REMOVE_QUERY,
-}
 
-CONFLICT_LOG_INTERVAL_S = 60.0
-"""A contested name is logged so often at most, not once a packet."""
-
-
-class Traffic(NamedTuple):
+@dataclass(slots=True)
+class Traffic:
     """UDP since the start. `faults` are packets or parts that were no messages, and
     sends the kernel refused; `strangers` are packets and streams with a wrong key or label."""
 
-    sent_packets: int
-    sent_bytes: int
-    received_packets: int
-    received_bytes: int
-    faults: int
-    refused_streams: int
-    strangers: int
+    sent_packets: int = 0
+    sent_bytes: int = 0
+    received_packets: int = 0
+    received_bytes: int = 0
+    faults: int = 0
+    refused_streams: int = 0
+    strangers: int = 0
 
 
-class _Asked:
-    """A query of ours that somebody waits for."""
-
-    def __init__(self, enough: frozenset[str], agents: Mapping[str, str]) -> None:
-        """`agents`: whom the nodes speak for that speak for others than themselves."""
-        self._enough = enough
-        self._agents = agents
-        self.result = QueryResult()
-        self.over = asyncio.Event()
-
-    def take(self, reply: QueryReply) -> None:
-        sender = self._agents.get(reply.sender, reply.sender)
-        if reply.kind is ReplyKind.ACK:
-            self.result.acknowledged.add(sender)
-        elif reply.kind is ReplyKind.ANSWER:
-            self.result.answers[sender] = reply.payload
-        is_enough = bool(self._enough) and self._enough <= self.result.answers.keys()
-        if is_enough or reply.kind is ReplyKind.DONE:
-            self.over.set()
-
-
-class Membership:
+class Membership(AgentPool):
     """This process as a member of a gossip pool.
 
-    `on_event`, `on_user_event` and `on_query` are called on the event loop, in order, and must not block;
-    events about this node are told as well. What `on_query` returns is the answer; None is no answer.
     `clocks` are those of a former life.
     `keep_keyring` makes a changed keyring outlive the process; it is called in a thread, and an OSError
     of it keeps the change from happening.
@@ -142,18 +100,11 @@ class Membership:
         clocks: Clocks = NO_CLOCKS,
         keep_keyring: Callable[[Keyring], None] = lambda _: None,
     ) -> None:
+        super().__init__(config.name, on_event, on_user_event, on_query)
         self._config = config
         self._keep_keyring = keep_keyring
         self._rng = rng
-        self._on_event = on_event
-        self._on_user_event = on_user_event
-        self._on_query = on_query
-        self._asked: dict[QueryKey, _Asked] = {}
-        self._hosted = HostedWatch(
-            ask=self._ask,
-            hosted=lambda: living_agents(self._nodes()) - {self.local_name},
-            changed=self._on_silence,
-        )
+        self._asked: dict[QueryKey, Answers] = {}
         self._silences = 0
         self._watching: asyncio.Task[None] | None = None
         self._former_clocks = clocks
@@ -181,12 +132,7 @@ class Membership:
         )
         self._unix_offset_ms = 0
         self._left = asyncio.Event()
-        self._last_conflict_log_s = float("-inf")
-        self._sent_packets = 0
-        self._sent_bytes = 0
-        self._received_packets = 0
-        self._received_bytes = 0
-        self._packet_faults = 0
+        self._traffic = Traffic()
         self.port = config.bind_port
 
     # Life
@@ -212,19 +158,15 @@ class Membership:
     def _begin(self, udp: socket.socket) -> None:
         now_ms = self._now_ms()
         self._unix_offset_ms = int(time.time() * 1000) - now_ms
-        endpoint = Endpoint(host_bytes(self._advertised()), self.port)
+        endpoint = Endpoint(host_bytes(self.address), self.port)
         self._core = SerfCore(self._config.with_tags(self._tags), endpoint, self._rng, now_ms)
         self._core.restore(self._former_clocks)
         asyncio.get_running_loop().add_reader(udp, self._on_readable)
-        self._watching = asyncio.create_task(self._hosted.run(), name="hosted agents")
+        self._watching = asyncio.create_task(self._watch.run(), name="hosted agents")
         self._carry_out()
 
     @property
     def address(self) -> str:
-        """Where others reach our gossip."""
-        return self._advertised()
-
-    def _advertised(self) -> str:
         if self._config.advertise_address:
             return self._config.advertise_address
         bound = self._config.bind_address
@@ -289,7 +231,8 @@ class Membership:
                 continue
             for address in resolved:
                 try:
-                    await self._join_one(address, port)
+                    state = await self._streams.pull(address, port, join=True)
+                    self._input(Exchanged(state, joined=True))
                     reached += 1
                 except (OSError, StreamFault, WireError) as fault:
                     faults.append(f"{address}:{port}: {str(fault) or type(fault).__name__}")
@@ -305,52 +248,34 @@ class Membership:
         async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-        own = {self._config.bind_address, self._advertised()} if port == self.port else set()
+        own = {self._config.bind_address, self.address} if port == self.port else set()
         return [address for address in addresses if address not in own][:MAX_RESOLVED]
-
-    async def _join_one(self, address: str, port: int) -> None:
-        state = await self._streams.pull(address, port, join=True)
-        self._input(Exchanged(state, joined=True))
 
     # What is known
 
     @property
-    def local_name(self) -> str:
-        return self._config.name
-
-    @property
     def version(self) -> int:
-        """Grows with every change of the list."""
         return self._running().version + self._silences
 
     def members(self) -> tuple[Member, ...]:
-        """Everybody known, this node included, by name."""
-        return as_agents(self._nodes(), self._hosted.silent)
+        return as_agents(self._listed(), self._watch.silent)
 
-    def _nodes(self) -> list[Member]:
+    def _listed(self) -> list[Member]:
         return [self._member(member) for member in self._running().members()]
 
     @property
     def clocks(self) -> Clocks:
-        """What a snapshot has to keep of Lamport's times."""
         return self._running().clocks
 
     def statistics(self) -> SwimStatistics:
         return self._running().statistics()
 
     def traffic(self) -> Traffic:
-        return Traffic(
-            self._sent_packets,
-            self._sent_bytes,
-            self._received_packets,
-            self._received_bytes,
-            self._packet_faults,
-            self._streams.refused,
-            self._offenders.refused,
+        return replace(
+            self._traffic, refused_streams=self._streams.refused, strangers=self._offenders.refused
         )
 
     def _on_silence(self, agents: Collection[str]) -> None:
-        """Agents behind living Serf agents have fallen silent, or answer again."""
         self._silences += 1
         for member in self.members():
             if member.name in agents:
@@ -370,7 +295,6 @@ class Membership:
     # What this node says
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Replace our tags. Raises ValueError above 512 encoded bytes."""
         self._config.with_tags(tags)
         self._tags = dict(tags)
         if self._core is not None:
@@ -378,52 +302,38 @@ class Membership:
             self._carry_out()
 
     def force_leave(self, name: str) -> None:
-        """Take a failed member for one that left. Raises KeyError for an unknown name."""
-        node = node_names(self._nodes()).get(name, name)
+        node = node_names(self._listed()).get(name, name)
         self._running().force_leave(node, self._now_ms())
         self._carry_out()
 
     def send_user_event(self, name: str, payload: bytes) -> None:
-        """Tell every member once, ourselves included. Raises ValueError above 512 bytes."""
         self._running().send_user_event(name, payload)
         self._carry_out()
 
-    async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
-        """Ask the pool, until the query's time is up or all of `enough` have answered. Raises QueryError."""
-        if request.name.startswith(INTERNAL_PREFIX):
-            raise QueryError(f"queries named {INTERNAL_PREFIX}... are the protocol's own")
-        return await self._ask(request, enough)
-
     async def keys(self) -> KeyReport:
-        """Who holds which keys. Raises QueryError."""
         return await self._ask_keyrings(LIST_QUERY, b"")
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
-        """Have every member change its keyring, this node included. Raises QueryError."""
-        return await self._ask_keyrings(KEY_QUERIES[change], key)
+        return await self._ask_keyrings(f"{INTERNAL_PREFIX}{change.value}-key", key)
 
     async def _ask_keyrings(self, name: str, key: bytes) -> KeyReport:
         alive = [member.name for member in self.members() if member.status in ("alive", "suspect")]
         result = await self._ask(QueryRequest(name, encode_key_request(key)), alive)
         return report(alive, result.answers)
 
-    async def _ask(self, request: QueryRequest, enough: Collection[str]) -> QueryResult:
-        hosts = node_names(self._nodes())
-        names = tuple(hosts.get(name, name) for name in request.nodes)
+    async def _put(self, request: QueryRequest, answers: Answers) -> None:
         try:
-            key = self._running().query(replace(request, nodes=names), self._now_ms())
+            key = self._running().query(request, self._now_ms())
         except ValueError as error:
             raise QueryError(str(error)) from None
-        agents = {node: agent for agent, node in hosts.items()}
-        asked = self._asked[key] = _Asked(frozenset(enough), agents)
+        self._asked[key] = answers
         try:
             self._carry_out()
-            await asked.over.wait()
+            await answers.over.wait()
         finally:
             del self._asked[key]
         if self._udp is None:
             raise QueryError("this node has stopped")
-        return asked.result
 
     # Driving the core
 
@@ -463,12 +373,13 @@ class Membership:
         for change in ready.events:
             self._tell(change)
         for reply in ready.replies:
-            self._take_reply(reply)
+            if (asked := self._asked.get(reply.key)) is not None:
+                asked.take(reply.kind, reply.sender, reply.payload)
         if ready.keyring is not None:
             self._streams.start(self._keep(ready.keyring))  # no flood of streams may refuse it
         if self._on_user_event is not None:
             for event in ready.user_events:
-                self._on_user_event(PoolEvent(event.ltime, event.name, event.payload))
+                self._on_user_event(event)
         if self._on_query is not None:
             for query in ready.queries:
                 self._answer(self._on_query(PoolQuery(query.name, query.payload)), query)
@@ -490,20 +401,13 @@ class Membership:
         except (KeyError, ValueError) as fault:
             logger.warning("cannot answer query %s of %s: %s", query.name, query.source_node, fault)
 
-    def _take_reply(self, reply: QueryReply) -> None:
-        asked = self._asked.get(reply.key)
-        if asked is not None:
-            asked.take(reply)
-
     def _tell(self, change: MemberChange) -> None:
         if change.kind is EventKind.CONFLICT:
-            now_s = time.monotonic()
-            if now_s - self._last_conflict_log_s < CONFLICT_LOG_INTERVAL_S:
+            if not self._is_conflict_news():
                 return
-            self._last_conflict_log_s = now_s
             claimant = change.member
             logger.warning("two members are %s: another one is at %s", claimant.name, claimant.endpoint)
-        member = as_agent(self._member(change.member), self._hosted.silent)
+        member = as_agent(self._member(change.member), self._watch.silent)
         self._on_event(MemberEvent(change.kind.value, member))
 
     def _arm(self, deadline_ms: int) -> None:
@@ -539,32 +443,34 @@ class Membership:
             except BlockingIOError:
                 return
             except OSError:
-                self._packet_faults += 1  # an ICMP answer to something we sent; probes find out by themselves
+                self._traffic.faults += (
+                    1  # an ICMP answer to something we sent; probes find out by themselves
+                )
                 continue
-            self._received_packets += 1
-            self._received_bytes += len(data)
+            self._traffic.received_packets += 1
+            self._traffic.received_bytes += len(data)
             sender = Endpoint(host_bytes(source[0].partition("%")[0]), source[1])
             try:
                 packet = decode_packet(self._envelope.unwrap_packet(data))
             except WireError as fault:
-                self._packet_faults += 1
+                self._traffic.faults += 1
                 self._note_stranger(str(sender), fault)
                 continue
-            self._packet_faults += len(packet.faults)
+            self._traffic.faults += len(packet.faults)
             core.step(Datagram(sender, packet.messages), self._now_ms())
 
     def _send(self, packet: OutgoingPacket) -> None:
         if self._udp is None:
             return
-        data = encode_packet(packet.parts, checksum=packet.checksum, compressed=self._config.compress_packets)
+        data = encode_packet(packet.parts, checksum=packet.checksum)
         data = self._envelope.wrap_packet(data)
         try:
             self._udp.sendto(data, (host_text(packet.receiver.address), packet.receiver.port))
         except OSError:
-            self._packet_faults += 1  # buffer full or no route: for the protocol the same as a lost packet
+            self._traffic.faults += 1  # buffer full or no route: for the protocol the same as a lost packet
             return
-        self._sent_packets += 1
-        self._sent_bytes += len(data)
+        self._traffic.sent_packets += 1
+        self._traffic.sent_bytes += len(data)
 
     def _note_stranger(self, who: str, fault: Exception) -> None:
         """A wrong key or label is for whoever runs the two nodes to see; all else is noise of a network."""

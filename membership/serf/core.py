@@ -22,7 +22,6 @@ from shoal.membership.config import GossipConfig
 from shoal.membership.serf.events import EventLog
 from shoal.membership.serf.keys import KEY_QUERIES, KeyDesk
 from shoal.membership.serf.leave import Leave, LeaveStage
-from shoal.membership.serf.member import SerfMember, Status
 from shoal.membership.serf.member_list import Heard, MemberList
 from shoal.membership.serf.own_queries import (
     MAX_QUERY_BYTES,
@@ -32,7 +31,7 @@ from shoal.membership.serf.own_queries import (
     default_timeout_ms,
 )
 from shoal.membership.serf.queries import QueryDesk
-from shoal.membership.serf.ready import QueryKey, Ready, ReceivedQuery
+from shoal.membership.serf.ready import QueryKey, Ready, ReceivedQuery, SerfMember, Status
 from shoal.membership.serf.snapshot import Clocks
 from shoal.membership.swim.core import SwimCore, SwimStatistics
 from shoal.membership.swim.ready import Exchange, Exchanged, Input, KeyringKept, OutgoingPacket, StreamProbe
@@ -260,7 +259,13 @@ class SerfCore:
         left = set(state.left_members)
         for name in state.left_members:
             self._on_leave_intent(LeaveIntent(state.status_ltimes.get(name, 0) + 1, name), now_ms)
-        contested = self._contests_us(state, left)
+        # The peer may have heard an intent about us that we never sent: a force-leave that it told nobody of,
+        # or one of our former life. Answered with a newer join intent it is undone there.
+        name = self._config.name
+        local = self._list.get(name)
+        assert local is not None
+        told = state.status_ltimes.get(name, 0)
+        contested = not self._leave.begun and name not in left and told > local.status_ltime
         for name, ltime in state.status_ltimes.items():
             if name not in left:
                 self._list.on_join_intent(JoinIntent(ltime, name), now_ms)
@@ -271,15 +276,6 @@ class SerfCore:
             self._queries.begin_at(state.query_ltime)
         for event in state.events:
             self._on_user_event(event)
-
-    def _contests_us(self, state: SerfState, left: set[str]) -> bool:
-        """Whether the peer has heard an intent about us that we never sent: a force-leave it told
-        nobody of, or one of our former life. Answered with a newer join intent it is undone there."""
-        name = self._config.name
-        local = self._list.get(name)
-        assert local is not None
-        told = state.status_ltimes.get(name, 0)
-        return not self._leave.begun and name not in left and told > local.status_ltime
 
     # Events and queries
 

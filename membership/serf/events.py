@@ -82,14 +82,11 @@ class EventLog:
         if not self._seen.is_news(event.ltime, self.clock.time, event_fingerprint(event)):
             return False
         if len(event.name) + len(event.payload) <= MAX_REPLAYED_BYTES:
-            self._remember(event)
+            held = self._recent.get(event.ltime % EVENT_SLOTS, [])
+            if held and held[0].ltime != event.ltime:
+                held = []
+            self._recent[event.ltime % EVENT_SLOTS] = [*held, event][-MAX_PER_SLOT:]
         return True
-
-    def _remember(self, event: UserEvent) -> None:
-        held = self._recent.get(event.ltime % EVENT_SLOTS, [])
-        if held and held[0].ltime != event.ltime:
-            held = []
-        self._recent[event.ltime % EVENT_SLOTS] = [*held, event][-MAX_PER_SLOT:]
 
     def recent(self) -> tuple[UserEvent, ...]:
         """What a push/pull tells a peer that may have missed it."""

@@ -63,7 +63,8 @@ class KeyDesk:
         elif not self._only_sealed:
             self._answer(query, KeyAnswer(False, NOT_IN_PLAIN))
         elif query.name == LIST_QUERY:
-            self._list(query, self.keyring)
+            keys = tuple(key_text(key) for key in self.keyring.keys)
+            self._answer(query, KeyAnswer(True, "", keys, keys[0]))
         elif len(self._waiting) >= MAX_WAITING:
             self._answer(query, KeyAnswer(False, "too many changes of the keyring wait already"))
         else:
@@ -94,17 +95,10 @@ class KeyDesk:
             else:
                 self.change = changed
 
-    def _list(self, query: Query, keyring: Keyring) -> None:
-        keys = tuple(key_text(key) for key in keyring.keys)
-        answer = self._response(query, KeyAnswer(True, "", keys, keys[0]))
-        assert len(encode_serf(answer)) <= MAX_QUERY_BYTES  # MAX_KEYS see to it, Serf has to cut its list
-        self.answers.append((query, answer))
-
     def _answer(self, query: Query, answer: KeyAnswer) -> None:
-        self.answers.append((query, self._response(query, answer)))
-
-    def _response(self, query: Query, answer: KeyAnswer) -> QueryResponse:
-        return QueryResponse(query.ltime, query.id, self._name, 0, encode_key_answer(answer))
+        response = QueryResponse(query.ltime, query.id, self._name, 0, encode_key_answer(answer))
+        assert len(encode_serf(response)) <= MAX_QUERY_BYTES  # MAX_KEYS see to it, Serf has to cut its list
+        self.answers.append((query, response))
 
     def check_invariants(self) -> None:
         assert len(self._waiting) <= MAX_WAITING
@@ -135,7 +129,9 @@ def report(asked: Collection[str], answers: Mapping[str, bytes]) -> KeyReport:
             continue
         try:
             answer = decode_key_answer(answers[name])
-            keys, primary = _parsed(answer)
+            # Serf leaves out those that do not fit, but never the primary one.
+            primary = parse_key(answer.primary) if answer.primary else b""
+            keys = {*map(parse_key, answer.keys), primary} - {b""}
         except (WireError, KeyringError) as fault:
             result.failures[name] = f"its answer cannot be read: {fault}"
             continue
@@ -146,10 +142,3 @@ def report(asked: Collection[str], answers: Mapping[str, bytes]) -> KeyReport:
         if primary:
             result.primaries[primary] = result.primaries.get(primary, 0) + 1
     return result
-
-
-def _parsed(answer: KeyAnswer) -> tuple[set[bytes], bytes]:
-    """The keys of a listing: Serf leaves out those that do not fit, but never the primary one."""
-    keys = {parse_key(key) for key in answer.keys}
-    primary = parse_key(answer.primary) if answer.primary else b""
-    return keys | ({primary} if primary else set()), primary

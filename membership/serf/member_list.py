@@ -8,13 +8,13 @@ Nothing is sent from here; whether an intent was news is the answer, telling it 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
+from typing import NamedTuple
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.serf.events import LamportClock
-from shoal.membership.serf.member import SerfMember, Status
-from shoal.membership.serf.ready import EventKind, MemberChange
+from shoal.membership.serf.ready import EventKind, MemberChange, SerfMember, Status
 from shoal.membership.swim.ready import Change, ChangeKind
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.serf import JoinIntent, LeaveIntent, decode_tags
@@ -23,8 +23,7 @@ MAX_RECENT_INTENTS = 1024
 """Intents about members not yet known; the oldest give way."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentIntent:
+class RecentIntent(NamedTuple):
     leaves: bool
     ltime: int
     heard_ms: int
@@ -72,9 +71,10 @@ class MemberList:
             case ChangeKind.UPDATE | ChangeKind.SUSPECT | ChangeKind.REFUTED:
                 member = self._members[change.name]
                 self._refresh(member, change)
-                self._set_suspected(member, change.kind is ChangeKind.SUSPECT, now_ms)
-                kind = EventKind.SUSPECTED if change.kind is ChangeKind.SUSPECT else EventKind.UPDATED
-                self._tell(kind, member)
+                suspected = change.kind is ChangeKind.SUSPECT
+                if member.suspected != suspected:
+                    member.suspected, member.since_ms = suspected, now_ms
+                self._tell(EventKind.SUSPECTED if suspected else EventKind.UPDATED, member)
 
     def _on_node_join(self, change: Change, now_ms: int) -> None:
         member = self._members.get(change.name)
@@ -117,11 +117,6 @@ class MemberList:
     def _set_status(self, member: SerfMember, status: Status, now_ms: int) -> None:
         if member.status != status:
             member.status = status
-            member.since_ms = now_ms
-
-    def _set_suspected(self, member: SerfMember, suspected: bool, now_ms: int) -> None:
-        if member.suspected != suspected:
-            member.suspected = suspected
             member.since_ms = now_ms
 
     def _tell(self, kind: EventKind, member: SerfMember) -> None:

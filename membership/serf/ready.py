@@ -1,14 +1,52 @@
-"""What Serf's core tells its shell: changes of the member list, events, queries and their answers."""
+"""What Serf's core tells its shell: members and their changes, events, queries and their answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
-from shoal.membership.serf.member import SerfMember
 from shoal.membership.swim.ready import Exchange, OutgoingPacket, StreamProbe
 from shoal.membership.wire.keyring import Keyring
+from shoal.membership.wire.messages import Endpoint
 from shoal.membership.wire.serf import UserEvent
+
+
+class Status(IntEnum):
+    """Of a member, with Serf's numbers."""
+
+    ALIVE = 1
+    LEAVING = 2
+    LEFT = 3
+    FAILED = 4
+
+
+@dataclass(slots=True)
+class SerfMember:
+    """One member. `suspected` is SWIM's, and shown only while alive; `since_ms` is the
+    core's time of the last change of what is shown, or of its failure if it was declared
+    left after it; `answered`: it did, to us, at some time; `status_ltime` is the Lamport
+    time of the newest intent about it, 0 if there was none."""
+
+    name: str
+    endpoint: Endpoint
+    tags: Mapping[str, str]
+    vsn: bytes
+    incarnation: int
+    status: Status
+    since_ms: int
+    suspected: bool = False
+    answered: bool = False
+    status_ltime: int = 0
+
+    @property
+    def shown_status(self) -> str:
+        """alive, suspect, failed, leaving or left."""
+        if self.suspected and self.status == Status.ALIVE:
+            return "suspect"
+        return self.status.name.lower()
+
 
 QueryKey = tuple[int, int]
 """A query by its Lamport time and its id."""
@@ -26,16 +64,14 @@ class EventKind(Enum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class MemberChange:
+class MemberChange(NamedTuple):
     """What happened to a member, with a copy of it as it was then."""
 
     kind: EventKind
     member: SerfMember
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedQuery:
+class ReceivedQuery(NamedTuple):
     """A query that somebody put to us, for the application; an answer counts until `deadline_ms`."""
 
     key: QueryKey
@@ -46,15 +82,15 @@ class ReceivedQuery:
 
 
 class ReplyKind(Enum):
-    """ACK: the member has received our query. ANSWER: its answer. DONE: the time is up."""
+    """ACK: the member has received our query. ANSWER: its answer. DONE: the time is up. The values are those
+    of the Serf agent's RPC."""
 
     ACK = "ack"
-    ANSWER = "answer"
+    ANSWER = "response"
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class QueryReply:
+class QueryReply(NamedTuple):
     """What came of a query of ours. DONE comes once, as the last."""
 
     key: QueryKey
@@ -63,8 +99,7 @@ class QueryReply:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """What SerfCore wants done next. Everything may be done at once and in any order; nothing waits for a
     disk but `keyring`, which is to be kept and then answered with KeyringKept."""
 

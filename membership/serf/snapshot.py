@@ -9,11 +9,10 @@ its peers remember of its former life, and take old events for new.
 """
 
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.membership.wire.messages import MAX_NAME_BYTES
+from shoal.membership.wire.messages import MAX_NAME_BYTES, host_and_port
 from shoal.membership.wire.serf import MAX_LTIME
 
 MAX_PEERS = 256
@@ -23,6 +22,7 @@ MAX_SNAPSHOT_BYTES = MAX_PEERS * (MAX_NAME_BYTES + 128) + 1024
 """More than the longest names and addresses can take; a longer file is not ours."""
 
 _MAGIC = "# shoal-snapshot-1"
+_CLOCKS = ("clock", "event-clock", "query-clock")
 
 
 class SnapshotError(ValueError):
@@ -56,13 +56,13 @@ class Snapshot:
     clocks: Clocks = NO_CLOCKS
 
     def to_bytes(self) -> bytes:
-        lines = [f"alive: {peer.name} {_endpoint(peer)}\n" for peer in _storable(self.peers)]
-        lines += [
-            f"clock: {self.clocks.member}\n",
-            f"event-clock: {self.clocks.event}\n",
-            f"query-clock: {self.clocks.query}\n",
+        # A name that is longer than names are, or would break its line, is nobody to remember.
+        fit = [
+            one for one in self.peers if len(one.name.encode()) <= MAX_NAME_BYTES and one.name.isprintable()
         ]
-        body = "".join(lines).encode()
+        lines = [f"alive: {name} {host_and_port(address, port)}" for name, address, port in fit[:MAX_PEERS]]
+        lines += [f"{kind}: {last}" for kind, last in zip(_CLOCKS, self.clocks, strict=True)]
+        body = "".join(f"{line}\n" for line in lines).encode()
         return f"{_MAGIC} {zlib.crc32(body):08x}\n".encode() + body
 
     @classmethod
@@ -75,32 +75,18 @@ class Snapshot:
             lines = body.decode().splitlines()
         except UnicodeDecodeError:
             raise SnapshotError("it is not text") from None
-        peers, clocks = [], {"clock": 0, "event-clock": 0, "query-clock": 0}
+        peers, clocks = [], dict.fromkeys(_CLOCKS, 0)
         for line in lines:
             kind, _, rest = line.partition(": ")
             if kind == "alive":
-                peers.append(_peer(rest))
+                name, _, endpoint = rest.rpartition(" ")
+                address, _, port = endpoint.rpartition(":")
+                if not name or not address:
+                    raise SnapshotError(f"no peer: {rest[:64]!r}")
+                peers.append(Peer(name, address.strip("[]"), _number(port, 65_535)))
             elif kind in clocks:
                 clocks[kind] = _number(rest, MAX_LTIME)
         return cls(tuple(peers[:MAX_PEERS]), Clocks(*clocks.values()))
-
-
-def _storable(peers: Iterable[Peer]) -> list[Peer]:
-    """A name that is longer than names are, or would break its line, is nobody to remember."""
-    fit = [peer for peer in peers if len(peer.name.encode()) <= MAX_NAME_BYTES and peer.name.isprintable()]
-    return fit[:MAX_PEERS]
-
-
-def _endpoint(peer: Peer) -> str:
-    return f"[{peer.address}]:{peer.port}" if ":" in peer.address else f"{peer.address}:{peer.port}"
-
-
-def _peer(text: str) -> Peer:
-    name, _, endpoint = text.rpartition(" ")
-    address, _, port = endpoint.rpartition(":")
-    if not name or not address:
-        raise SnapshotError(f"no peer: {text[:64]!r}")
-    return Peer(name, address.strip("[]"), _number(port, 65_535))
 
 
 def _number(text: str, highest: int) -> int:

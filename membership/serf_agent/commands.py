@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from shoal.membership.interface import KeyChange, Member
 from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf_agent.rpc_wire import (
-    Coordinate,
     KeyReply,
-    RpcMember,
-    addresses_text,
-    decode_coordinate,
     decode_joined,
     decode_keys,
     decode_members,
     decode_stats,
 )
+from shoal.membership.wire.messages import host_and_port
 
 T = TypeVar("T")
 
@@ -33,14 +30,13 @@ JOIN_TIMEOUT_S = 60.0
 """The agent dials one address after the other, 10 s each when nobody answers there (LAN profile)."""
 
 LEAVE_TIMEOUT_S = 30.0
-"""Two broadcasts of at most 5 s each and a second of listening; force-leave -prune waits too."""
+"""Two broadcasts of at most 5 s each and a second of listening; force-leave waits too."""
 
 KEYS_TIMEOUT_S = 30.0
 """A query that ends when all have answered or its time is up: 3.2 s, more in large pools."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One request: `decode` takes the body (None where there is none) and the error. Some commands answer
     with a body although they failed: `body_on_error`."""
 
@@ -51,13 +47,32 @@ class Command:
     timeout_s: float
 
 
+class RpcError(OSError):
+    """A command that did not succeed.
+
+    reason: refused (the agent says why), timeout, closed (the connection was lost or is not there), limit
+    (too many calls), format (the agent's bytes are not its protocol).
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
 class Commands(ABC):
-    """All commands but the streams. Each raises RpcError: refused by the agent (with its words), timed out,
-    or the connection was lost."""
+    """All commands but the streams. Each raises RpcError: refused by the agent at `peer` (with its words),
+    timed out, or the connection was lost."""
+
+    peer: str
 
     @abstractmethod
     async def call(self, command: Command, decode: Callable[[Any, str], T]) -> T:
         """Send, await the reply, decode its body."""
+
+    def refused(self, command: str, error: str) -> RpcError:
+        """The error of a command that the agent did not do."""
+        return RpcError("refused", f"{self.peer} refuses {command}: {error}")
 
     async def _plain(
         self, name: str, body: Mapping[str, object] | None = None, timeout_s: float = CALL_TIMEOUT_S
@@ -76,43 +91,31 @@ class Commands(ABC):
         """Must be the second; a connection does it by itself. An agent without a key takes the empty one."""
         await self._plain("auth", {"AuthKey": key})
 
-    async def members(self) -> tuple[RpcMember, ...]:
+    async def members(self) -> tuple[Member, ...]:
         return await self._ask("members", None, decode_members)
 
-    async def members_filtered(
-        self, *, tags: Mapping[str, str] | None = None, status: str = "", name: str = ""
-    ) -> tuple[RpcMember, ...]:
-        """Regular expressions that must match as a whole; empty means any. An invalid one costs the
-        connection: the agent closes it without a word."""
-        body = {"Tags": dict(tags or {}), "Status": status, "Name": name}
-        return await self._ask("members-filtered", body, decode_members)
+    async def join(self, addresses: Sequence[tuple[str, int]]) -> int:
+        """How many nodes were reached; RpcError only when none was."""
 
-    async def join(self, addresses: Sequence[tuple[str, int]], *, replay: bool = False) -> int:
-        """How many nodes were reached; RpcError only when none was. `replay`: hear old user events too."""
-        body = {"Existing": addresses_text(addresses), "Replay": replay}
-        return await self.call(Command("join", body, True, True, JOIN_TIMEOUT_S), self._joined)
+        def joined(value: Any, error: str) -> int:
+            reached = decode_joined(value)
+            if error and not reached:
+                raise self.refused("join", error)
+            return reached
 
-    def _joined(self, value: Any, error: str) -> int:
-        reached = decode_joined(value)
-        if error and not reached:
-            raise self.refused("join", error)
-        return reached
-
-    @abstractmethod
-    def refused(self, command: str, error: str) -> Exception:
-        """The error of a command that the agent did not do."""
+        body = {"Existing": [host_and_port(*address) for address in addresses], "Replay": False}
+        return await self.call(Command("join", body, True, True, JOIN_TIMEOUT_S), joined)
 
     async def leave(self) -> None:
         """Leave the pool; the agent then ends."""
         await self._plain("leave", None, LEAVE_TIMEOUT_S)
 
-    async def force_leave(self, node: str, *, prune: bool = False) -> None:
-        """Take a failed node for one that left; `prune` removes it from the list. An unknown one is no
-        error."""
-        await self._plain("force-leave", {"Node": node, "Prune": prune}, LEAVE_TIMEOUT_S)
+    async def force_leave(self, node: str) -> None:
+        """Take a failed node for one that left. An unknown one is no error."""
+        await self._plain("force-leave", {"Node": node, "Prune": False}, LEAVE_TIMEOUT_S)
 
-    async def event(self, name: str, payload: bytes = b"", *, coalesce: bool = False) -> None:
-        await self._plain("event", {"Name": name, "Payload": payload, "Coalesce": coalesce})
+    async def event(self, name: str, payload: bytes = b"") -> None:
+        await self._plain("event", {"Name": name, "Payload": payload, "Coalesce": False})
 
     async def respond(self, query_id: int, payload: bytes) -> None:
         """Answer a query that came over a stream of this very connection."""
@@ -125,18 +128,9 @@ class Commands(ABC):
     async def stats(self) -> dict[str, dict[str, str]]:
         return await self._ask("stats", None, decode_stats)
 
-    async def get_coordinate(self, node: str) -> Coordinate | None:
-        return await self._ask("get-coordinate", {"Node": node}, decode_coordinate)
-
-    async def install_key(self, key: str) -> KeyReply:
-        """`key` is base64, as in all key commands."""
-        return await self._keys("install-key", {"Key": key})
-
-    async def use_key(self, key: str) -> KeyReply:
-        return await self._keys("use-key", {"Key": key})
-
-    async def remove_key(self, key: str) -> KeyReply:
-        return await self._keys("remove-key", {"Key": key})
+    async def change_keys(self, change: KeyChange, key: str) -> KeyReply:
+        """`key` is base64."""
+        return await self._keys(f"{change.value}-key", {"Key": key})
 
     async def list_keys(self) -> KeyReply:
         return await self._keys("list-keys", None)

@@ -27,13 +27,12 @@ from shoal.membership.interface import (
     PoolEvent,
     PoolQuery,
     QueryError,
-    QueryResult,
 )
 from shoal.membership.serf.core import MAX_EVENT_BYTES
 from shoal.membership.serf.keys import KeyReport
-from shoal.membership.serf.own_queries import MAX_QUERY_BYTES, QueryRequest
-from shoal.membership.serf.queries import INTERNAL_PREFIX
+from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf.snapshot import Clocks
+from shoal.membership.serf_agent.agent_pool import AgentPool, Answers
 from shoal.membership.serf_agent.hosted import (
     ALIVE_QUERY,
     LIVING,
@@ -44,10 +43,9 @@ from shoal.membership.serf_agent.hosted import (
     as_agent,
     as_agents,
     is_hosted,
-    living_agents,
     node_names,
 )
-from shoal.membership.serf_agent.hosted_watch import ASK_INTERVAL_MS, HostedWatch
+from shoal.membership.serf_agent.hosted_watch import ASK_INTERVAL_MS
 from shoal.membership.serf_agent.rpc import CONNECT_TIMEOUT_S, Gap, RpcConnection, RpcError, SerfClient
 from shoal.membership.serf_agent.rpc_wire import (
     AnswerRecord,
@@ -55,8 +53,6 @@ from shoal.membership.serf_agent.rpc_wire import (
     MemberRecord,
     QueryRecord,
     Record,
-    RpcMember,
-    UserRecord,
 )
 from shoal.membership.wire.keyring import KeyringError, key_text, parse_key
 from shoal.membership.wire.serf import encode_tags
@@ -76,8 +72,6 @@ RETRY_INTERVAL_MS = 250
 MAX_QUEUED = 256
 """Events and force-leaves on their way to the agent; more are dropped, and said."""
 
-CONFLICT_LOG_INTERVAL_S = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class SerfSettings:
@@ -94,11 +88,8 @@ class SerfSettings:
     ask_interval_ms: int = ASK_INTERVAL_MS
 
 
-class SerfMembership:
-    """This process as a member of the pool in which a Serf agent takes part for it.
-
-    The callbacks are those of gossip.Membership.
-    """
+class SerfMembership(AgentPool):
+    """This process as a member of the pool in which a Serf agent takes part for it."""
 
     def __init__(
         self,
@@ -109,10 +100,10 @@ class SerfMembership:
         on_user_event: Callable[[PoolEvent], None] | None = None,
         on_query: Callable[[PoolQuery], bytes | None] | None = None,
     ) -> None:
+        super().__init__(
+            settings.name, on_event, on_user_event, on_query, ask_interval_ms=settings.ask_interval_ms
+        )
         self._settings = settings
-        self._on_event = on_event
-        self._on_user_event = on_user_event
-        self._on_query = on_query
         self._client = SerfClient(settings.host, settings.port, settings.auth_key, rng=rng)
         self._node = ""
         self._nodes: dict[str, Member] = {}
@@ -125,13 +116,6 @@ class SerfMembership:
         self._fetching = asyncio.Lock()
         self._sends: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
-        self._last_conflict_s = float("-inf")
-        self._watch = HostedWatch(
-            ask=self._ask_agents,
-            hosted=self._living_agents,
-            changed=lambda _: self._show(),
-            interval_ms=settings.ask_interval_ms,
-        )
         self.occupant: Member | None = None
         """The node as it was before us, if it spoke for an agent that had not left; perhaps this very one, of
         a former run or a copy of it."""
@@ -210,10 +194,6 @@ class SerfMembership:
     # What is known
 
     @property
-    def local_name(self) -> str:
-        return self._settings.name
-
-    @property
     def node(self) -> str:
         """The name of the Serf agent."""
         return self._node
@@ -237,6 +217,12 @@ class SerfMembership:
 
     def members(self) -> tuple[Member, ...]:
         return self._members
+
+    def _listed(self) -> Collection[Member]:
+        return self._nodes.values()
+
+    def _on_silence(self, agents: Collection[str]) -> None:
+        self._show()
 
     async def _fetch(self) -> None:
         """The list as the Serf agent has it now; differences become events."""
@@ -280,12 +266,10 @@ class SerfMembership:
 
     def _look_for_rival(self) -> None:
         """Another node that speaks for this very agent: a copy of its data directory, or its former node."""
-        now_s = time.monotonic()
         for node in self._nodes.values():
             if node.name == self._node or node.status not in LIVING or agent_name(node) != self.local_name:
                 continue
-            if now_s - self._last_conflict_s >= CONFLICT_LOG_INTERVAL_S:
-                self._last_conflict_s = now_s
+            if self._is_conflict_news():
                 logger.warning("two Serf nodes serve %s: the other is %s", self.local_name, node.name)
                 self._call(self._on_event, MemberEvent("conflict", as_agent(node)))
 
@@ -319,9 +303,7 @@ class SerfMembership:
         since = self._told_tags().get(TAG_SINCE, "")
         if not (since.isascii() and since.isdigit() and len(since) < 19) or int(since) <= int(self._since):
             return False
-        now_s = time.monotonic()
-        if now_s - self._last_conflict_s >= CONFLICT_LOG_INTERVAL_S:
-            self._last_conflict_s = now_s
+        if self._is_conflict_news():
             logger.error(
                 "the Serf agent %s serves agent %s now: give each agent a Serf agent of its own",
                 self._node,
@@ -347,9 +329,9 @@ class SerfMembership:
         match record:
             case MemberRecord() | Gap():
                 self._news.set()
-            case UserRecord(ltime, name, payload):
+            case PoolEvent():
                 if self._on_user_event is not None:
-                    self._call(self._on_user_event, PoolEvent(ltime, name, payload))
+                    self._call(self._on_user_event, record)
             case QueryRecord():
                 answer = self._answer(record)
                 if answer is not None:
@@ -380,12 +362,9 @@ class SerfMembership:
     def _complete(self, tags: Mapping[str, str]) -> dict[str, str]:
         return {**tags, TAG_AGENT: self.local_name, TAG_SINCE: self._since}
 
-    def _owned(self) -> frozenset[str]:
-        return self._settings.owned_tags | self._tags.keys() | {TAG_AGENT, TAG_SINCE, TAG_LEFT}
-
     def _told_tags(self) -> dict[str, str]:
         """Which of our tags the node shows."""
-        owned = self._owned()
+        owned = self._settings.owned_tags | self._tags.keys() | {TAG_AGENT, TAG_SINCE, TAG_LEFT}
         return {tag: value for tag, value in self._nodes[self._node].tags.items() if tag in owned}
 
     async def _tell_tags(self) -> None:
@@ -393,14 +372,12 @@ class SerfMembership:
         await self._client.tags(self._tags, delete=stale)
 
     def force_leave(self, name: str) -> None:
-        """Take a failed member for one that left. Raises KeyError for an unknown name."""
         if not any(member.name == name for member in self._members):
             raise KeyError(name)
         node = node_names(self._nodes.values()).get(name, name)
         self._send(lambda: self._client.force_leave(node))
 
     def send_user_event(self, name: str, payload: bytes) -> None:
-        """Tell every member once, ourselves included. Raises ValueError above 512 bytes."""
         if len(name.encode()) + len(payload) > MAX_EVENT_BYTES:
             raise ValueError(f"a user event has at most {MAX_EVENT_BYTES} bytes of name and payload")
         self._send(lambda: self._client.event(name, payload))
@@ -426,13 +403,7 @@ class SerfMembership:
         return await self._keys(self._client.list_keys())
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
-        """Have every member do it, this node included. Raises QueryError."""
-        text = key_text(key)
-        if change is KeyChange.INSTALL:
-            return await self._keys(self._client.install_key(text))
-        if change is KeyChange.USE:
-            return await self._keys(self._client.use_key(text))
-        return await self._keys(self._client.remove_key(text))
+        return await self._keys(self._client.change_keys(change, key_text(key)))
 
     async def _keys(self, asking: Awaitable[KeyReply]) -> KeyReport:
         try:
@@ -448,36 +419,21 @@ class SerfMembership:
             failures[f"{reply.members - reply.answers} members"] = "no answer"
         return KeyReport(reply.members, failures, keys)
 
-    async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
-        """Ask the pool, until the query's time is up or all of `enough` have answered. Raises QueryError."""
-        if request.name.startswith(INTERNAL_PREFIX):
-            raise QueryError(f"queries named {INTERNAL_PREFIX}... are the protocol's own")
-        hosts = node_names(self._nodes.values())
-        agents = {node: agent for agent, node in hosts.items()}
-        asked = replace(request, nodes=tuple(hosts.get(name, name) for name in request.nodes))
-        result = QueryResult()
-        expected = frozenset(enough)
+    async def _put(self, request: QueryRequest, answers: Answers) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._client.connection()
-            async for answer in await connection.query(asked):
+            async for answer in await connection.query(request):
                 if isinstance(answer, AnswerRecord):
-                    _collect(result, answer, agents.get(answer.sender, answer.sender))
-                if expected and expected <= result.answers.keys():
-                    return result
+                    answers.take(answer.kind, answer.sender, answer.payload)
+                if answers.over.is_set():
+                    return
         except RpcError as error:
             raise QueryError(error.detail) from None
         except TimeoutError:
             raise QueryError("there is no connection to the Serf agent") from None
         if connection.closed.is_set():
             raise QueryError(connection.fault.detail)
-        return result
-
-    async def _ask_agents(self, request: QueryRequest, expected: Collection[str]) -> QueryResult:
-        return await self.query(request, enough=expected)
-
-    def _living_agents(self) -> frozenset[str]:
-        return living_agents(self._nodes.values()) - {self.local_name}
 
 
 async def _wait(event: asyncio.Event, longest_ms: int) -> None:
@@ -494,10 +450,10 @@ def _look_at_end(task: asyncio.Task[None]) -> None:
         logger.error("gossip over the Serf agent failed; this is a bug", exc_info=fault)
 
 
-def _node(found: RpcMember, known: Member | None, now_ms: int) -> Member:
+def _node(found: Member, known: Member | None, now_ms: int) -> Member:
     same = known is not None and found.status in _AS_GONE.get(known.status, (known.status,))
     since_ms = known.since_ms if same and known is not None else now_ms
-    return Member(found.name, found.address, found.port, dict(found.tags), found.status, 0, since_ms)
+    return replace(found, since_ms=since_ms)
 
 
 def _change(before: Member | None, after: Member) -> str | None:
@@ -510,10 +466,3 @@ def _change(before: Member | None, after: Member) -> str | None:
     if before is not None and before.status == "leaving" and after.status == "alive":
         return "updated"
     return kinds.get(after.status, "updated")
-
-
-def _collect(result: QueryResult, answer: AnswerRecord, sender: str) -> None:
-    if answer.kind == "ack":
-        result.acknowledged.add(sender)
-    elif answer.kind == "response" and len(answer.payload) <= MAX_QUERY_BYTES:
-        result.answers[sender] = answer.payload

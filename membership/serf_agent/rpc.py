@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf.ready import ReplyKind
 from shoal.membership.serf_agent.commands import CALL_TIMEOUT_S, Command, Commands, query_body
+from shoal.membership.serf_agent.commands import RpcError as RpcError
 from shoal.membership.serf_agent.rpc_wire import (
     AnswerRecord,
     Record,
@@ -55,19 +57,6 @@ BACKOFF_MS_MIN, BACKOFF_MS_MAX = 250, 10_000
 FATAL_ERRORS = ("Authentication required", "Handshake required")
 
 
-class RpcError(OSError):
-    """A command that did not succeed.
-
-    reason: refused (the agent says why), timeout, closed (the connection was lost or is not there), limit
-    (too many calls), format (the agent's bytes are not its protocol).
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """So many records were dropped at this place, for the reader was too slow."""
@@ -76,7 +65,7 @@ class Gap:
 
 
 class RpcStream:
-    """Records of one stream, monitor or query, until it is stopped or the connection is lost."""
+    """Records of one stream or query, until it is stopped or the connection is lost."""
 
     def __init__(self, sequence: int, decode: Callable[[Any], Record]) -> None:
         self.sequence = sequence
@@ -113,10 +102,7 @@ class RpcStream:
             await self._arrived.wait()
         return self._records.popleft()
 
-    def __aiter__(self) -> AsyncIterator[Record | Gap]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[Record | Gap]:
+    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
         while (record := await self.read()) is not None:
             yield record
 
@@ -137,7 +123,7 @@ class RpcConnection(Commands):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         self._reader = reader
         self._writer = writer
-        self._peer = peer
+        self.peer = peer
         self._decoder = ValueDecoder()
         self._pending: dict[int, _Pending] = {}
         self._sequence = 0
@@ -185,7 +171,7 @@ class RpcConnection(Commands):
             async with asyncio.timeout(command.timeout_s):
                 value, error = await asyncio.shield(pending.answer)
         except TimeoutError:
-            detail = f"{command.name} had no answer from {self._peer} in {command.timeout_s:g} s"
+            detail = f"{command.name} had no answer from {self.peer} in {command.timeout_s:g} s"
             raise RpcError("timeout", detail) from None
         if error and not command.body_on_error:
             raise self.refused(command.name, error)
@@ -194,14 +180,11 @@ class RpcConnection(Commands):
         except WireError as fault:
             raise RpcError("format", f"the answer to {command.name}: {fault}") from None
 
-    def refused(self, command: str, error: str) -> RpcError:
-        return RpcError("refused", f"{self._peer} refuses {command}: {error}")
-
     def _send(self, command: Command, decode: Callable[[Any], Record] | None) -> tuple[int, _Pending]:
         if self.closed.is_set():
             raise self.fault
         if len(self._pending) >= MAX_CALLS:
-            raise RpcError("limit", f"{MAX_CALLS} calls to {self._peer} have no answer yet")
+            raise RpcError("limit", f"{MAX_CALLS} calls to {self.peer} have no answer yet")
         self._sequence += 1
         stream = None if decode is None else RpcStream(self._sequence, decode)
         answer: asyncio.Future[tuple[Any, str]] = asyncio.get_running_loop().create_future()
@@ -216,10 +199,6 @@ class RpcConnection(Commands):
         """Events and queries: "*" for all, or a list such as "member-join,user:deploy,query:load"."""
         return await self._open("stream", {"Type": kinds}, decode_record)
 
-    async def monitor(self, level: str = "INFO") -> RpcStream:
-        """The agent's log from this level up, with the lines it still remembers first. One per connection."""
-        return await self._open("monitor", {"LogLevel": level}, decode_record)
-
     async def query(self, request: QueryRequest) -> RpcStream:
         """AnswerRecords, until the one of kind done ends the stream."""
         return await self._open("query", query_body(request), decode_answer)
@@ -232,7 +211,7 @@ class RpcConnection(Commands):
             async with asyncio.timeout(command.timeout_s):
                 _, error = await asyncio.shield(pending.answer)
         except TimeoutError:
-            raise RpcError("timeout", f"{name} had no answer from {self._peer}") from None
+            raise RpcError("timeout", f"{name} had no answer from {self.peer}") from None
         if error:
             del self._pending[sequence]
             raise self.refused(name, error)
@@ -251,11 +230,11 @@ class RpcConnection(Commands):
                 for value in self._decoder.feed(data):
                     self._take(value)
         except WireError as fault:
-            self.fault = RpcError("format", f"{self._peer} does not speak Serf's RPC: {fault}")
+            self.fault = RpcError("format", f"{self.peer} does not speak Serf's RPC: {fault}")
         except RpcError as fault:
             self.fault = fault
         except OSError as fault:
-            self.fault = RpcError("closed", f"the connection to {self._peer} was lost: {fault}")
+            self.fault = RpcError("closed", f"the connection to {self.peer} was lost: {fault}")
         finally:
             self._fail(self.fault)
 
@@ -274,7 +253,7 @@ class RpcConnection(Commands):
         if pending is None:
             raise WireError("format", f"an answer to call {sequence}, which was not made")
         if error in FATAL_ERRORS:
-            raise RpcError("refused", f"{self._peer}: {error}: give the agent's RPC key")
+            raise RpcError("refused", f"{self.peer}: {error}: give the agent's RPC key")
         command = pending.command
         is_record = pending.stream is not None and pending.replied
         if is_record or (command.body_on_error if error else command.has_body):
@@ -293,7 +272,7 @@ class RpcConnection(Commands):
         record = stream.decode(value)
         if not stream.over:
             stream.put(record)
-        if isinstance(record, AnswerRecord) and record.kind == "done":
+        if isinstance(record, AnswerRecord) and record.kind is ReplyKind.DONE:
             stream.end()
             del self._pending[stream.sequence]
 
@@ -321,6 +300,7 @@ class SerfClient(Commands):
 
     def __init__(self, host: str, port: int, auth_key: str = "", *, rng: random.Random) -> None:
         self.host, self.port = host, port
+        self.peer = f"{host}:{port}"
         self._auth_key = auth_key
         self._rng = rng
         self._connection: RpcConnection | None = None
@@ -367,9 +347,6 @@ class SerfClient(Commands):
             raise self._fault from None
         return await connection.call(command, decode)
 
-    def refused(self, command: str, error: str) -> RpcError:
-        return RpcError("refused", f"{self.host}:{self.port} refuses {command}: {error}")
-
     def _take(self, connection: RpcConnection) -> None:
         self._connection = connection
         self._connected.set()
@@ -381,7 +358,7 @@ class SerfClient(Commands):
             self._fault = self._connection.fault
             logger.warning("lost the Serf agent, connecting again: %s", self._fault.detail)
             self._take(await self._reconnect())
-            logger.info("connected to the Serf agent at %s:%d again", self.host, self.port)
+            logger.info("connected to the Serf agent at %s again", self.peer)
 
     async def _reconnect(self) -> RpcConnection:
         delay_ms = BACKOFF_MS_MIN

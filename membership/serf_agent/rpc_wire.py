@@ -7,14 +7,15 @@ The stream is a plain concatenation of msgpack values without lengths: a header 
 this command has one. Only who asked knows whether it has, so the decoder gives values, not messages.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from shoal.membership.interface import Member
+from shoal.membership.serf.ready import ReplyKind
 from shoal.membership.wire.dialect import Fields, ValueWalk, pack_typed, unpack_walked
 from shoal.membership.wire.errors import ShortError, WireError
 from shoal.membership.wire.messages import MAX_NAME_BYTES, host_text
-from shoal.membership.wire.serf import MAX_LTIME
+from shoal.membership.wire.serf import MAX_LTIME, UserEvent
 
 MAX_VALUE_BYTES = 8 << 20
 """One reply: a list of 4096 members with 512 bytes of tags each takes 3 MB."""
@@ -25,37 +26,14 @@ MAX_TEXT_BYTES = 1 << 16
 MAX_SEQUENCE = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RpcMember:
-    """A member as a Serf agent shows it. status: none, alive, leaving, left or failed. `versions`: protocol
-    min, max, current of memberlist, then of Serf."""
-
-    name: str
-    address: str
-    port: int
-    tags: Mapping[str, str]
-    status: str
-    versions: tuple[int, int, int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRecord:
+class MemberRecord(NamedTuple):
     """kind: member-join, member-leave, member-failed, member-update or member-reap."""
 
     kind: str
-    members: tuple[RpcMember, ...]
+    members: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UserRecord:
-    ltime: int
-    name: str
-    payload: bytes
-    coalesce: bool
-
-
-@dataclass(frozen=True, slots=True)
-class QueryRecord:
+class QueryRecord(NamedTuple):
     """Somebody's query; `id` is for respond(), on this connection and until its deadline."""
 
     id: int
@@ -64,35 +42,20 @@ class QueryRecord:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    line: str
+class AnswerRecord(NamedTuple):
+    """What came of a query of ours."""
 
-
-@dataclass(frozen=True, slots=True)
-class AnswerRecord:
-    """What came of a query of ours. kind: ack, response, or done, which is the last."""
-
-    kind: str
+    kind: ReplyKind
     sender: str
     payload: bytes
 
 
-Record = MemberRecord | UserRecord | QueryRecord | LogRecord | AnswerRecord
+_REPLY_KINDS = frozenset(kind.value for kind in ReplyKind)
+
+Record = MemberRecord | UserEvent | QueryRecord | AnswerRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Coordinate:
-    """A place in network space: seconds, but for `error`, which has no unit."""
-
-    vector: tuple[float, ...]
-    error: float
-    adjustment: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class KeyReply:
+class KeyReply(NamedTuple):
     """What became of a key in the pool. `error` is empty when every member reported success; `messages` are
     what single members had to say, `keys` how many members have each key (of list-keys)."""
 
@@ -161,27 +124,17 @@ def _text_map(fields: Fields, name: str) -> dict[str, str]:
     return {_as_text(key, name): _as_text(value, name) for key, value in fields.mapping(name).items()}
 
 
-def decode_member(value: object) -> RpcMember:
+def decode_member(value: object) -> Member:
+    """Serf's status may also be "none". Incarnation and time are not told, and 0."""
     fields = Fields.of(value)
     name, address = _text(fields, "Name"), fields.raw("Addr")
     if not name or len(name.encode()) > 3 * MAX_NAME_BYTES or len(address) not in (0, 4, 16):
         raise WireError("format", "a member without a name or with a strange address")
-    versions = [fields.integer(f"{layer}{which}", 0, 255) for layer, which in _VERSIONS]
-    minimum, maximum, current, serf_minimum, serf_maximum, serf_current = versions
-    return RpcMember(
-        name=name,
-        address=host_text(address) if address else "",
-        port=fields.unsigned("Port", 16),
-        tags=_text_map(fields, "Tags"),
-        status=_text(fields, "Status"),
-        versions=(minimum, maximum, current, serf_minimum, serf_maximum, serf_current),
-    )
+    host, port = host_text(address) if address else "", fields.unsigned("Port", 16)
+    return Member(name, host, port, _text_map(fields, "Tags"), _text(fields, "Status"), 0, 0)
 
 
-_VERSIONS = [(layer, which) for layer in ("Protocol", "Delegate") for which in ("Min", "Max", "Cur")]
-
-
-def decode_members(value: object) -> tuple[RpcMember, ...]:
+def decode_members(value: object) -> tuple[Member, ...]:
     return tuple(decode_member(member) for member in Fields.of(value).items("Members"))
 
 
@@ -191,31 +144,26 @@ def decode_joined(value: object) -> int:
 
 
 def decode_record(value: object) -> Record:
-    """One record of a stream or a monitor."""
+    """One record of a stream."""
     fields = Fields.of(value)
     kind = _text(fields, "Event")
     if kind.startswith("member-"):
         return MemberRecord(kind, decode_members(value))
-    if kind == "user":
-        ltime = fields.integer("LTime", 0, MAX_LTIME)
-        return UserRecord(ltime, _text(fields, "Name"), fields.raw("Payload"), fields.flag("Coalesce"))
-    if kind == "query":
-        ltime = fields.integer("LTime", 0, MAX_LTIME)
-        return QueryRecord(
-            fields.integer("ID", 0, MAX_SEQUENCE), ltime, _text(fields, "Name"), fields.raw("Payload")
-        )
-    if kind:
+    if kind not in ("user", "query"):
         raise WireError("type", f"a record of the unknown kind {kind[:64]!r}")
-    return LogRecord(_text(fields, "Log"))
+    ltime, name = fields.integer("LTime", 0, MAX_LTIME), _text(fields, "Name")
+    if kind == "user":
+        return UserEvent(ltime, name, fields.raw("Payload"), fields.flag("Coalesce"))
+    return QueryRecord(fields.integer("ID", 0, MAX_SEQUENCE), ltime, name, fields.raw("Payload"))
 
 
 def decode_answer(value: object) -> AnswerRecord:
     """One record of a query of ours."""
     fields = Fields.of(value)
     kind = _text(fields, "Type")
-    if kind not in ("ack", "response", "done"):
+    if kind not in _REPLY_KINDS:
         raise WireError("type", f"an answer of the unknown kind {kind[:64]!r}")
-    return AnswerRecord(kind, _text(fields, "From"), fields.raw("Payload"))
+    return AnswerRecord(ReplyKind(kind), _text(fields, "From"), fields.raw("Payload"))
 
 
 def decode_stats(value: object) -> dict[str, dict[str, str]]:
@@ -225,19 +173,6 @@ def decode_stats(value: object) -> dict[str, dict[str, str]]:
     return {section: _text_map(fields, section) for section in sections}
 
 
-def decode_coordinate(value: object) -> Coordinate | None:
-    """None when the agent does not know the node's."""
-    fields = Fields.of(value)
-    if not fields.flag("Ok"):
-        return None
-    coordinate = Fields.of(fields.mapping("Coord"))
-    vector = coordinate.items("Vec")
-    if not all(isinstance(number, int | float) for number in vector):
-        raise WireError("format", "a coordinate is not made of numbers")
-    error, adjustment, height = (coordinate.number(name) for name in ("Error", "Adjustment", "Height"))
-    return Coordinate(tuple(float(number) for number in vector), error, adjustment, height)
-
-
 def decode_keys(value: object, error: str) -> KeyReply:
     fields = Fields.of(value)
     keys = {_as_text(key, "a key"): count for key, count in fields.mapping("Keys").items()}
@@ -245,8 +180,3 @@ def decode_keys(value: object, error: str) -> KeyReply:
         raise WireError("format", "a key is held by a number of members")
     counts = [fields.integer(name, 0, 1 << 31) for name in ("NumNodes", "NumErr", "NumResp")]
     return KeyReply(error, _text_map(fields, "Messages"), keys, counts[0], counts[1], counts[2])
-
-
-def addresses_text(addresses: Sequence[tuple[str, int]]) -> list[str]:
-    """As the join command wants them."""
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses]

@@ -65,7 +65,11 @@ class BroadcastQueue:
             self._remove(older)
             self._finish(older)
         if len(self._sorted) >= MAX_QUEUED:
-            self._prune()
+            # The more told half goes at once, so that a flood pays for it once in MAX_QUEUED / 2 messages.
+            gone = self._sorted[MAX_QUEUED // 2 :]
+            del self._sorted[MAX_QUEUED // 2 :]
+            for _, dropped in gone:
+                self._finish(dropped)
         self._numbered += 1
         broadcast = Broadcast(subject, message, self._numbered)
         if len(message) + self._overhead_bytes > self._packet_bytes:
@@ -112,10 +116,3 @@ class BroadcastQueue:
         broadcast.finished = True
         if broadcast.subject is not None and self._subjects.get(broadcast.subject) is broadcast:
             del self._subjects[broadcast.subject]
-
-    def _prune(self) -> None:
-        """Drop the more told half at once, so that a flood pays for it once in MAX_QUEUED / 2 messages."""
-        gone = self._sorted[MAX_QUEUED // 2 :]
-        del self._sorted[MAX_QUEUED // 2 :]
-        for _, broadcast in gone:
-            self._finish(broadcast)

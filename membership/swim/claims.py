@@ -197,7 +197,11 @@ class NodeTable:
                 self._next += 1
                 if not node.gone:
                     return node
-            self._start_round(rng, forget)
+            for name in [node.name for node in self if node is not self.local and forget(node)]:
+                del self._nodes[name]
+            self._round = [name for name in self._round if name in self._nodes]
+            rng.shuffle(self._round)
+            self._next = 0
         return None
 
     def _next_proven(self, rng: random.Random) -> Node | None:
@@ -209,13 +213,6 @@ class NodeTable:
             self._proven_round = [node.name for node in self if node.answered and node is not self.local]
             rng.shuffle(self._proven_round)
         return None
-
-    def _start_round(self, rng: random.Random, forget: Callable[[Node], bool]) -> None:
-        for name in [node.name for node in self if node is not self.local and forget(node)]:
-            del self._nodes[name]
-        self._round = [name for name in self._round if name in self._nodes]
-        rng.shuffle(self._round)
-        self._next = 0
 
     def sample(self, rng: random.Random, count: int, eligible: Callable[[Node], bool]) -> list[Node]:
         """Up to `count` distinct random nodes other than the local one.

@@ -13,7 +13,8 @@ ready(), does it, and says advance(). Several things it must know:
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
 from shoal.membership.swim.awareness import Awareness
@@ -70,8 +71,7 @@ STOOD_STILL_INTERVALS = 3
 that has stood still: longer than a busy loop delays a timer, no longer than the shortest suspicion."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwimStatistics:
+class SwimStatistics(NamedTuple):
     """Counters since the start, and sizes now."""
 
     members: int
@@ -95,7 +95,9 @@ class SwimCore:
         self._rng = rng
         local = Node(config.name, endpoint, meta, VSN, 1, State.ALIVE, now_ms)
         self.table = NodeTable(local)
-        self.outbox = Outbox(config.content_bytes, self._retransmit_limit)
+        self.outbox = Outbox(
+            config.content_bytes, lambda: retransmit_limit(config.retransmit_mult, len(self.table))
+        )
         self._awareness = Awareness(config.awareness_max)
         self._prober = Prober(config, self.table, self.outbox, self._awareness, rng, now_ms)
         self._suspicions: dict[str, Suspicion] = {}
@@ -117,9 +119,6 @@ class SwimCore:
         nodes = " ".join(f"{node.name}={node.state.name.lower()}/{node.incarnation}" for node in listed)
         return f"<SwimCore {self._config.name} health={self._awareness.score} {nodes}>"
 
-    def _retransmit_limit(self) -> int:
-        return retransmit_limit(self._config.retransmit_mult, len(self.table))
-
     # What arrives, and time
 
     def step(self, event: Input, now_ms: int) -> None:
@@ -129,13 +128,18 @@ class SwimCore:
             case Datagram(source, messages):
                 for message in messages:
                     self._on_message(source, message, now_ms)
-                if any(self._is_outdated_accusation(message) for message in messages):
-                    self._tell_that_we_live(source)
+                # We have refuted this already, and gossip has passed that member by: in a small pool one in
+                # fifty misses a given word. Left alone it would bury us, however often it pings us meanwhile.
+                if any(self._is_outdated_accusation(message) for message in messages) and not self.leaving:
+                    self.outbox.send(source, self._own_claim())
             case Exchanged(state):
                 self._merge(state, now_ms)
             case StreamProbed(sequence, reached):
                 if self._former.is_over(sequence, reached=reached):
-                    self._say_that_it_left()
+                    # Under the listed incarnation: a peer that knows us by a newer one is not concerned.
+                    name = self.table.local.name
+                    left = encode_message(Dead(self._former.incarnation, name, name))
+                    self._former.left(self.outbox.own.queue(left, name))
                 else:
                     self._prober.on_stream_probed(sequence, reached)
 
@@ -146,12 +150,6 @@ class SwimCore:
             and message.node == local.name
             and message.incarnation < local.incarnation
         )
-
-    def _tell_that_we_live(self, accuser: Endpoint) -> None:
-        """We have refuted this already, and gossip has passed that member by: in a small pool one in fifty
-        misses a given word. Left alone it would bury us, however often it pings us meanwhile."""
-        if not self.leaving:
-            self.outbox.send(accuser, self._own_claim())
 
     def _on_message(self, source: Endpoint, message: Message, now_ms: int) -> None:
         match message:
@@ -187,7 +185,12 @@ class SwimCore:
         """Time has passed: probe, bury the suspects who stayed silent, gossip, exchange state."""
         late_ms = now_ms - self._woken_ms - self._awareness.scale(self._config.probe_interval_ms)
         if late_ms > STOOD_STILL_INTERVALS * self._config.probe_interval_ms:
-            self._excuse(late_ms)
+            # This process stood still, and may have lost what came meanwhile: silence in that time proves
+            # nothing about the others, and something about our own health.
+            for suspicion in self._suspicions.values():
+                suspicion.postpone(late_ms)
+            self._prober.abandon()
+            self._awareness.apply(1)
         self._woken_ms = now_ms
         if len(self.table) >= self._config.max_members:
             self.table.make_room()
@@ -195,7 +198,11 @@ class SwimCore:
         if silent is not None:
             accusation = Suspect(silent.incarnation, silent.name, self._config.name)
             self._on_suspect(accusation, now_ms)
-        self._bury(now_ms)
+        for name in [name for name, held in self._suspicions.items() if now_ms >= held.deadline_ms]:
+            suspect = self.table.get(name)
+            assert suspect is not None
+            assert suspect.state == State.SUSPECT
+            self._on_dead(Dead(suspect.incarnation, name, self._config.name), now_ms)
         if self.outbox.pending() and now_ms >= self._last_gossip_ms + self._config.gossip_interval_ms:
             self._last_gossip_ms = now_ms
             self._gossip(now_ms)
@@ -206,21 +213,6 @@ class SwimCore:
             self._next_push_pull_ms = now_ms + interval_ms
             for node in self.table.sample(self._rng, 1, lambda node: node.state == State.ALIVE):
                 self._exchanges.append(Exchange(node.endpoint, join=False))
-
-    def _excuse(self, late_ms: int) -> None:
-        """This process stood still, and may have lost what came meanwhile: silence in that time proves
-        nothing about the others, and something about our own health."""
-        for suspicion in self._suspicions.values():
-            suspicion.postpone(late_ms)
-        self._prober.abandon()
-        self._awareness.apply(1)
-
-    def _bury(self, now_ms: int) -> None:
-        for name in [name for name, held in self._suspicions.items() if now_ms >= held.deadline_ms]:
-            node = self.table.get(name)
-            assert node is not None
-            assert node.state == State.SUSPECT
-            self._on_dead(Dead(node.incarnation, name, self._config.name), now_ms)
 
     def _gossip(self, now_ms: int) -> None:
         horizon_ms = now_ms - self._config.gossip_to_dead_ms
@@ -233,15 +225,12 @@ class SwimCore:
         chosen = self.table.sample(self._rng, self._config.gossip_nodes, listens)
         # In a small pool with some dead most of what is told would be told to the dead, and a confirmation
         # that the others miss makes the next suspicion three times as long.
-        lonely = not any(node.state == State.ALIVE for node in chosen) and not self._others_are_alive()
+        others_alive = any(node.state == State.ALIVE for node in self.table if node is not self.table.local)
+        lonely = not any(node.state == State.ALIVE for node in chosen) and not others_alive
         for node in chosen:
             counted = lonely or node.state == State.ALIVE
             if not self.outbox.gossip(node.endpoint, checksum=node.protocol_max >= 5, counted=counted):
                 return
-
-    def _others_are_alive(self) -> bool:
-        local = self.table.local
-        return any(node.state == State.ALIVE for node in self.table if node is not local)
 
     # Claims
 
@@ -278,18 +267,14 @@ class SwimCore:
         if not self.leaving and self._former.may_be(endpoint, self.table.local.endpoint):
             self._former.asked(self._prober.ask_for_ourselves(endpoint), incarnation)
 
-    def _say_that_it_left(self) -> None:
-        """Under the incarnation that is listed: whoever knows us by a newer one is not concerned."""
-        name = self.table.local.name
-        left = Dead(self._former.incarnation, name, name)
-        self._former.left(self.outbox.own.queue(encode_message(left), name))
-
     def _accept_alive(self, node: Node | None, claim: Alive, now_ms: int) -> None:
         if node is None:
             if len(self.table) >= self._config.max_members:
-                self._ring(
-                    claim
-                )  # whoever is here stays, unless the stranger answers and the other never did
+                # Who is here stays, unless the stranger answers and the other never did.
+                local = self.table.local
+                ping = self._doorbell.ring(claim, local.endpoint, local.name, self._rng)
+                if ping is not None:
+                    self.outbox.send_alone(claim.endpoint, ping)
                 return
             node = Node(claim.node, claim.endpoint, b"", b"", claim.incarnation, State.DEAD, now_ms)
             self.table.add(node, self._rng)
@@ -306,12 +291,6 @@ class SwimCore:
             self._note(ChangeKind.UPDATE, node)
         elif before == State.SUSPECT:
             self._note(ChangeKind.REFUTED, node)
-
-    def _ring(self, claim: Alive) -> None:
-        local = self.table.local
-        ping = self._doorbell.ring(claim, local.endpoint, local.name, self._rng)
-        if ping is not None:
-            self.outbox.send_alone(claim.endpoint, ping)
 
     def _let_in(self, claim: Alive, now_ms: int) -> None:
         """A stranger has answered where it claims to be."""

@@ -116,7 +116,10 @@ class Prober:
     def wake(self, now_ms: int) -> Node | None:
         """Let time pass: give up relays, go on with the probe or start the next;
         returns a node to suspect."""
-        self._expire_relays(now_ms)
+        for sequence in [number for number, relay in self._relays.items() if now_ms >= relay.until_ms]:
+            relay = self._relays.pop(sequence)
+            if relay.wants_nack:
+                self._outbox.send(relay.requester, Nack(relay.sequence))
         suspect = self._continue_probe(now_ms)
         if self._probe is None and now_ms >= self._next_probe_ms:
             self._next_probe_ms = now_ms + self._config.probe_interval_ms
@@ -246,12 +249,6 @@ class Prober:
         self._probe.node.answered = True
         self._probe = None
         self._awareness.apply(-1)
-
-    def _expire_relays(self, now_ms: int) -> None:
-        for sequence in [number for number, relay in self._relays.items() if now_ms >= relay.until_ms]:
-            relay = self._relays.pop(sequence)
-            if relay.wants_nack:
-                self._outbox.send(relay.requester, Nack(relay.sequence))
 
     def check_invariants(self) -> None:
         assert len(self._relays) <= MAX_RELAYS

@@ -4,38 +4,34 @@ Law of this file: data between the pure cores and whoever drives them (the async
 shell, a simulation, a script).
 """
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from shoal.membership.wire.messages import Endpoint, Message, PushPull, State
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
+class Datagram(NamedTuple):
     """Messages of one packet that came in from `source`."""
 
     source: Endpoint
     messages: tuple[Message, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
+class Exchanged(NamedTuple):
     """A push/pull has brought a peer's state, as requester or as responder. `joined`: it was our own join."""
 
     state: PushPull
     joined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StreamProbed:
+class StreamProbed(NamedTuple):
     """The outcome of a StreamProbe."""
 
     sequence: int
     reached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KeyringKept:
+class KeyringKept(NamedTuple):
     """The keyring of a Ready will outlive this process, or why it will not."""
 
     fault: str = ""
@@ -44,8 +40,7 @@ class KeyringKept:
 Input = Datagram | Exchanged | StreamProbed | KeyringKept
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingPacket:
+class OutgoingPacket(NamedTuple):
     """One UDP packet: encoded messages, to be framed together."""
 
     receiver: Endpoint
@@ -53,8 +48,7 @@ class OutgoingPacket:
     checksum: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StreamProbe:
+class StreamProbe(NamedTuple):
     """Ping the node over TCP and report StreamProbed; a node reachable that way alone is alive."""
 
     sequence: int
@@ -63,8 +57,7 @@ class StreamProbe:
     timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """Open a stream, send local_state(join), read the peer's and report it as Exchanged."""
 
     endpoint: Endpoint
@@ -82,8 +75,7 @@ class ChangeKind(Enum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One change of one node, with what was true of it right then."""
 
     kind: ChangeKind
@@ -96,8 +88,7 @@ class Change:
     answered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SwimReady:
+class SwimReady(NamedTuple):
     """What SwimCore wants done and has to say, in the order in which it happened."""
 
     packets: tuple[OutgoingPacket, ...]

@@ -187,15 +187,6 @@ class Fields:
         """The names of all fields, as they came."""
         return list(self._values)
 
-    def number(self, name: str) -> float:
-        """A float, which Go may also send as an integer."""
-        value = self._values.get(name.encode())
-        if value is None:
-            return 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise WireError("format", f"{name} is not a number")
-        return float(value)
-
     def flag(self, name: str) -> bool:
         value = self._values.get(name.encode())
         if value is None or value is False or value is True or value in (0, 1):
@@ -203,19 +194,19 @@ class Fields:
         raise WireError("format", f"{name} is not a boolean")
 
     def items(self, name: str) -> list[Any]:
-        value = self._values.get(name.encode())
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise WireError("format", f"{name} is not an array")
-        return value
+        found: list[Any] = self._container(name, list, "an array")
+        return found
 
     def mapping(self, name: str) -> dict[Any, Any]:
+        found: dict[Any, Any] = self._container(name, dict, "a map")
+        return found
+
+    def _container(self, name: str, kind: type, article: str) -> Any:
         value = self._values.get(name.encode())
         if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise WireError("format", f"{name} is not a map")
+            return kind()
+        if not isinstance(value, kind):
+            raise WireError("format", f"{name} is not {article}")
         return value
 
 

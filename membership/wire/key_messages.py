@@ -3,7 +3,7 @@
 Law of this file: values and their bytes, as wire/serf.py.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.membership.wire.dialect import Fields, as_text, pack, unpack_struct
 from shoal.membership.wire.errors import WireError
@@ -17,8 +17,7 @@ MAX_LISTED_KEYS = 64
 """Keys of one answer that we look at; a datagram holds some twenty."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyAnswer:
+class KeyAnswer(NamedTuple):
     """`keys` and `primary` are base64, and only in the answer to a listing. A listing that had to be cut says
     so in `message`, and is no failure."""
 

@@ -87,6 +87,11 @@ def host_text(address: bytes) -> str:
     return str(parsed)
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As Serf writes it: an address of IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_ipv4(address: bytes) -> bool:
     """Whether packets go there by IPv4, whatever clothes the address wears."""
     return ":" not in host_text(address)

@@ -39,21 +39,16 @@ class Packet(NamedTuple):
     faults: tuple[WireError, ...]
 
 
-def encode_packet(parts: tuple[bytes, ...], *, checksum: bool = False, compressed: bool = False) -> bytes:
-    """One packet of one or more encoded messages; compression is kept only when it is smaller."""
+def encode_packet(parts: tuple[bytes, ...], *, checksum: bool = False) -> bytes:
+    """One packet of one or more encoded messages. None is compressed: small packets gain little from LZW."""
     assert 1 <= len(parts) <= MAX_PARTS
-    data = parts[0] if len(parts) == 1 else _compound(parts)
-    if compressed:
-        smaller = encode_compressed(data)
-        data = smaller if len(smaller) < len(data) else data
+    data = parts[0]
+    if len(parts) > 1:
+        lengths = b"".join(len(part).to_bytes(2, "big") for part in parts)
+        data = bytes((Type.COMPOUND, len(parts))) + lengths + b"".join(parts)
     if checksum:
         data = bytes((Type.CHECKSUM,)) + zlib.crc32(data).to_bytes(4, "big") + data
     return data
-
-
-def _compound(parts: tuple[bytes, ...]) -> bytes:
-    lengths = b"".join(len(part).to_bytes(2, "big") for part in parts)
-    return bytes((Type.COMPOUND, len(parts))) + lengths + b"".join(parts)
 
 
 def encode_compressed(data: bytes) -> bytes:

@@ -279,26 +279,23 @@ def decode_tags(meta: bytes) -> dict[str, str]:
     }
 
 
+_VERSION_FIELDS = ("ProtocolMin", "ProtocolMax", "ProtocolCur", "DelegateMin", "DelegateMax", "DelegateCur")
+
+
 def encode_conflict_answer(answer: ConflictAnswer | None) -> bytes:
     """The payload that answers `_serf_conflict`; None says that we do not know the name."""
     kind = bytes((SerfType.CONFLICT_RESPONSE,))
     if answer is None:
         return kind + pack(None)
-    versions = answer.vsn or bytes(6)
     body: dict[str, object] = {
         "Addr": answer.endpoint.address,
-        "DelegateCur": versions[5],
-        "DelegateMax": versions[4],
-        "DelegateMin": versions[3],
         "Name": answer.name,
         "Port": answer.endpoint.port,
-        "ProtocolCur": versions[2],
-        "ProtocolMax": versions[1],
-        "ProtocolMin": versions[0],
         "Status": answer.status,
         "Tags": dict(answer.tags),
     }
-    return kind + pack(body)
+    body |= dict(zip(_VERSION_FIELDS, answer.vsn or bytes(6), strict=True))
+    return kind + pack(dict(sorted(body.items())))
 
 
 def decode_node_filter(data: bytes) -> tuple[str, ...]:

@@ -44,21 +44,15 @@ MAX_NODES = 16_384
 def encode_stream(message: StreamMessage, *, compressed: bool = True) -> bytes:
     """The bytes of one stream message; pings, acks and errors have the same body as in a packet."""
     match message:
-        case PushPull():
-            data = _encode_push_pull(message)
+        case PushPull(join, nodes, user_state):
+            header = pack({"Join": join, "Nodes": len(nodes), "UserStateLen": len(user_state)})
+            records = b"".join(map(NODE_STATE.encode, nodes))
+            data = bytes((Type.PUSH_PULL,)) + header + records + user_state
         case User(payload):
             data = bytes((Type.USER,)) + pack({"UserMsgLen": len(payload)}) + payload
         case Ping() | Ack() | RemoteError():
             data = encode_message(message)
     return encode_compressed(data) if compressed else data
-
-
-def _encode_push_pull(message: PushPull) -> bytes:
-    header = pack(
-        {"Join": message.join, "Nodes": len(message.nodes), "UserStateLen": len(message.user_state)}
-    )
-    nodes = b"".join(map(NODE_STATE.encode, message.nodes))
-    return bytes((Type.PUSH_PULL,)) + header + nodes + message.user_state
 
 
 class StreamDecoder:

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 from shoal.agent.bootstrap.rules import Found, Join, View, Wait, can_never_have_lived, decide, must_dissolve
-from shoal.agent.members.peer import Peer
+from shoal.agent.members.tags import Peer
 
 STEP_MS = 250
 SETTLE_MS = 2_000  # empty_cluster_guard.py's: a cluster seen for a shorter time may be just giving itself up

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
 from shoal.membership.serf.core import SerfCore
-from shoal.membership.serf.member import SerfMember
 from shoal.membership.serf.own_queries import QueryRequest
-from shoal.membership.serf.ready import EventKind, QueryKey, QueryReply, Ready
+from shoal.membership.serf.ready import EventKind, QueryKey, QueryReply, Ready, SerfMember
 from shoal.membership.swim.claims import Node
 from shoal.membership.swim.ready import (
     Datagram,

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from shoal.membership.interface import KeyChange
 from shoal.membership.serf.own_queries import QueryRequest
+from shoal.membership.serf.ready import ReplyKind
 from shoal.membership.serf_agent.rpc import Gap, RpcConnection, RpcError, RpcStream, SerfClient
 from shoal.membership.serf_agent.rpc_wire import (
     AnswerRecord,
-    LogRecord,
     MemberRecord,
     QueryRecord,
     Record,
-    UserRecord,
 )
+from shoal.membership.wire.serf import UserEvent
 from tests.serf.real_serf import SerfAgent
 
 LIMIT_S = 90.0
@@ -53,8 +54,8 @@ async def until(stream: RpcStream, kind: type[Record]) -> Record:
                 return record
 
 
-async def test_members_tags_and_filters(tmp_path: Path) -> None:
-    """Lists and tags; deletes come first; an expression must match as a whole; statistics and coordinates."""
+async def test_members_tags_and_statistics(tmp_path: Path) -> None:
+    """Lists and tags; deletes come first; statistics."""
     async with connected(tmp_path, "-tag", "role=web", "-tag", "dc=east") as (agent, rpc):
         (alpha,) = await rpc.members()
         assert (alpha.name, alpha.address, alpha.port, alpha.status) == (
@@ -64,34 +65,25 @@ async def test_members_tags_and_filters(tmp_path: Path) -> None:
             "alive",
         )
         assert alpha.tags == {"role": "web", "dc": "east"}
-        assert alpha.versions == (1, 5, 2, 2, 5, 5)
         await rpc.tags({"role": "db", "new": "über"}, delete=["dc", "role"])
         assert (await rpc.members())[0].tags == {"role": "db", "new": "über"}
-        assert len(await rpc.members_filtered(tags={"role": "d."}, status="alive", name="al.*")) == 1
-        assert await rpc.members_filtered(tags={"role": "d"}) == ()
         with pytest.raises(RpcError, match="exceeds limit of 512 bytes"):
             await rpc.tags({"long": "x" * 600})
         stats = await rpc.stats()
         assert stats["agent"]["name"] == "alpha"
         assert stats["serf"]["members"] == "1"
-        coordinate = await rpc.get_coordinate("alpha")
-        assert coordinate is not None
-        assert len(coordinate.vector) == 8
-        assert await rpc.get_coordinate("nobody") is None
 
 
-async def test_events_queries_and_the_log_come_over_one_connection(tmp_path: Path) -> None:
-    """Two streams, a monitor and calls interleave; queries of others are answered, ours end with `done`."""
+async def test_events_and_queries_come_over_one_connection(tmp_path: Path) -> None:
+    """Two streams and calls interleave; queries of others are answered, ours end with `done`."""
     async with connected(tmp_path) as (agent, rpc):
         everything, deploys = await rpc.stream("*"), await rpc.stream("user:deploy,query:load")
-        log = await rpc.monitor("debug")
-        assert isinstance(await until(log, LogRecord), LogRecord)
         await rpc.event("other", b"")
         await rpc.event("deploy", b"\x00\xff")
         for stream, wanted in ((everything, ["other", "deploy"]), (deploys, ["deploy"])):
-            heard = [await until(stream, UserRecord) for _ in wanted]
-            assert [record.name for record in heard if isinstance(record, UserRecord)] == wanted
-        assert isinstance(heard[-1], UserRecord)
+            heard = [await until(stream, UserEvent) for _ in wanted]
+            assert [record.name for record in heard if isinstance(record, UserEvent)] == wanted
+        assert isinstance(heard[-1], UserEvent)
         assert heard[-1].payload == b"\x00\xff"
 
         for timeout_ms in (700, 5_000, 25_000):  # each takes its whole time
@@ -105,16 +97,16 @@ async def test_events_queries_and_the_log_come_over_one_connection(tmp_path: Pat
             if len(heard_back) == 2:
                 break
         assert set(heard_back) == {
-            AnswerRecord("ack", "alpha", b""),
-            AnswerRecord("response", "alpha", b"0.5"),
+            AnswerRecord(ReplyKind.ACK, "alpha", b""),
+            AnswerRecord(ReplyKind.ANSWER, "alpha", b"0.5"),
         }
-        assert done == AnswerRecord("done", "", b"")
+        assert done == AnswerRecord(ReplyKind.DONE, "", b"")
         with pytest.raises(RpcError, match=r"No pending queries|response already sent"):
             await rpc.respond(question.id, b"late")
 
         await rpc.stop(deploys)
         await rpc.event("deploy", b"after the stop")
-        await until(everything, UserRecord)
+        await until(everything, UserEvent)
         assert await deploys.read() is None
         assert agent.process.poll() is None
 
@@ -132,7 +124,7 @@ async def test_join_force_leave_and_leave(tmp_path: Path) -> None:
             record = await until(events, MemberRecord)
             assert isinstance(record, MemberRecord)
             assert {member.name for member in record.members} <= {"alpha", "beta"}
-            await rpc.force_leave("nobody", prune=True)
+            await rpc.force_leave("nobody")
         finally:
             beta.kill()
         await rpc.force_leave("beta")
@@ -151,16 +143,16 @@ async def test_keys(tmp_path: Path) -> None:
     first, second = (base64.b64encode(bytes([number]) * 16).decode() for number in (1, 2))
     async with connected(tmp_path, f"-encrypt={first}") as (_, rpc):
         assert (await rpc.list_keys()).keys == {first: 1}
-        assert (await rpc.install_key(second)).error == ""
+        assert (await rpc.change_keys(KeyChange.INSTALL, second)).error == ""
         assert (await rpc.list_keys()).keys == {first: 1, second: 1}
-        refused = await rpc.remove_key(first)
+        refused = await rpc.change_keys(KeyChange.REMOVE, first)
         assert "1/1 nodes reported failure" in refused.error
         assert refused.messages == {"alpha": "Removing the primary key is not allowed"}
-        await rpc.use_key(second)
-        removed = await rpc.remove_key(first)
+        await rpc.change_keys(KeyChange.USE, second)
+        removed = await rpc.change_keys(KeyChange.REMOVE, first)
         assert (removed.error, removed.members, removed.failures, removed.answers) == ("", 1, 0, 1)
         assert (await rpc.list_keys()).keys == {second: 1}
-        assert "illegal base64" in (await rpc.install_key("no key")).error
+        assert "illegal base64" in (await rpc.change_keys(KeyChange.INSTALL, "no key")).error
 
 
 async def test_authentication(tmp_path: Path) -> None:
@@ -175,22 +167,18 @@ async def test_authentication(tmp_path: Path) -> None:
 
 
 async def test_what_the_agent_refuses(tmp_path: Path) -> None:
-    """Its own words; an invalid expression costs the connection, and the caller hears so."""
+    """In its own words."""
     async with connected(tmp_path) as (_, rpc):
         for refused, words in (
             (rpc.event("e", bytes(600)), "exceeds configured limit of 512 bytes"),
             (rpc.query(QueryRequest("q", bytes(1_100))), "exceeds limit of 1024 bytes"),
             (rpc.query(QueryRequest("_serf_x")), "_serf_"),
             (rpc.stream("no-such-event"), "Invalid event filter"),
-            (rpc.monitor("LOUD"), "Unknown log level"),
             (rpc.handshake(), "Handshake already performed"),
         ):
             with pytest.raises(RpcError, match=words) as caught:
                 await refused
             assert caught.value.reason == "refused"
-        with pytest.raises(RpcError) as lost:
-            await rpc.members_filtered(name="(")
-        assert lost.value.reason == "closed"
 
 
 async def test_a_client_outlives_its_agent(tmp_path: Path) -> None:

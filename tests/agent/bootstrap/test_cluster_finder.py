@@ -21,8 +21,8 @@ from shoal.agent.bootstrap.introduction import Introduction, IntroductionError, 
 from shoal.agent.bootstrap.rules import can_never_have_lived
 from shoal.agent.config import AgentConfig
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.members.peer import Peer
 from shoal.agent.members.roster import Foreign, cluster_id_of, natural
+from shoal.agent.members.tags import Peer
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.process.ports import PortChoice, PortError, listen
 from shoal.agent.topics.catalog import Catalog, CreateTopic, Seal

@@ -22,7 +22,7 @@ from shoal.agent.bootstrap.rules import (
     decide,
     must_dissolve,
 )
-from shoal.agent.members.peer import Peer
+from shoal.agent.members.tags import Peer
 from tests.agent.start_world import Cluster, StartingAgent, StartWorld
 
 CLUSTER = b"c" * 16

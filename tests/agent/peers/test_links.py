@@ -348,7 +348,7 @@ async def test_garbage_before_the_greeting_closes(opening: bytes) -> None:
         peer.writer.write(opening)
         reader = FrameReader(2**20)
         reader.feed(await peer.closed())
-        frames = reader.take_all()
+        frames = list(iter(reader.take, None))
         assert [frame.type for frame in frames] == [FrameType.REFUSED]
         assert a.links.statistics() == ()
         peer.writer.close()

@@ -12,7 +12,6 @@ from shoal.membership.serf_agent import hosted_watch
 from shoal.membership.serf_agent.hosted import as_agents, living_agents, node_names
 from shoal.membership.serf_agent.hosted_watch import ATTEMPTS, MISSES, HostedWatch
 from shoal.membership.serf_agent.membership import _node
-from shoal.membership.serf_agent.rpc_wire import RpcMember
 
 
 def node(name: str, status: str = "alive", **tags: str) -> Member:
@@ -131,6 +130,6 @@ def test_a_node_has_been_gone_since_it_failed() -> None:
     moments = []
     known: Member | None = None
     for now_ms, status in enumerate(("alive", "alive", "failed", "left", "alive", "left"), start=1):
-        known = _node(RpcMember("n", "10.0.0.1", 7946, {}, status, (0, 0, 0, 0, 0, 0)), known, now_ms)
+        known = _node(Member("n", "10.0.0.1", 7946, {}, status, 0, 0), known, now_ms)
         moments.append(known.since_ms)
     assert moments == [1, 1, 3, 3, 5, 6]

@@ -14,8 +14,9 @@ import pytest
 from shoal.membership.serf_agent import rpc as serf_rpc
 from shoal.membership.serf_agent.commands import Command
 from shoal.membership.serf_agent.rpc import MAX_RECORDS, Gap, RpcConnection, RpcError, SerfClient
-from shoal.membership.serf_agent.rpc_wire import MAX_VALUE_BYTES, LogRecord, ValueDecoder
+from shoal.membership.serf_agent.rpc_wire import MAX_VALUE_BYTES, ValueDecoder
 from shoal.membership.wire.errors import WireError
+from shoal.membership.wire.serf import UserEvent
 
 Script = Callable[["FakeAgent", dict[str, Any]], Awaitable[None]]
 
@@ -199,14 +200,14 @@ async def test_a_slow_reader_loses_records_and_is_told_how_many() -> None:
         sequence = request["Seq"]
         agent.say({"Seq": sequence, "Error": ""})
         for number in range(MAX_RECORDS + 7):
-            agent.say({"Seq": sequence, "Error": ""}, {"Log": str(number)})
+            agent.say({"Seq": sequence, "Error": ""}, {"Event": "user", "LTime": number, "Name": "n"})
         agent.writer.write(msgpack.packb({"Seq": 99, "Error": ""}))
 
     async with connected(script) as (_, rpc):
-        log = await rpc.monitor()
+        stream = await rpc.stream()
         await rpc.closed.wait()
-        records = [record async for record in log]
-        assert records == [LogRecord(str(number)) for number in range(MAX_RECORDS)] + [Gap(7)]
+        records = [record async for record in stream]
+        assert records == [UserEvent(number, "n", b"") for number in range(MAX_RECORDS)] + [Gap(7)]
 
 
 async def test_calls_without_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

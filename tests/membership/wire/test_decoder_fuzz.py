@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shoal.membership.serf_agent.rpc_wire import (
     ValueDecoder,
     decode_answer,
-    decode_coordinate,
     decode_header,
     decode_keys,
     decode_members,
@@ -42,7 +41,7 @@ from shoal.membership.wire.messages import (
     decode_message,
     encode_message,
 )
-from shoal.membership.wire.packets import decode_packet, encode_packet
+from shoal.membership.wire.packets import decode_packet, encode_compressed, encode_packet
 from shoal.membership.wire.serf import (
     SerfState,
     UserEvent,
@@ -75,7 +74,6 @@ EXCHANGE = encode_stream(PushPull(True, (RECORD,), STATE))
 RPC_MEMBER = {"Name": "n", "Addr": bytes(4), "Port": 1, "Tags": {"role": "web"}, "Status": "alive"}
 RPC_RECORD = pack_typed({"Event": "member-join", "Members": [RPC_MEMBER]})
 RPC_ANSWER = pack_typed({"Type": "response", "From": "n", "Payload": b"x", "Error": "", "Seq": 1})
-RPC_COORDINATE = pack_typed({"Ok": True, "Coord": {"Vec": [0.5] * 8, "Error": 1.5, "Height": 1e-5}})
 RPC_KEYS = pack_typed({"Messages": {"n": "no"}, "Keys": {"k": 1}, "NumNodes": 2, "NumErr": 1, "NumResp": 2})
 
 
@@ -86,8 +84,8 @@ def each(decode: Callable[[Any], object]) -> Callable[[bytes], object]:
 
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "message": (decode_message, ALIVE),
-    "packet": (decode_packet, encode_packet((ALIVE, ALIVE), checksum=False, compressed=False)),
-    "compressed": (decode_packet, encode_packet((ALIVE,) * 8, compressed=True)),
+    "packet": (decode_packet, PACKET),
+    "compressed": (decode_packet, encode_compressed(encode_packet((ALIVE,) * 8))),
     "stream": (decode_stream, encode_stream(PushPull(True, (RECORD,), STATE), compressed=False)),
     "stream-compressed": (decode_stream, encode_stream(PushPull(True, (RECORD,), STATE))),
     "incremental": (
@@ -126,7 +124,6 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "rpc-members": (each(decode_members), RPC_RECORD),
     "rpc-record": (each(decode_record), RPC_RECORD),
     "rpc-answer": (each(decode_answer), RPC_ANSWER),
-    "rpc-coordinate": (each(decode_coordinate), RPC_COORDINATE),
     "rpc-keys": (each(lambda value: decode_keys(value, "")), RPC_KEYS),
     "rpc-stats": (each(decode_stats), pack_typed({"agent": {"name": "n"}})),
     "tag-filter": (decode_tag_filter, encode_tag_filter("role", "web.*")),
