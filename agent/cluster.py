@@ -98,7 +98,7 @@ class Cluster:
         node, joined = self.node, self.joined
         self._register_messages()
         node.roster.listen(joined.routes.look)
-        node.roster.listen_to_announcements(joined.routes.on_announcement)
+        node.roster.on_announcement = joined.routes.on_announcement
         node.roster.listen(joined.catalog.exchange.look)
         node.roster.listen(lambda: joined.host.set_colocated(node.roster.colocated()))
         await node.links.start()

@@ -30,8 +30,19 @@ from shoal.agent.log_lines.names import Names
 from shoal.agent.members.contact import Meeting
 from shoal.agent.members.duplicate_identity import Life, TwinWatch
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
-from shoal.agent.members.roster import Roster, first_tags
-from shoal.agent.members.tags import TAG_NAME, is_ours
+from shoal.agent.members.roster import Roster
+from shoal.agent.members.tags import (
+    TAG_BOOT_NONCE,
+    TAG_CLUSTER,
+    TAG_CLUSTER_ID,
+    TAG_DOMAIN,
+    TAG_DRAINED,
+    TAG_NAME,
+    TAG_URL,
+    TAG_VERSION,
+    TAG_WEIGHT,
+    is_ours,
+)
 from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
@@ -199,17 +210,18 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: Any) -> None:
 async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     """Raises PortError, StartError."""
     directory, config, identity = node.directory, node.config, node.identity
-    tags = first_tags(
-        version=__version__,
-        name=identity.name,
-        cluster=config.cluster,
-        cluster_id=identity.cluster_id,
-        url=node.url,
-        domain=config.failure_domain or host_name(socket.gethostname()),
-        weight=config.weight,
-        boot=node.boot,
-        drained=node.draining.wanted,
-    )
+    tags = {
+        TAG_VERSION: __version__,
+        TAG_NAME: identity.name,
+        TAG_CLUSTER: config.cluster,
+        TAG_CLUSTER_ID: "" if identity.cluster_id is None else identity.cluster_id.hex(),
+        TAG_URL: node.url,
+        TAG_DOMAIN: config.failure_domain or host_name(socket.gethostname()),
+        TAG_WEIGHT: str(config.weight),
+        TAG_BOOT_NONCE: node.boot,
+    }
+    if node.draining.wanted:
+        tags[TAG_DRAINED] = "1"
 
     def on_event(event: MemberEvent) -> None:
         if is_ours(event.member, node.roster.cluster, node.roster.cluster_id):

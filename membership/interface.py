@@ -1,4 +1,4 @@
-"""What the agent wants of gossip, whoever does it: our own SWIM, or a Serf agent that already runs.
+"""What the agent wants of gossip, be it our own SWIM or a Serf agent that already runs.
 
 Law of this file: values and the Protocols; no implementation. `net/gossip.py` and
 `serf_agent/membership.py` fulfil it, and one conformance suite holds for both.

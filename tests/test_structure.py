@@ -51,7 +51,7 @@ PURE = (
     "replication/*.py",
     "membership/swim/core.py",
     "membership/swim/suspicion.py",
-    "membership/swim/awareness.py",
+    "membership/swim/prober.py",
     "membership/swim/broadcasts.py",
     "membership/swim/claims.py",
     "membership/serf/core.py",

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.members.duplicate_identity import agent_document
 
-TIMEOUT_S = 2.0
-MAX_ANSWER_BYTES = 64 * 1_024
 MAX_BIRTH_VOTERS = 7
 
 
@@ -36,18 +35,14 @@ class Introduction(NamedTuple):
 async def ask(urls: Sequence[str], cluster_id: bytes) -> Introduction:
     """The first member of that cluster that answers. Raises IntroductionError."""
     reasons = []
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
-        for url in urls:
-            try:
-                async with session.get(f"{url}/v1/agent", allow_redirects=False) as response:
-                    body = await response.content.read(MAX_ANSWER_BYTES)
-                introduction = parse_introduction(body)
-                if introduction.cluster_id == cluster_id:
-                    return introduction
-                reasons.append(f"{url} belongs to cluster {introduction.cluster_id.hex()}")
-            except (aiohttp.ClientError, TimeoutError, IntroductionError, OSError) as error:
-                reasons.append(f"{url}: {error or type(error).__name__}")
+    for url in urls:
+        try:
+            introduction = parse_introduction(await agent_document(url))
+            if introduction.cluster_id == cluster_id:
+                return introduction
+            reasons.append(f"{url} belongs to cluster {introduction.cluster_id.hex()}")
+        except (aiohttp.ClientError, TimeoutError, IntroductionError, OSError) as error:
+            reasons.append(f"{url}: {error or type(error).__name__}")
     raise IntroductionError("; ".join(reasons) or "nobody to ask")
 
 

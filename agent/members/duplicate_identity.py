@@ -48,15 +48,20 @@ def parse_life(body: bytes) -> Life | None:
     return Life(*fields) if all(isinstance(value, str) for value in fields) else None
 
 
+async def agent_document(url: str) -> bytes:
+    """GET /v1/agent. Raises aiohttp.ClientError, OSError, TimeoutError, ValueError."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+        session.get(f"{url}/v1/agent", allow_redirects=False) as response,
+    ):
+        return await response.content.read(MAX_ANSWER_BYTES)
+
+
 async def find_twin(url: str, own: Life) -> Life | None:
     """Another process under this agent's id that answers at `url` now."""
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-            session.get(f"{url}/v1/agent", allow_redirects=False) as response,
-        ):
-            life = parse_life(await response.content.read(MAX_ANSWER_BYTES))
+        life = parse_life(await agent_document(url))
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         logger.debug("no answer from %s: %s", url, error)
         return None

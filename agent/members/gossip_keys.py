@@ -1,7 +1,7 @@
 """Gossip keys for those who run a cluster: who holds which, and changing them without losing a member.
 
 Law of this file: it asks the pool, and refuses a step that would lock somebody out; it hands no key out.
-Keys are named by their fingerprints: whoever may ask an agent over HTTP need not be able to join its gossip.
+Keys are named by their fingerprints: a client of HTTP need not be able to join the gossip.
 
 Why a step is refused: a member that lacks the new key cannot read those who use it, and one that still uses
 the old key is not heard by those who removed it. A failed member may come back, so it counts.

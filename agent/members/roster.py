@@ -2,8 +2,7 @@
 themselves.
 
 Law of this file: it reads the gossip and Links and writes this agent's tags; it decides nothing about
-members. All tags are read and written here, so that their spelling stands once (documents.py has the
-names).
+members. Tags are read and changed here; node.py writes those that an agent begins with.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from shoal.agent.members.tags import (
     TAG_PLACEMENT,
     TAG_TOPICS,
     TAG_URL,
-    TAG_VERSION,
     TAG_WEIGHT,
     Peer,
     is_ours,
@@ -38,6 +36,7 @@ from shoal.agent.members.tags import (
 from shoal.agent.peers.links import Links
 from shoal.errors import ShoalError
 from shoal.membership.interface import Gossip, Member, PoolEvent
+from shoal.membership.serf_agent.hosted import natural as natural
 from shoal.replication.placement.assignment import Candidate
 
 PLACEMENT_EVENT = "shoal-placement"
@@ -69,7 +68,8 @@ class Roster:
         self._tags: dict[str, str] = {}
         self._tags_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._announcement_listeners: list[Callable[[str, str, int], None]] = []
+        self.on_announcement: Callable[[str, str, int], None] = lambda *_: None
+        """Called with agent id, run and placement version of every route event of another agent."""
         self._scheduled = False
         self._members: tuple[Member, ...] = ()
         self._ours: list[Member] = []
@@ -147,7 +147,7 @@ class Roster:
         self.changed()
 
     def set_drained(self, *, drained: bool) -> None:
-        """Whether this agent shall hold nothing: whoever leads one of its groups acts on it."""
+        """Whether this agent shall hold nothing: the leaders of its groups act on it."""
         if drained:
             self._tags[TAG_DRAINED] = "1"
         else:
@@ -169,17 +169,12 @@ class Roster:
             self._membership.send_user_event(PLACEMENT_EVENT, payload)
 
     def on_pool_event(self, event: PoolEvent) -> None:
-        """Membership's on_user_event. Whatever is no route event is not ours."""
+        """Membership's on_user_event. Events that are no route events are not ours."""
         if event.name != PLACEMENT_EVENT:
             return
         words = event.payload[:MAX_ANNOUNCEMENT_BYTES].decode("ascii", "replace").split(" ")
         if len(words) == 3 and words[0] != self.agent_id:
-            for listener in self._announcement_listeners:
-                listener(words[0], words[1], natural(words[2]))
-
-    def listen_to_announcements(self, listener: Callable[[str, str, int], None]) -> None:
-        """Called with agent id, run and placement version of every route event of another agent."""
-        self._announcement_listeners.append(listener)
+            self.on_announcement(words[0], words[1], natural(words[2]))
 
     def set_catalog(self, version: CatalogVersion, *, has_topics: bool) -> None:
         """The catalog version of this agent, and whether its cluster holds anything."""
@@ -210,7 +205,7 @@ class Roster:
     # ---- what is known ------------------------------------------------------------------------------------
 
     def members(self) -> tuple[Member, ...]:
-        """Everybody in the pool, dead or alive, of whatever cluster."""
+        """Everybody in the pool, dead or alive, of any cluster."""
         return self._members
 
     def neighbours(self) -> list[Member]:
@@ -281,7 +276,7 @@ class Roster:
 
     def placeable(self) -> list[Member]:
         """Where replicas may be moved: alive by gossip, met, of this cluster, and not drained. One whose link
-        is silent for a moment counts: whoever gets a learner has to answer before anything depends on it."""
+        is silent for a moment counts: a new learner has to answer before anything depends on it."""
         met = self.met()
         return [
             member
@@ -381,11 +376,6 @@ class Roster:
         return self._links.send_control(agent_id, kind, payload)
 
 
-def natural(text: str) -> int:
-    """A whole number from a tag somebody else wrote; 0 for anything else."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
-
-
 def candidate_of(member: Member) -> Candidate:
     """A member as placement sees it. Nothing in its tags makes it unfit: a weight that is no number is 1."""
     return Candidate(
@@ -407,28 +397,3 @@ def cluster_id_of(member: Member) -> bytes | None:
     except ValueError:
         return None
     return cluster_id if len(cluster_id) == ID_BYTES else None
-
-
-def first_tags(
-    *,
-    version: str,
-    name: str,
-    cluster: str,
-    cluster_id: bytes | None,
-    url: str,
-    domain: str,
-    weight: int,
-    boot: str,
-    drained: bool = False,
-) -> dict[str, str]:
-    """What an agent says of itself from its first packet on."""
-    return ({TAG_DRAINED: "1"} if drained else {}) | {
-        TAG_VERSION: version,
-        TAG_NAME: name,
-        TAG_CLUSTER: cluster,
-        TAG_CLUSTER_ID: "" if cluster_id is None else cluster_id.hex(),
-        TAG_URL: url,
-        TAG_DOMAIN: domain,
-        TAG_WEIGHT: str(weight),
-        TAG_BOOT_NONCE: boot,
-    }

@@ -48,7 +48,7 @@ class Peer(NamedTuple):
 
 def is_shoal(member: Member) -> bool:
     """A member without these tags is a plain Serf agent: a neighbour, never placed on (safety 6). So is one
-    whose URL is not at its own address: whoever may write a tag does not choose what agents connect to."""
+    whose URL is not at its own address: the writer of a tag does not choose what agents connect to."""
     url = member.tags.get(TAG_URL)
     return TAG_CLUSTER in member.tags and url is not None and host_of(url) == plain_address(member.address)
 

@@ -222,7 +222,7 @@ class PeerConnection(asyncio.Protocol):
         self.closing = True
         if not self.opened.done():
             self.opened.set_exception(reason)
-            self.opened.exception()  # retrieved: whoever waits still sees it, nobody waiting is no bug
+            self.opened.exception()  # retrieved: a waiting task still sees it, and none is no bug
         if self._transport is not None:
             self._transport.close()
 

@@ -1,6 +1,6 @@
 """What two agents say to each other about entries that travel beside Raft: bytes <-> values.
 
-Law of this file: pure. Frames are opaque here; whoever takes them checks them. Everything that is wrong
+Law of this file: pure. Frames are opaque here; their receiver checks them. Everything that is wrong
 raises PeerMessageError.
 """
 
@@ -56,7 +56,7 @@ class EntryId(NamedTuple):
 
 
 class EntryWanted(NamedTuple):
-    """A copy of that entry, whoever has it; and `asked`, the replica that the asker knows there, says whether
+    """Any copy of that entry; and `asked`, the replica that the asker knows there, says whether
     it lacks it for good: in terms up to `newest_term` the asker may have acknowledged what follows it."""
 
     entry: EntryId

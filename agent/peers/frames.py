@@ -57,7 +57,7 @@ class LinkKind(IntEnum):
 
 
 class FrameType(IntEnum):
-    """0 to 63 belong to the links and the host; from 64 on, to whoever composes the agent."""
+    """0 to 63 belong to the links and the host; messages.py has those from 64 on."""
 
     HELLO = 1
     REFUSED = 2
@@ -79,7 +79,7 @@ class RawFrame(NamedTuple):
 
 
 class FrameReader:
-    """Frames out of a byte stream, whatever the pieces it arrives in; holds at most one unfinished frame."""
+    """Frames out of a byte stream that arrives in any pieces; holds at most one unfinished frame."""
 
     def __init__(self, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes

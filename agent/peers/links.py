@@ -158,7 +158,9 @@ class Links:
             task.cancel()
         for connection in list(peer.connections.values()):
             connection.close()
-        self._report_silence(peer)  # it is not watched any more, and whatever it led quietly is led no longer
+        self._report_silence(
+            peer
+        )  # it is not watched any more, and the groups that it led quietly are led no longer
 
     def _dial_missing(self) -> None:
         for peer in self._peers.values():

@@ -1,6 +1,6 @@
 """The frames that agents exchange beside Raft: numbers, and the small payloads among them.
 
-Law of this file: pure. Numbers from 64 on belong to whoever composes the agent (frames.py). Larger
+Law of this file: pure. Numbers up to 63 stand in frames.py. Larger
 payloads are encoded where their content lives (catalog.py, agent/routing/table.py).
 """
 

@@ -111,7 +111,7 @@ class Requests:
             seldom.info("refused a request of %s: %s", agent_name(peer.agent_id), error)
             self._respond(peer, correlation, _FAILED, str(error).encode())
         except Exception as error:
-            # Whatever failed, the asker must not wait for its timeout to learn of it.
+            # The asker must not wait for its timeout to learn of the failure.
             logger.exception("a request of %s failed; this is a bug", agent_name(peer.agent_id))
             self._respond(peer, correlation, _FAILED, str(error).encode())
         finally:

@@ -38,9 +38,7 @@ PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
 RETRY_S = 0.1
 FRESH_S = 0.1
-FRESHEN_TIMEOUT_MS = (
-    500  # whoever asks for counts gets those of a peer that is slower as they were last heard
-)
+FRESHEN_TIMEOUT_MS = 500  # of a slower peer counts are shown as they were last heard
 MAX_PAGES = 64  # of one pull; the rest follows with the next
 ANNOUNCE_MS = (
     250  # between two route events: a kill moves hundreds of leaders, Serf keeps 512 events (safety 28)
@@ -166,7 +164,7 @@ class RouteExchange:
         self.refresh(wholly=now_s - self._refreshed_s >= FRESH_S)
 
     async def freshen_everywhere(self) -> None:
-        """The same, of the live peers' replicas too, as far as these answer in time. Whoever asks while
+        """The same, of the live peers' replicas too, as far as these answer in time. A caller that asks while
         others are being answered shares the next round: an answer is never older than the question."""
         self.freshen()
         if not self._peers.live_peers():
@@ -244,7 +242,7 @@ class RouteExchange:
             self._watch.changed()
 
     def on_announcement(self, peer: str, run: str, version: int) -> None:
-        """A route event: that agent's placement has this version. Whoever has it already does nothing."""
+        """A route event: that agent's placement has this version. One that is known changes nothing."""
         known_run, known_version = self.table.placement_known(peer)
         if peer in self._peers.live_peers() and (known_run != run or known_version < version):
             self._behind.add(peer)

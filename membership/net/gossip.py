@@ -356,7 +356,7 @@ class Membership(AgentPool):
             while (ready := core.ready()) is not None:
                 core.advance(ready)
                 self._do(ready)
-        finally:  # whatever a listener raised: without its timer this node would be dead to the others
+        finally:  # a listener may raise, and without its timer this node would be dead to the others
             if core.has_left:
                 self._left.set()
             self._arm(core.deadline())
@@ -473,7 +473,7 @@ class Membership(AgentPool):
         self._traffic.sent_bytes += len(data)
 
     def _note_stranger(self, who: str, fault: Exception) -> None:
-        """A wrong key or label is for whoever runs the two nodes to see; all else is noise of a network."""
+        """A wrong key or label is a fault of configuration; all else is noise of a network."""
         if isinstance(fault, WireError) and fault.reason in ("key", "label"):
             line = self._offenders.note(who, fault.detail, self._now_ms())
             if line is not None:

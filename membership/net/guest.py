@@ -1,6 +1,6 @@
 """Asking a gossip pool who is in it, without becoming a member: one state exchange with nothing to say.
 
-Law of this file: a shell over one TCP stream; what the answer means to whoever asked is theirs to decide.
+Law of this file: a shell over one TCP stream. The meaning of the answer is the caller's business.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PoolMember(NamedTuple):
 
 
 class NobodyAnswered(Exception):
-    """Whoever is at that address did not answer as a member of a pool; the text says what happened."""
+    """No member of a pool answered at that address; the text says what happened."""
 
 
 async def ask_pool(host: str, port: int, *, key: str | None = None, label: str = "") -> list[PoolMember]:

@@ -1,7 +1,7 @@
 """Who knocks with a wrong key or another cluster's label, told once a minute and not once a packet.
 
 Law of this file: counts and the lines worth logging; it neither logs nor knows a clock. Bounded in names, in
-lines and in memory, because whoever floods us chooses the addresses.
+lines and in memory, because a flood comes from addresses of its own choice.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,6 @@ class Offenders:
         return f"refused {who} {count} more times in the last {INTERVAL_MS // 1000} s or longer: {why}"
 
     def _forget(self, now_ms: int) -> None:
-        """Make room: whoever was named a minute ago may be named as new."""
+        """Make room: an address named a minute ago may be named as new."""
         for who in [who for who, held in self._known.items() if now_ms - held.told_ms >= INTERVAL_MS]:
             del self._known[who]

@@ -34,8 +34,8 @@ MAX_INLINE_NODES = 64
 
 
 MAX_HELD_BYTES = 32 << 20
-"""Incomplete messages of all streams together: four of the largest there may be. Whoever dials us decides how
-much it sends, before anybody knows who it is."""
+"""Incomplete messages of all streams together: four of the largest there may be. A stranger that dials us
+decides how much it sends."""
 
 
 class StreamFault(Exception):
@@ -74,14 +74,11 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
     """A listening TCP and a non-blocking UDP socket on one port; port 0 picks. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for attempt in range(BIND_ATTEMPTS):
-        tcp = socket.socket(family, socket.SOCK_STREAM)
+        tcp = socket.create_server((address, port), family=family, backlog=LISTEN_BACKLOG)
         udp = socket.socket(family, socket.SOCK_DGRAM)
         try:
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tcp.bind((address, port))
             udp.bind((address, tcp.getsockname()[1]))
-            tcp.listen(LISTEN_BACKLOG)
         except OSError:
             tcp.close()
             udp.close()

@@ -29,7 +29,7 @@ MAX_WAITING = 16
 """Changes that wait for the one before them to be kept. More are refused: nobody rotates that fast."""
 
 NOT_IN_PLAIN = "keys are neither listed nor changed while this node speaks or accepts plain text"
-"""Else whoever listens would read them, and whoever can send a packet change them."""
+"""Else a listener would read them, and any sender of a packet could change them."""
 
 _CHANGES: Mapping[str, Callable[[Keyring, bytes], Keyring]] = {
     INSTALL_QUERY: Keyring.install,

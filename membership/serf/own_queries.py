@@ -49,8 +49,9 @@ def default_timeout_ms(gossip_interval_ms: int, alive: int) -> int:
 @dataclass(slots=True)
 class _Asked:
     deadline_ms: int
-    acknowledged: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
+    heard: dict[ReplyKind, set[str]] = field(
+        default_factory=lambda: {ReplyKind.ACK: set(), ReplyKind.ANSWER: set()}
+    )
 
 
 class AskedQueries:
@@ -71,17 +72,16 @@ class AskedQueries:
         self._asked[key] = _Asked(deadline_ms)
 
     def on_response(self, response: QueryResponse) -> None:
-        """An answer arrived: each member counts once, by whatever way, and nobody after the deadline."""
+        """An answer arrived: each member counts once, by any way, and nobody after the deadline."""
         key = (response.ltime, response.id)
         asked = self._asked.get(key)
         if asked is None:
             return
-        is_ack = bool(response.flags & QueryResponse.ACK)
-        heard = asked.acknowledged if is_ack else asked.answered
+        kind = ReplyKind.ACK if response.flags & QueryResponse.ACK else ReplyKind.ANSWER
+        heard = asked.heard[kind]
         if response.sender in heard or len(heard) >= self._max_members:
             return
         heard.add(response.sender)
-        kind = ReplyKind.ACK if is_ack else ReplyKind.ANSWER
         self.replies.append(QueryReply(key, kind, response.sender, response.payload))
 
     def wake(self, now_ms: int) -> None:
@@ -97,4 +97,4 @@ class AskedQueries:
     def check_invariants(self) -> None:
         assert len(self._asked) <= MAX_ASKED
         for asked in self._asked.values():
-            assert max(len(asked.acknowledged), len(asked.answered)) <= self._max_members
+            assert max(map(len, asked.heard.values())) <= self._max_members

@@ -1,6 +1,6 @@
 """Every command of the Serf agent's RPC, by name, with its request and its reply.
 
-Law of this file: what each command sends and expects. How it travels is up to whoever provides `call`:
+Law of this file: what each command sends and expects. The classes that provide `call` say how it travels:
 rpc.py has one connection and one client that keeps connected.
 """
 

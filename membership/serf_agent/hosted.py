@@ -27,6 +27,11 @@ ALIVE_QUERY = "shoal-alive"
 LIVING = ("alive", "suspect")
 
 
+def natural(text: str) -> int:
+    """A whole number from a tag somebody else wrote; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
 def is_hosted(member: Member) -> bool:
     """Whether this node of the pool speaks for an agent behind it."""
     return bool(member.tags.get(TAG_AGENT))
@@ -69,9 +74,7 @@ def as_agents(nodes: Iterable[Member], silent: Collection[str] = ()) -> tuple[Me
 
 
 def _claim(node: Member) -> tuple[bool, int, str]:
-    since = node.tags.get(TAG_SINCE, "")
-    moment = int(since) if since.isascii() and since.isdigit() and len(since) < 19 else 0
-    return (node.status in LIVING, moment, node.name)
+    return (node.status in LIVING, natural(node.tags.get(TAG_SINCE, "")), node.name)
 
 
 def living_agents(nodes: Iterable[Member]) -> frozenset[str]:

@@ -26,8 +26,8 @@ AGENTS_PER_INTERVAL = 10
 ANSWER_TIMEOUT_MS = 1_500
 
 ATTEMPTS = 3
-"""A query is gossip: in a small pool of which some are dead, one in ten may not reach somebody. Whoever has
-not answered is asked again at once."""
+"""A query is gossip: in a small pool of which some are dead, one in ten misses some member. An agent
+that has not answered is asked again at once."""
 
 MISSES = 3
 """Rounds without an answer, one after the other, until an agent counts as failed: some 20 s. A wrong verdict
@@ -35,7 +35,7 @@ would move what the agent leads, so nine queries in a row must have gone unheard
 
 
 class HostedWatch:
-    """`silent` is read by whoever shows the list; `changed` is called with those who joined or left it."""
+    """`silent` are agents that do not answer; `changed` is called with those that joined or left them."""
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ from shoal.membership.serf_agent.hosted import (
     as_agent,
     as_agents,
     is_hosted,
+    natural,
     node_names,
 )
 from shoal.membership.serf_agent.hosted_watch import ASK_INTERVAL_MS
@@ -105,10 +106,11 @@ class SerfMembership(AgentPool):
         )
         self._settings = settings
         self._client = SerfClient(settings.host, settings.port, settings.auth_key, rng=rng)
-        self._node = ""
+        self.node = ""
+        """The name of the Serf agent."""
         self._nodes: dict[str, Member] = {}
         self._members: tuple[Member, ...] = ()
-        self._version = 0
+        self.version = 0
         self._tags: dict[str, str] = {}
         self._since = ""
         self._news = asyncio.Event()
@@ -131,7 +133,7 @@ class SerfMembership(AgentPool):
         except BaseException:
             await self._client.stop()
             raise
-        before = self._nodes[self._node]
+        before = self._nodes[self.node]
         if is_hosted(before) and not before.tags.get(TAG_LEFT):
             self.occupant = before
 
@@ -194,26 +196,17 @@ class SerfMembership(AgentPool):
     # What is known
 
     @property
-    def node(self) -> str:
-        """The name of the Serf agent."""
-        return self._node
-
-    @property
     def address(self) -> str:
-        return self._nodes[self._node].address
+        return self._nodes[self.node].address
 
     @property
     def port(self) -> int:
-        return self._nodes[self._node].port
+        return self._nodes[self.node].port
 
     @property
     def clocks(self) -> Clocks:
         """The Serf agent keeps its own."""
         return Clocks()
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def members(self) -> tuple[Member, ...]:
         return self._members
@@ -227,24 +220,17 @@ class SerfMembership(AgentPool):
     async def _fetch(self) -> None:
         """The list as the Serf agent has it now; differences become events."""
         async with self._fetching:  # an older answer must not come after a newer one
-            await self._fetch_once()
-
-    async def _fetch_once(self) -> None:
-        found = await self._client.members()
-        now_ms = int(time.time() * 1_000)
-        nodes = {}
-        for rpc_member in found:
-            known = self._nodes.get(rpc_member.name)
-            if rpc_member.status != "none":
-                nodes[rpc_member.name] = _node(rpc_member, known, now_ms)
-        if self._node not in nodes:  # at the start, or the Serf agent came back under another name
-            self._node = (await self._client.stats()).get("agent", {}).get("name", "")
-            if self._node not in nodes:
-                raise RpcError("format", f"the Serf agent {self._node!r} is not in its own list")
-        before, self._nodes = self._nodes, nodes
-        if nodes != before:
-            self._show()
-            self._look_for_rival()
+            found = [node for node in await self._client.members() if node.status != "none"]
+            now_ms = int(time.time() * 1_000)
+            nodes = {node.name: _node(node, self._nodes.get(node.name), now_ms) for node in found}
+            if self.node not in nodes:  # at the start, or the Serf agent came back under another name
+                self.node = (await self._client.stats()).get("agent", {}).get("name", "")
+                if self.node not in nodes:
+                    raise RpcError("format", f"the Serf agent {self.node!r} is not in its own list")
+            before, self._nodes = self._nodes, nodes
+            if nodes != before:
+                self._show()
+                self._look_for_rival()
 
     def _show(self) -> None:
         """Make the list anew and tell what has changed in it."""
@@ -256,7 +242,7 @@ class SerfMembership(AgentPool):
             kind = _change(before.get(name), member)
             if kind is not None:
                 events.append(MemberEvent(kind, member))
-        self._version += len(events)
+        self.version += len(events)
         for event in events:
             self._call(self._on_event, event)
 
@@ -267,7 +253,7 @@ class SerfMembership(AgentPool):
     def _look_for_rival(self) -> None:
         """Another node that speaks for this very agent: a copy of its data directory, or its former node."""
         for node in self._nodes.values():
-            if node.name == self._node or node.status not in LIVING or agent_name(node) != self.local_name:
+            if node.name == self.node or node.status not in LIVING or agent_name(node) != self.local_name:
                 continue
             if self._is_conflict_news():
                 logger.warning("two Serf nodes serve %s: the other is %s", self.local_name, node.name)
@@ -300,13 +286,12 @@ class SerfMembership(AgentPool):
     def _is_taken_over(self) -> bool:
         """Another process speaks through our node, and began later: a contest of tags would only confuse the
         others, so the older one keeps silent, loudly."""
-        since = self._told_tags().get(TAG_SINCE, "")
-        if not (since.isascii() and since.isdigit() and len(since) < 19) or int(since) <= int(self._since):
+        if natural(self._told_tags().get(TAG_SINCE, "")) <= int(self._since):
             return False
         if self._is_conflict_news():
             logger.error(
                 "the Serf agent %s serves agent %s now: give each agent a Serf agent of its own",
-                self._node,
+                self.node,
                 self._told_tags().get(TAG_AGENT),
             )
         return True
@@ -318,7 +303,7 @@ class SerfMembership(AgentPool):
             connection = await self._client.connection()
             try:
                 stream = await connection.stream("*")
-                self._news.set()  # whatever happened before the stream began
+                self._news.set()  # for changes before the stream began
                 async for record in stream:
                     await self._take_record(connection, record)
             except RpcError as error:
@@ -365,7 +350,7 @@ class SerfMembership(AgentPool):
     def _told_tags(self) -> dict[str, str]:
         """Which of our tags the node shows."""
         owned = self._settings.owned_tags | self._tags.keys() | {TAG_AGENT, TAG_SINCE, TAG_LEFT}
-        return {tag: value for tag, value in self._nodes[self._node].tags.items() if tag in owned}
+        return {tag: value for tag, value in self._nodes[self.node].tags.items() if tag in owned}
 
     async def _tell_tags(self) -> None:
         stale = [tag for tag in self._told_tags() if tag not in self._tags]

@@ -16,7 +16,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shoal.membership.serf.own_queries import QueryRequest
@@ -72,25 +72,21 @@ class RpcStream:
         self.decode = decode
         self._records: deque[Record | Gap] = deque()
         self._arrived = asyncio.Event()
-        self._lost = 0
         self.over = False
 
     def put(self, record: Record) -> None:
-        if len(self._records) >= MAX_RECORDS:
-            self._lost += 1
-            return
-        if self._lost:
-            self._records.append(Gap(self._lost))
-            self._lost = 0
-        self._records.append(record)
+        """Beyond the bound a gap stands for the record."""
+        if len(self._records) < MAX_RECORDS:
+            self._records.append(record)
+        elif isinstance(last := self._records[-1], Gap):
+            self._records[-1] = Gap(last.count + 1)
+        else:
+            self._records.append(Gap(1))
         self._arrived.set()
 
     def end(self) -> None:
         """Nothing more will come; what has come can still be read."""
         self.over = True
-        if self._lost:
-            self._records.append(Gap(self._lost))
-            self._lost = 0
         self._arrived.set()
 
     async def read(self) -> Record | Gap | None:
@@ -114,7 +110,7 @@ class _Pending:
     command: Command
     answer: asyncio.Future[tuple[Any, str]]
     stream: RpcStream | None = None
-    replied: bool = field(default=False)
+    replied: bool = False
 
 
 class RpcConnection(Commands):
@@ -166,13 +162,7 @@ class RpcConnection(Commands):
     # Calls
 
     async def call(self, command: Command, decode: Callable[[Any, str], T]) -> T:
-        _, pending = self._send(command, None)
-        try:
-            async with asyncio.timeout(command.timeout_s):
-                value, error = await asyncio.shield(pending.answer)
-        except TimeoutError:
-            detail = f"{command.name} had no answer from {self.peer} in {command.timeout_s:g} s"
-            raise RpcError("timeout", detail) from None
+        value, error = await self._reply_of(self._send(command, None))
         if error and not command.body_on_error:
             raise self.refused(command.name, error)
         try:
@@ -180,7 +170,16 @@ class RpcConnection(Commands):
         except WireError as fault:
             raise RpcError("format", f"the answer to {command.name}: {fault}") from None
 
-    def _send(self, command: Command, decode: Callable[[Any], Record] | None) -> tuple[int, _Pending]:
+    async def _reply_of(self, pending: _Pending) -> tuple[Any, str]:
+        command = pending.command
+        try:
+            async with asyncio.timeout(command.timeout_s):
+                return await asyncio.shield(pending.answer)
+        except TimeoutError:
+            detail = f"{command.name} had no answer from {self.peer} in {command.timeout_s:g} s"
+            raise RpcError("timeout", detail) from None
+
+    def _send(self, command: Command, decode: Callable[[Any], Record] | None) -> _Pending:
         if self.closed.is_set():
             raise self.fault
         if len(self._pending) >= MAX_CALLS:
@@ -191,7 +190,7 @@ class RpcConnection(Commands):
         answer.add_done_callback(_look_at)
         pending = self._pending[self._sequence] = _Pending(command, answer, stream)
         self._writer.write(encode_request(command.name, self._sequence, command.body))
-        return self._sequence, pending
+        return pending
 
     # Streams
 
@@ -204,16 +203,11 @@ class RpcConnection(Commands):
         return await self._open("query", query_body(request), decode_answer)
 
     async def _open(self, name: str, body: dict[str, object], decode: Callable[[Any], Record]) -> RpcStream:
-        command = Command(name, body, False, False, CALL_TIMEOUT_S)
-        sequence, pending = self._send(command, decode)
+        pending = self._send(Command(name, body, False, False, CALL_TIMEOUT_S), decode)
         assert pending.stream is not None
-        try:
-            async with asyncio.timeout(command.timeout_s):
-                _, error = await asyncio.shield(pending.answer)
-        except TimeoutError:
-            raise RpcError("timeout", f"{name} had no answer from {self.peer}") from None
+        _, error = await self._reply_of(pending)
         if error:
-            del self._pending[sequence]
+            del self._pending[pending.stream.sequence]
             raise self.refused(name, error)
         return pending.stream
 

@@ -1,6 +1,6 @@
 """Values and bytes of the Serf agent's RPC: requests out, replies and records in.
 
-Law of this file: pure. What a reply means for whoever waits is rpc.py's business. Every decoder here
+Law of this file: pure. The meaning of a reply is rpc.py's business. Every decoder here
 accepts or raises WireError.
 
 The stream is a plain concatenation of msgpack values without lengths: a header {Seq, Error}, then a body if

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
-from shoal.membership.swim.awareness import Awareness
 from shoal.membership.swim.broadcasts import Broadcast, retransmit_limit
 from shoal.membership.swim.claims import (
     Node,
@@ -30,7 +29,7 @@ from shoal.membership.swim.claims import (
 from shoal.membership.swim.doorbell import Doorbell
 from shoal.membership.swim.former_life import FormerLife
 from shoal.membership.swim.piggyback import Outbox
-from shoal.membership.swim.prober import Prober
+from shoal.membership.swim.prober import Awareness, Prober
 from shoal.membership.swim.ready import (
     Change,
     ChangeKind,

@@ -1,8 +1,8 @@
-"""Strangers who want in while the table is full: whoever answers at the address it claims is let in.
+"""Strangers who want in while the table is full: one that answers at the address it claims is let in.
 
 Law of this file: who has been asked, and whose answer counts. What becomes of those who answer is core.py's.
 
-A pool without a key can be filled with invented nodes that never die, because whoever invented them refutes
+A pool without a key can be filled with invented nodes that never die, because their inventor refutes
 their deaths. They answer nothing. So a stranger is pinged where it claims to be, with a number that nobody
 else has seen, and takes the place of one that never answered. A claim costs us one small packet, as much as
 it cost its sender: nobody is hit by more than was sent.

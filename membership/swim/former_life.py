@@ -3,7 +3,7 @@
 Law of this file: what is known of that life, and what may be said for it; core.py says it.
 
 A name moves only once it has left or died (memberlist), and others take some seconds until they believe that
-a killed process has died. Whoever carries the name on knows better, on its own host: nothing answers to the
+a killed process has died. Its successor knows better, on its own host: nothing answers to the
 name at that port, and a port of this very host is never just out of reach. So it says for its former life
 what that could not say itself, that it left; once this was told, it claims the name for its own address. A
 process that does answer there is no former life but a second one (a copied data directory): it keeps the

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.swim.awareness import Awareness, probe_failure_delta
 from shoal.membership.swim.claims import Node, NodeTable
 from shoal.membership.swim.piggyback import Outbox
 from shoal.membership.swim.ready import StreamProbe
@@ -38,6 +37,36 @@ LATE_FRACTION = 4
 busy loop is late by some ten milliseconds, and answers are worth waiting for again."""
 
 _SEQUENCES = 1 << 32
+
+
+class Awareness:
+    """Lifeguard's local health: how far this node should distrust its own timing, from 0 to maximum - 1.
+
+    The score rises when probes fail without even a nack, and when others had to be refuted: both hint that we
+    are the slow one. It falls with each success, and timeouts scale with it.
+    """
+
+    __slots__ = ("_maximum", "score")
+
+    def __init__(self, maximum: int) -> None:
+        assert maximum >= 1
+        self._maximum = maximum
+        self.score = 0
+
+    def apply(self, delta: int) -> None:
+        """Move the score by delta, within its bounds."""
+        self.score = min(max(0, self.score + delta), self._maximum - 1)
+
+    def scale(self, interval_ms: int) -> int:
+        """The interval stretched by the score."""
+        return interval_ms * (self.score + 1)
+
+
+def probe_failure_delta(expected_nacks: int, received_nacks: int) -> int:
+    """What a failed probe says about us: helpers that stayed silent, too, count against our own network."""
+    if expected_nacks > 0:
+        return max(0, expected_nacks - received_nacks)
+    return 1
 
 
 class Stage(Enum):
@@ -163,8 +192,8 @@ class Prober:
         return probe.node
 
     def _is_excused_for_now(self, probe: Probe, now_ms: int) -> bool:
-        """We stood still while the answers should have come: those that need turns of this process (a ping
-        over TCP, whoever else lives in it) are waited for once more, no longer than a direct one is."""
+        """We stood still while the answers should have come: those that need turns of this process, such as
+        a ping over TCP, are waited for once more, no longer than a direct one is."""
         late_ms, timeout_ms = now_ms - probe.until_ms, self._config.probe_timeout_ms
         if probe.is_excused or late_ms * LATE_FRACTION < timeout_ms:
             return False

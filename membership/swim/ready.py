@@ -1,7 +1,7 @@
 """What the cores ask of the world, and what the world tells them: frozen values only.
 
-Law of this file: data between the pure cores and whoever drives them (the asyncio
-shell, a simulation, a script).
+Law of this file: data between the pure cores and their driver: the asyncio shell, a
+simulation, a script.
 """
 
 from enum import Enum

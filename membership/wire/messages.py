@@ -93,7 +93,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def is_ipv4(address: bytes) -> bool:
-    """Whether packets go there by IPv4, whatever clothes the address wears."""
+    """Whether packets go there by IPv4, also to an IPv4 address in IPv6 clothes."""
     return ":" not in host_text(address)
 
 

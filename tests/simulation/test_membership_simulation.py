@@ -12,7 +12,7 @@ from shoal.membership.config import GossipConfig
 from shoal.membership.serf import core as serf
 from shoal.membership.serf import member_list as statuses
 from shoal.membership.serf.ready import EventKind
-from shoal.membership.swim import awareness, broadcasts, suspicion
+from shoal.membership.swim import broadcasts, suspicion
 from shoal.membership.swim import claims as members
 from shoal.membership.swim import core as swim
 from shoal.membership.swim import prober as probing
@@ -201,7 +201,7 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         probing.Prober, "_continue_probe", lambda self, _: setattr(self, "_probe", None)
     ),
     "forgets who joined": lambda patch: patch.setattr(statuses.MemberList, "_on_node_join", lambda *_: None),
-    "never gets well": lambda patch: patch.setattr(awareness.Awareness, "scale", lambda _, ms: 600 * ms),
+    "never gets well": lambda patch: patch.setattr(probing.Awareness, "scale", lambda _, ms: 600 * ms),
 }
 
 

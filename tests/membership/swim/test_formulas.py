@@ -3,8 +3,8 @@
 import pytest
 
 from shoal.membership.config import GossipConfig, push_pull_interval_ms
-from shoal.membership.swim.awareness import Awareness, probe_failure_delta
 from shoal.membership.swim.broadcasts import retransmit_limit
+from shoal.membership.swim.prober import Awareness, probe_failure_delta
 from shoal.membership.swim.suspicion import Suspicion, SuspicionBounds, suspicion_bounds, suspicion_timeout_ms
 
 
