@@ -218,20 +218,14 @@ class RouteExchange:
     # ---- what others hold ------------------------------------------------------------------------
 
     async def on_pull(self, _peer: str, payload: bytes) -> bytes:
-        """The claims of this agent since the number asked for, as they are now."""
-        try:
-            run, after = decode_request(payload)
-        except RouteError as error:
-            raise PeerMessageError(str(error)) from None
+        """The claims of this agent since the number asked for, as they are now. Raises RouteError."""
+        run, after = decode_request(payload)
         self.refresh(wholly=False)
         return encode_delta(self._own.delta(run, after))
 
     def on_hint(self, peer: str, payload: bytes) -> None:
         """A peer's newest claims. If they do not follow what is known, ask. Raises PeerMessageError."""
-        try:
-            delta = decode_delta(payload)
-        except RouteError as error:
-            raise PeerMessageError(str(error)) from None
+        delta = decode_delta(payload)
         if delta.agent_id != peer:
             raise PeerMessageError("a hint about somebody else")
         before = self.table.version

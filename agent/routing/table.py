@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.status import ReplicaStatus
+from shoal.agent.peers.messages import PeerMessageError
 from shoal.replication.roles.transitions import Role
 
 MAX_CLAIMS_PER_DELTA = 2_000  # about half a megabyte; a longer difference comes in several answers
@@ -24,7 +25,7 @@ MAX_REPLICAS = 255  # as many as a configuration may have: a topic that wants a 
 ROLES = ("leader", "follower", "learner")
 
 
-class RouteError(ValueError):
+class RouteError(PeerMessageError):
     """Bytes that are no delta."""
 
 

@@ -298,7 +298,7 @@ class SerfCore:
         return {} if local is None else local.tags
 
     def _on_query(self, query: Query, payload: bytes, now_ms: int) -> None:
-        if not self._queries.is_news(query):
+        if not self._queries.is_news(query.ltime, query.id):
             return
         if not query.flags & Query.NO_BROADCAST:
             self.swim.outbox.queries.queue(payload)

@@ -7,6 +7,7 @@ remembered for ever.
 """
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from shoal.membership.wire.serf import EVENT_SLOTS, MAX_LTIME, UserEvent, event_fingerprint
 
@@ -18,13 +19,11 @@ MAX_REPLAYED_BYTES = 1395
 ring stays below 1 MiB."""
 
 
+@dataclass(slots=True)
 class LamportClock:
     """Lamport's logical clock as Serf keeps it: `time` is the next stamp. Starts at 1."""
 
-    __slots__ = ("time",)
-
-    def __init__(self) -> None:
-        self.time = 1
+    time: int = 1
 
     def witness(self, ltime: int) -> None:
         """Be later than what was seen; stops at the last time there is rather than overflow."""
@@ -39,14 +38,23 @@ class LamportClock:
 
 
 class SeenRing:
-    """Remembers marks by Lamport time, EVENT_SLOTS times back."""
+    """The clock of user events or of queries, and what was heard of them: marks by Lamport time, EVENT_SLOTS
+    times back."""
 
     def __init__(self) -> None:
+        self.clock = LamportClock()
+        self.min_ltime = 0
         self._slots: dict[int, tuple[int, set[Hashable]]] = {}
 
-    def is_news(self, ltime: int, clock: int, mark: Hashable) -> bool:
+    def restore(self, last_ltime: int) -> None:
+        """Continue where a former life had come to: what it has heard is no news any more."""
+        self.clock.witness(last_ltime)
+        self.min_ltime = max(self.min_ltime, last_ltime + 1)
+
+    def is_news(self, ltime: int, mark: Hashable) -> bool:
         """True once per mark, and never for what is too old to tell."""
-        if clock > EVENT_SLOTS and ltime < clock - EVENT_SLOTS:
+        self.clock.witness(ltime)
+        if ltime < max(self.min_ltime, self.clock.time - EVENT_SLOTS):
             return False
         held_ltime, marks = self._slots.get(ltime % EVENT_SLOTS, (-1, set()))
         if held_ltime > ltime:
@@ -60,26 +68,16 @@ class SeenRing:
         return True
 
 
-class EventLog:
-    """User events: the clock, what was seen, and the recent ones a push/pull hands on."""
+class EventLog(SeenRing):
+    """User events: what was heard, and the recent ones a push/pull hands on."""
 
     def __init__(self) -> None:
-        self.clock = LamportClock()
-        self.min_ltime = 0
-        self._seen = SeenRing()
+        super().__init__()
         self._recent: dict[int, list[UserEvent]] = {}
-
-    def restore(self, last_ltime: int) -> None:
-        """Continue where a former life had come to: what it has seen is no news any more."""
-        self.clock.witness(last_ltime)
-        self.min_ltime = max(self.min_ltime, last_ltime + 1)
 
     def accept(self, event: UserEvent) -> bool:
         """Whether the event is news, to be delivered and told on."""
-        self.clock.witness(event.ltime)
-        if event.ltime < self.min_ltime:
-            return False
-        if not self._seen.is_news(event.ltime, self.clock.time, event_fingerprint(event)):
+        if not self.is_news(event.ltime, event_fingerprint(event)):
             return False
         if len(event.name) + len(event.payload) <= MAX_REPLAYED_BYTES:
             held = self._recent.get(event.ltime % EVENT_SLOTS, [])

@@ -11,7 +11,7 @@ itself down: in a pool of two, our silence would kill the peer.
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.membership.serf.events import LamportClock, SeenRing
+from shoal.membership.serf.events import SeenRing
 from shoal.membership.serf.own_queries import MAX_QUERY_BYTES, MAX_TIMEOUT_MS
 from shoal.membership.serf.ready import QueryKey, ReceivedQuery
 from shoal.membership.swim.piggyback import Outbox
@@ -65,32 +65,18 @@ def is_found(expression: str, value: str) -> bool:
     return last >= 0 and "\n" not in value[last + len(literal) :]
 
 
-class QueryDesk:
-    """The query clock, what was seen, and our answers."""
+class QueryDesk(SeenRing):
+    """The queries that were heard, and our answers."""
 
     def __init__(self, name: str, tags: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__()
         self._name = name
         self._tags = tags
-        self.clock = LamportClock()
-        self._min_ltime = 0
-        self._seen = SeenRing()
         self._open: dict[QueryKey, tuple[Query, int]] = {}
-
-    def restore(self, last_ltime: int) -> None:
-        """Continue where a former life had come to: what it has heard is no news any more."""
-        self.clock.witness(last_ltime)
-        self._min_ltime = last_ltime + 1
 
     def begin_at(self, ltime: int) -> None:
         """What was asked before our first join is not ours to answer; later exchanges say nothing of that."""
-        self._min_ltime = self._min_ltime or ltime
-
-    def is_news(self, query: Query) -> bool:
-        """Whether the query is heard for the first time."""
-        self.clock.witness(query.ltime)
-        if query.ltime < self._min_ltime:
-            return False
-        return self._seen.is_news(query.ltime, self.clock.time, query.id)
+        self.min_ltime = self.min_ltime or ltime
 
     def answers(
         self, query: Query, conflict_view: Callable[[str], ConflictAnswer | None]

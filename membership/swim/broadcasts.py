@@ -6,6 +6,7 @@ is about: a newer message about the same name replaces the older one, which is t
 
 import bisect
 import math
+from dataclasses import dataclass
 
 MAX_LOOKED_AT = 512
 """Messages considered for one packet: some 60 fill it, the rest may be too long for the gap that is left."""
@@ -20,18 +21,16 @@ def retransmit_limit(mult: int, members: int) -> int:
     return mult * math.ceil(math.log10(members + 1))
 
 
+@dataclass(slots=True, eq=False)
 class Broadcast:
     """One message under way. `finished` turns true when it was told often enough, was
     replaced or was dropped."""
 
-    __slots__ = ("finished", "message", "number", "subject", "told")
-
-    def __init__(self, subject: str | None, message: bytes, number: int) -> None:
-        self.subject = subject
-        self.message = message
-        self.number = number
-        self.told = 0
-        self.finished = False
+    subject: str | None
+    message: bytes
+    number: int
+    told: int = 0
+    finished: bool = False
 
     def order(self) -> tuple[int, int, int]:
         """Least told first, then longest (fills packets best), then newest."""
