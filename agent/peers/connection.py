@@ -55,6 +55,8 @@ class PeerConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._owner = owner
         self._dialled = dialled
+        self.was_dialled = dialled is not None
+        """This side opened it."""
         self._reader = FrameReader(MAX_REASON_BYTES)
         self._transport: asyncio.Transport | None = None
         self._upgrade: bytearray | None = bytearray() if dialled is not None else None
@@ -71,11 +73,6 @@ class PeerConnection(asyncio.Protocol):
         self._has_greeted = False
         self.closing = False
         """This side ended it: not the peer's silence."""
-
-    @property
-    def was_dialled(self) -> bool:
-        """Whether this side opened it."""
-        return self._dialled is not None
 
     def take_address(self, transport: asyncio.BaseTransport) -> None:
         """Note where the other end is."""
@@ -141,8 +138,11 @@ class PeerConnection(asyncio.Protocol):
         return rest
 
     def _send_hello(self, kind: LinkKind, peer_id: str) -> None:
-        hello = self._owner.greeting(kind, peer_id).to_bytes()
-        self._write(FrameType.HELLO, [hello], len(hello))
+        self._say(FrameType.HELLO, self._owner.greeting(kind, peer_id).to_bytes())
+
+    def _say(self, frame_type: FrameType, payload: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame_head(frame_type, len(payload)) + payload)
 
     def _take_frame(self, frame: RawFrame) -> None:
         if self.is_open:
@@ -194,24 +194,15 @@ class PeerConnection(asyncio.Protocol):
         if size <= JOINED_BYTES:
             transport.write(b"".join((FRAME_HEAD.pack(size, frame_type), *pieces)))
         else:
-            self._write(frame_type, pieces, size)
+            # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and
+            # the transport could then neither rest nor close.
+            transport.writelines([frame_head(frame_type, size), *(piece for piece in pieces if piece)])
         return True
-
-    def _write(self, frame_type: int, pieces: Sequence[Piece], size: int) -> None:
-        assert self._transport is not None
-        # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and the
-        # transport could then neither rest nor close.
-        head = frame_head(frame_type, size)
-        if size <= JOINED_BYTES:
-            self._transport.write(b"".join((head, *pieces)))
-        else:
-            self._transport.writelines([head, *(piece for piece in pieces if piece)])
 
     def refuse(self, reason: str) -> None:
         """Say why, and close."""
         if self._transport is not None and self._upgrade is None and not self.is_open:
-            refusal = encode_refusal(reason)
-            self._write(FrameType.REFUSED, [refusal], len(refusal))
+            self._say(FrameType.REFUSED, encode_refusal(reason))
         self._end(Refused(reason))
 
     def close(self) -> None:

@@ -23,9 +23,6 @@ class Lobby:
         self._greeting: dict[PeerConnection, None] = {}  # the one that waits longest comes first
         self._strangers: dict[PeerConnection, Hello | None] = {}
 
-    def __len__(self) -> int:
-        return len(self._greeting) + len(self._strangers)
-
     def all(self) -> list[PeerConnection]:
         """Everybody who waits."""
         return [*self._greeting, *self._strangers]

@@ -83,7 +83,7 @@ class RouteExchange:
         a route event.
         """
         self.table = RouteTable()
-        self._own = OwnClaims(agent_id, boot)
+        self.own = OwnClaims(agent_id, boot)
         self._agent_id = agent_id
         self._peers = peers
         self._watch = watch
@@ -107,10 +107,6 @@ class RouteExchange:
         self._round: asyncio.Task[None] | None = None  # of questions to everybody
         self._next_round: asyncio.Task[None] | None = None
 
-    @property
-    def own(self) -> OwnClaims:
-        return self._own
-
     # ---- what this agent holds -------------------------------------------------------------------
 
     def group_changed(self, group: GroupId) -> None:
@@ -129,7 +125,7 @@ class RouteExchange:
 
     def _merge_own(self) -> None:
         before = self.table.version
-        self.table.apply(self._own.delta(*self.table.known(self._agent_id)))
+        self.table.apply(self.own.delta(*self.table.known(self._agent_id)))
         if self.table.version != before:
             self._watch.changed()
 
@@ -143,13 +139,13 @@ class RouteExchange:
         """At most one route event in ANNOUNCE_MS, and always one after the last change."""
         self._announcing = None
         self._may_announce_s = asyncio.get_running_loop().time() + ANNOUNCE_MS / 1_000
-        if self._announced != self._own.placement_version:
-            self._announced = self._own.placement_version
-            self._announce(self._own.run, self._announced)
+        if self._announced != self.own.placement_version:
+            self._announced = self.own.placement_version
+            self._announce(self.own.run, self._announced)
 
     def _hint(self) -> None:
-        delta = self._own.delta(self._own.run, self._hinted, MAX_HINT_CLAIMS)
-        self._hinted = self._own.counter
+        delta = self.own.delta(self.own.run, self._hinted, MAX_HINT_CLAIMS)
+        self._hinted = self.own.counter
         if delta.more:
             return  # too much for a hint: the peers will see the gossiped version and ask
         payload = encode_delta(delta)
@@ -194,7 +190,7 @@ class RouteExchange:
         self._merge_own()
         if moved:
             self._tell()
-        published = (self._own.run, self._own.placement_version)
+        published = (self.own.run, self.own.placement_version)
         if published != self._published:
             self._published = published
             self._publish(*published)
@@ -203,16 +199,16 @@ class RouteExchange:
         held = {claim.group: claim for claim in self._claims()}
         moved = False
         for claim in held.values():
-            moved |= self._own.set(claim)
-        for gone in [claim.group for claim in self._own.held() if claim.group not in held]:
-            moved |= self._own.remove(gone)
+            moved |= self.own.set(claim)
+        for gone in [claim.group for claim in self.own.held() if claim.group not in held]:
+            moved |= self.own.remove(gone)
         return moved
 
     def _refresh_some(self, groups: Iterable[GroupId]) -> bool:
         moved = False
         for group in groups:
             claim = self._claim(group)
-            moved |= self._own.remove(group) if claim is None else self._own.set(claim)
+            moved |= self.own.remove(group) if claim is None else self.own.set(claim)
         return moved
 
     # ---- what others hold ------------------------------------------------------------------------
@@ -221,7 +217,7 @@ class RouteExchange:
         """The claims of this agent since the number asked for, as they are now. Raises RouteError."""
         run, after = decode_request(payload)
         self.refresh(wholly=False)
-        return encode_delta(self._own.delta(run, after))
+        return encode_delta(self.own.delta(run, after))
 
     def on_hint(self, peer: str, payload: bytes) -> None:
         """A peer's newest claims. If they do not follow what is known, ask. Raises PeerMessageError."""

@@ -28,9 +28,6 @@ class Offenders:
         self._known: dict[str, _Offender] = {}
         self.refused = 0
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def note(self, who: str, why: str, now_ms: int) -> str | None:
         """One more packet or stream was refused."""
         self.refused += 1

@@ -80,7 +80,6 @@ class SerfCore:
         self._keyring_told: Keyring | None = None
         self._next_reap_ms = now_ms + config.reap_interval_ms
         self._next_reconnect_ms = now_ms + rng.randrange(1, config.reconnect_interval_ms + 1)
-        self._wire_faults = 0
         self.swim = SwimCore(config, endpoint, encode_tags(config.tags), rng, now_ms)
         self._list = MemberList(config)
         self._leave = Leave(config)
@@ -99,11 +98,6 @@ class SerfCore:
     def keyring(self) -> Keyring | None:
         """What is to be sealed and opened with from now on."""
         return self._keys.keyring
-
-    @property
-    def wire_faults(self) -> int:
-        """User messages, states and tags that were not Serf's."""
-        return self._wire_faults + self._list.wire_faults
 
     @property
     def has_left(self) -> bool:
@@ -184,8 +178,7 @@ class SerfCore:
         try:
             message = decode_serf(payload)
         except WireError:
-            self._wire_faults += 1  # a type of a newer Serf, or garbage: either way nothing to act upon
-            return
+            return  # a type of a newer Serf, or garbage: either way nothing to act upon
         outbox = self.swim.outbox
         match message:
             case JoinIntent():
@@ -210,7 +203,6 @@ class SerfCore:
         try:
             answer = decode_serf(relay.message)
         except WireError:
-            self._wire_faults += 1
             return
         if isinstance(answer, QueryResponse):
             self.swim.outbox.send(relay.destination, User(relay.message))
@@ -251,7 +243,6 @@ class SerfCore:
         try:
             state = decode_state(exchanged.state.user_state)
         except WireError:
-            self._wire_faults += 1
             return
         self._list.clock.witness(state.ltime - 1)
         self._event_log.clock.witness(state.event_ltime - 1)

@@ -47,7 +47,6 @@ class MemberList:
         self.clock = LamportClock()
         self.changes: list[MemberChange] = []
         self.version = 0
-        self.wire_faults = 0
 
     def __iter__(self) -> Iterator[SerfMember]:
         return iter(self._members.values())
@@ -111,7 +110,6 @@ class MemberList:
         try:
             member.tags = decode_tags(change.meta)
         except WireError:
-            self.wire_faults += 1
             member.tags = {}  # the node is a member all the same, as in Serf
 
     def _set_status(self, member: SerfMember, status: Status, now_ms: int) -> None:

@@ -51,12 +51,12 @@ async def test_strangers_leave_nothing_behind() -> None:
             peer = await RawPeer.connect(a)
             peer.writer.write(hello_of(a, identity(number)))
             peers.append(peer)
-            assert len(a.links._lobby) <= MAX_WAITING_STRANGERS
+            assert len(a.links._lobby.all()) <= MAX_WAITING_STRANGERS
         for peer in peers:
             await peer.closed()
             peer.writer.close()
         assert a.links.statistics() == ()
-        await until(lambda: len(a.links._lobby) == 0)
+        await until(lambda: len(a.links._lobby.all()) == 0)
 
 
 async def test_who_greets_before_gossip_tells_is_let_in_when_it_does() -> None:
@@ -187,7 +187,7 @@ def test_strangers_make_way_for_strangers_only() -> None:
     ] * MAX_WAITING_STRANGERS
     lobby.leave(known[1])
     lobby.leave(known[1])
-    assert len(lobby) == MAX_WAITING_CONNECTIONS - 1 + MAX_WAITING_STRANGERS
+    assert len(lobby.all()) == MAX_WAITING_CONNECTIONS - 1 + MAX_WAITING_STRANGERS
 
 
 async def test_members_that_do_not_exist_are_dialled_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

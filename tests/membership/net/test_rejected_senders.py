@@ -31,7 +31,7 @@ def test_a_flood_of_addresses_is_bounded_in_lines_and_memory() -> None:
         for number in range(100_000)
         if (line := offenders.note(f"10.0.{number}", "wrong key", number * 3 * INTERVAL_MS // 100_000))
     ]
-    assert len(offenders) <= MAX_OFFENDERS + 1
+    assert len(offenders._known) <= MAX_OFFENDERS + 1
     assert len(lines) <= 4 * (MAX_OFFENDERS + 1)
     assert any(line.startswith("refused others") for line in lines)
     assert offenders.refused == 100_000
