@@ -144,15 +144,11 @@ class Membership(AgentPool):
         self.port = tcp.getsockname()[1]
         try:
             self._server = await asyncio.start_server(self._streams.accept, sock=tcp)
-        except BaseException:
-            tcp.close()
-            self._udp.close()
-            raise
-        self._listener = tcp
-        try:
+            self._listener = tcp
             self._begin(self._udp)
         except BaseException:
             await self.stop()
+            tcp.close()
             raise
 
     def _begin(self, udp: socket.socket) -> None:

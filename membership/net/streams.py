@@ -171,16 +171,15 @@ async def serve_stream(
         if fault.reason != "label":
             await answer(RemoteError(fault.detail if fault.reason == "key" else str(fault)))
         raise
-    brought: PushPull | User | None = None
     match request:
         case PushPull(join):
             state = local_state()
             await answer(PushPull(join, state.nodes, state.user_state))
-            brought = request
+            return request
         case Ping(sequence, node) if node in ("", local_name):
             await answer(Ack(sequence))
+            return None
         case User():
-            brought = request
+            return request
         case _:
             raise StreamFault(f"unexpected {type(request).__name__}")
-    return brought

@@ -11,6 +11,7 @@ zero value are all one; a decoder that told them apart would refute itself for e
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -38,14 +39,12 @@ _MAP_MARKERS = frozenset((0xDE, 0xDF))
 def pack(value: Mapping[str, object] | list[object] | None) -> bytes:
     """Encode as Go would: keys in the order given (callers give them sorted), old raw
     family, no ext types."""
-    packed: bytes = msgpack.packb(value, use_bin_type=False)
-    return packed
+    return bytes(msgpack.packb(value, use_bin_type=False))
 
 
 def pack_typed(value: Mapping[str, object]) -> bytes:
     """Encode as the new specification has it, which Serf's RPC speaks: text and bytes are told apart."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
+    return bytes(msgpack.packb(value, use_bin_type=True))
 
 
 def _number(data: bytes | bytearray, position: int, size: int) -> int:
@@ -143,14 +142,12 @@ def unpack_struct(data: bytes, position: int = 0) -> tuple["Fields", int]:
     return Fields.of(value), end
 
 
+@dataclass(slots=True)
 class Fields:
     """A decoded struct. Missing and nil fields are the zero value; unknown ones are
     ignored (forward compatible)."""
 
-    __slots__ = ("_values",)
-
-    def __init__(self, values: dict[Any, Any]) -> None:
-        self._values = values
+    _values: dict[Any, Any]
 
     @classmethod
     def of(cls, value: object) -> "Fields":
