@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 RING_ENTRIES = 256  # operations in flight; 8 to 16 syncs saturate the disks we know, reads want more
 MAX_WAITING_OPERATIONS = 4096  # above the ring; beyond it callers wait for room
-DIRECTORY_THREADS = 4
+DIRECTORY_THREADS = 4  # also for the blocks of files
 _SUBMIT_RETRY_S = 0.001
 _UNKNOWN_CALL = (errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.ENOSYS)
 """How a file system says that it cannot begin to write back: it is not asked again."""

@@ -60,10 +60,10 @@ class SyncRequest:
         self.done(error)
 
     def _make_room(self) -> None:
+        self.file.finished()
         disk = self.file.disk
         if disk.schedule.ended(self.size):
             disk.begin_syncs()
-        self.file.finished()
 
 
 class ThreadDisk:

@@ -215,9 +215,10 @@ class _Opening:
             found = verdict.behind or await read_for(scan.find_later(), file)
             found = found or successor or found_at(beyond.newest)
             position, chain = scan.end_position, scan.chain
-            is_clean = await read_tail_record(segment, file, chain, position) is not None
-            if found is not None and found is successor and is_clean:
-                return  # not damage here: a whole segment is missing behind this one
+            if found is not None and found is successor:
+                record = await read_tail_record(segment, file, chain, position)
+                if record is not None:
+                    return  # not damage here: a whole segment is missing behind this one
             reason = f"{stretch.reason}: {stretch.detail}"
             if found is None:
                 raise Damaged(path, position, reason, chain.next_index, last)
