@@ -7,6 +7,7 @@ dirty.
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -59,18 +60,22 @@ def whole_pages(start: int, end: int) -> tuple[int, int]:
     return first, max(0, last - first)
 
 
+def _uninterrupted(call: Callable[[], int]) -> int:
+    """The call's result; it is made again after an interruption."""
+    for _ in range(MAX_INTERRUPTIONS):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRORS:
+                raise
+    return call()
+
+
 def write_fully(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
     """pwritev until everything is written; a short write goes on where it stopped."""
     rest = list(buffers)
-    interruptions = 0
     while rest:
-        try:
-            written = os.pwritev(fd, rest, offset)
-        except OSError as error:
-            interruptions += 1
-            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
-                raise
-            continue
+        written = _uninterrupted(functools.partial(os.pwritev, fd, rest, offset))
         if written == 0:
             raise OSError(errno.EIO, "the disk accepted no byte of a write")
         offset += written
@@ -101,15 +106,8 @@ def _sync_once(call: Callable[[int], int], fd: int) -> None:
 def read_fully_into(fd: int, offset: int, buffer: memoryview) -> int:
     """preadv until the buffer is full or the file ends; the number of bytes read."""
     filled = 0
-    interruptions = 0
     while filled < len(buffer):
-        try:
-            count = os.preadv(fd, [buffer[filled:]], offset + filled)
-        except OSError as error:
-            interruptions += 1
-            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
-                raise
-            continue
+        count = _uninterrupted(functools.partial(os.preadv, fd, [buffer[filled:]], offset + filled))
         if count == 0:
             break
         filled += count
@@ -135,22 +133,8 @@ def forget_cached(fd: int, offset: int, length: int) -> None:
 
 def read_fully(fd: int, offset: int, length: int) -> bytes:
     """`length` bytes, or fewer at the end of the file."""
-    pieces: list[bytes] = []
-    interruptions = 0
-    while length:
-        try:
-            piece = os.pread(fd, length, offset)
-        except OSError as error:
-            interruptions += 1
-            if error.errno not in TRANSIENT_ERRORS or interruptions > MAX_INTERRUPTIONS:
-                raise
-            continue
-        if not piece:
-            break
-        pieces.append(piece)
-        offset += len(piece)
-        length -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    buffer = memoryview(bytearray(length))
+    return bytes(buffer[: read_fully_into(fd, offset, buffer)])
 
 
 def allocate_blocks(fd: int, length: int) -> None:
