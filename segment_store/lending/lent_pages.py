@@ -68,7 +68,7 @@ REAL_DISKS = ("ring", "threads")
 """Kinds of disks whose files the kernel knows."""
 
 
-class Written(NamedTuple):
+class FileVersion(NamedTuple):
     """Which file it is, and when it was last written into."""
 
     device: int
@@ -76,12 +76,12 @@ class Written(NamedTuple):
     time_ns: int
 
 
-class Stretch:
+class MappedStretch:
     """Bytes [start, stop) of a file, and the mapping of the pages that they lie in."""
 
     __slots__ = ("address", "length", "path", "start", "stop", "used_at", "written")
 
-    def __init__(self, path: str, start: int, stop: int, written: Written) -> None:
+    def __init__(self, path: str, start: int, stop: int, written: FileVersion) -> None:
         self.path = path
         self.start = start
         self.stop = stop
@@ -134,16 +134,16 @@ class _FileStretches:
 
     def __init__(self) -> None:
         self.starts: list[int] = []
-        self.stretches: list[Stretch] = []
+        self.stretches: list[MappedStretch] = []
 
-    def overlapping(self, start: int, stop: int) -> list[Stretch]:
+    def overlapping(self, start: int, stop: int) -> list[MappedStretch]:
         first = max(0, bisect_right(self.starts, start) - 1)
         found = self.stretches[first : bisect_left(self.starts, stop)]
         return [stretch for stretch in found if stretch.stop > start]
 
-    def covering(self, start: int, stop: int) -> list[Stretch]:
+    def covering(self, start: int, stop: int) -> list[MappedStretch]:
         """Adjoining ones from the one that holds `start` on, as far as there are any below `stop`."""
-        found: list[Stretch] = []
+        found: list[MappedStretch] = []
         for stretch in self.overlapping(start, stop):
             if stretch.start > start:
                 break
@@ -151,12 +151,12 @@ class _FileStretches:
             start = stretch.stop
         return found
 
-    def put(self, stretch: Stretch) -> None:
+    def put(self, stretch: MappedStretch) -> None:
         place = bisect_left(self.starts, stretch.start)
         self.starts.insert(place, stretch.start)
         self.stretches.insert(place, stretch)
 
-    def remove(self, stretch: Stretch) -> None:
+    def remove(self, stretch: MappedStretch) -> None:
         place = bisect_left(self.starts, stretch.start)
         del self.starts[place], self.stretches[place]
 
@@ -181,7 +181,7 @@ class LentPages:
         self._read: OrderedDict[str, int] = OrderedDict()  # bytes read of a file
         self._noted: set[str] = set()  # files with a note, of those that are there
         self._files: dict[str, _FileStretches] = {}
-        self._kept: OrderedDict[Stretch, None] = OrderedDict()  # the least recently used first
+        self._kept: OrderedDict[MappedStretch, None] = OrderedDict()  # the least recently used first
         self._idle_pipes: list[_Pipe] = []
         self._pipes = 0
         self._read_bytes = 0  # since the start, checked or lent
@@ -229,7 +229,7 @@ class LentPages:
             return error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENOSYS)
         return True
 
-    def watch(self, file: File, start: int, stop: int, sealed_bytes: int) -> Stretch | None:
+    def watch(self, file: File, start: int, stop: int, sealed_bytes: int) -> MappedStretch | None:
         """Call it before [start, stop) is read to be verified, then keep() or drop() what it gives. None:
         the file, with `sealed_bytes` of frames, has not been read once as a whole, or it cannot be lent
         from."""
@@ -237,7 +237,7 @@ class LentPages:
             return None
         try:
             descriptor = file.descriptor()
-            stretch = Stretch(file.path, start, stop, _written(descriptor))
+            stretch = MappedStretch(file.path, start, stop, _written(descriptor))
         except OSError:
             return None
         if self._works is None:
@@ -272,7 +272,7 @@ class LentPages:
         if len(self._read) > MAX_READ_FILES:
             self._read.popitem(last=False)
 
-    def keep(self, stretch: Stretch) -> None:
+    def keep(self, stretch: MappedStretch) -> None:
         """All of the stretch has been verified, as it was read after watch()."""
         stretches = self._files.setdefault(stretch.path, _FileStretches())
         for other in stretches.overlapping(stretch.start, stretch.stop):
@@ -285,7 +285,7 @@ class LentPages:
         while self.mapped_bytes > self._max_mapped_bytes and len(self._kept) > 1:
             self._lose(next(iter(self._kept)))
 
-    def drop(self, stretch: Stretch) -> None:
+    def drop(self, stretch: MappedStretch) -> None:
         """The stretch has not been verified after all."""
         self._pages.unmap(stretch.address, stretch.length)
         stretch.address = 0
@@ -343,7 +343,7 @@ class LentPages:
                 self.take_back(pipe, is_empty=not size)
         return None
 
-    def _are_as_verified(self, file: File, stretches: list[Stretch], start: int, stop: int) -> bool:
+    def _are_as_verified(self, file: File, stretches: list[MappedStretch], start: int, stop: int) -> bool:
         """Whether no program has written into the file, and [start, stop) lies where it was verified."""
         written = _written(file.descriptor())
         if any(stretch.written != written for stretch in stretches):
@@ -351,7 +351,7 @@ class LentPages:
             return False
         return self._all_present(stretches, start, stop)
 
-    def _all_present(self, stretches: list[Stretch], start: int, stop: int) -> bool:
+    def _all_present(self, stretches: list[MappedStretch], start: int, stop: int) -> bool:
         missing = [
             item for item in stretches if item.start < stop and not self._is_present(item, start, stop)
         ]
@@ -359,7 +359,7 @@ class LentPages:
             self._lose(stretch)
         return not missing
 
-    def _is_present(self, stretch: Stretch, start: int, stop: int) -> bool:
+    def _is_present(self, stretch: MappedStretch, start: int, stop: int) -> bool:
         if not stretch.address:
             return False
         first = stretch.first_page(max(start, stretch.start))
@@ -399,7 +399,7 @@ class LentPages:
 
     # ---- ending it
 
-    def _lose(self, stretch: Stretch) -> None:
+    def _lose(self, stretch: MappedStretch) -> None:
         if not stretch.address:
             return
         self.drop(stretch)
@@ -418,7 +418,7 @@ class LentPages:
         verified so far of what lies in their pages."""
         stretches = self._files.get(path)
         if stretches is not None:
-            for stretch in stretches.overlapping(Stretch.first_page(start), stop + -stop % PAGE_BYTES):
+            for stretch in stretches.overlapping(MappedStretch.first_page(start), stop + -stop % PAGE_BYTES):
                 self._lose(stretch)
 
     def forget(self, path: str) -> None:
@@ -440,7 +440,7 @@ class PageLender:
     def __init__(self, lending: LentPages, open_files: OpenFiles) -> None:
         self._lending = lending
         self._open_files = open_files
-        self._stretch: Stretch | None = None  # that is about to be read
+        self._stretch: MappedStretch | None = None  # that is about to be read
         self.knows = lending.knows
         self.has = lending.has
         self.take = lending.take
@@ -487,6 +487,6 @@ def _write_note(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _written(descriptor: int) -> Written:
+def _written(descriptor: int) -> FileVersion:
     status = os.fstat(descriptor)
-    return Written(status.st_dev, status.st_ino, status.st_mtime_ns)
+    return FileVersion(status.st_dev, status.st_ino, status.st_mtime_ns)

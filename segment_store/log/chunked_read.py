@@ -24,7 +24,7 @@ from shoal.format.batch import Frame, LogIndex, Offset, is_frame
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 from shoal.segment_store.lending.lent_pages import PipedBytes
-from shoal.segment_store.log.run_reader import Run, damage_of, read_at_once, read_run, verify_run
+from shoal.segment_store.log.run_reader import StoredRun, damage_of, read_at_once, read_run, verify_run
 from shoal.segment_store.log.segment import SegmentFiles
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ JOINED_BYTES = 64 * 2**10  # frames in memory below this are copied together: a 
 Buffer: TypeAlias = bytes | memoryview
 
 
-class Held(NamedTuple):
+class HeldFrames(NamedTuple):
     """Adjoining entries that are in memory, verified when they came, and their bytes together."""
 
     frames: list[Frame]
@@ -63,7 +63,7 @@ class Held(NamedTuple):
         return self.length
 
 
-Part: TypeAlias = Run | Held
+Part: TypeAlias = StoredRun | HeldFrames
 
 
 class Branch:
@@ -80,7 +80,7 @@ class Branch:
         """Whether nothing was truncated since, and the log is open."""
         return self._log.generation == self._generation and self._log.is_open
 
-    def is_sealed(self, run: Run) -> bool:
+    def is_sealed(self, run: StoredRun) -> bool:
         """Whether nothing is appended to the run's segment any more."""
         return run.segment.last_index < self._log.last_index
 
@@ -92,7 +92,7 @@ class Branch:
             # Committed entries stay where they are; only the caller knows that these are.
             raise OffsetOutOfRange(log.last_index + 1, log.first_index, log.last_index + 1)
 
-    def check_there(self, run: Run) -> None:
+    def check_there(self, run: StoredRun) -> None:
         """As check; raises OffsetOutOfRange also when the log no longer holds the run's segment."""
         self.check()
         log = self._log
@@ -106,7 +106,7 @@ async def read_parts(files: SegmentFiles, parts: Sequence[Part], branch: Branch)
     and whatever Branch.check does."""
     frames: list[Frame | memoryview] = []
     for part in parts:
-        if isinstance(part, Held):
+        if isinstance(part, HeldFrames):
             frames += part.frames
             continue
         begin, entries, run = 0, len(part.lengths), part
@@ -148,7 +148,7 @@ class StoredPieces:
         self._problem: Damaged | None = None  # of the entry that comes next
         self._first: Buffer | None = None  # a piece that was read before it was asked for
         self.size_bytes = sum(part.size_bytes for part in parts)
-        longest = max((max(part.lengths) for part in parts if isinstance(part, Run)), default=0)
+        longest = max((max(part.lengths) for part in parts if isinstance(part, StoredRun)), default=0)
         self._room = max(longest, min(PIECE_BYTES, self.size_bytes)) if longest else 0
         self._buffer = memoryview(b"")
 
@@ -165,7 +165,7 @@ class StoredPieces:
     @property
     def held_bytes(self) -> int:
         """Memory that this takes until it is dropped: the longest frame, what the log's cache may hold."""
-        return self._room + sum(part.size_bytes for part in self._parts if isinstance(part, Held))
+        return self._room + sum(part.size_bytes for part in self._parts if isinstance(part, HeldFrames))
 
     async def whole(self) -> list[Buffer]:
         """All frames, each on its own, in memory of their own, instead of the pieces; raises and ends early
@@ -180,12 +180,12 @@ class StoredPieces:
         self._buffer = memoryview(pa.allocate_buffer(self._room)).cast("B")
         first = self._parts[0]
         try:
-            if isinstance(first, Held) or not self._lender.has(first.segment.path, first.start):
+            if isinstance(first, HeldFrames) or not self._lender.has(first.segment.path, first.start):
                 self._first = await self.next()
         finally:
             await self.let_go()
         if self._problem is not None:
-            assert isinstance(first, Run), "entries in memory have no problem"
+            assert isinstance(first, StoredRun), "entries in memory have no problem"
             self._parts = [first.part(0, self._entry)]
             self._part, self._entry, self._problem = 1, 0, None
             self.size_bytes = self._parts[0].size_bytes
@@ -194,7 +194,7 @@ class StoredPieces:
         """Call it once before `lend`, where what it gives can be sent."""
         entry = self._entry
         for part in self._parts[self._part :]:
-            if isinstance(part, Run):
+            if isinstance(part, StoredRun):
                 path = part.segment.path
                 if self._lender.knows(path, part.positions[entry]):
                     try:
@@ -210,7 +210,7 @@ class StoredPieces:
         if self._first is not None or self._problem is not None or self._part == len(self._parts):
             return None
         run = self._parts[self._part]
-        if not isinstance(run, Run) or not self._branch.is_same:
+        if not isinstance(run, StoredRun) or not self._branch.is_same:
             return None
         start = run.positions[self._entry] + self._given
         if not self._lender.knows(run.segment.path, start) or not self._holds_at_once(run):
@@ -224,7 +224,7 @@ class StoredPieces:
             self._skip_to(run, start + len(lent))
         return lent
 
-    def _holds_at_once(self, run: Run) -> bool:
+    def _holds_at_once(self, run: StoredRun) -> bool:
         """Pin the run's file, which is open, unless it is pinned."""
         if self._handle is not None:
             return True
@@ -238,7 +238,7 @@ class StoredPieces:
         self._handle = self._open_files.acquire_open(run.segment.path)
         return self._handle is not None
 
-    def _skip_to(self, run: Run, position: int) -> None:
+    def _skip_to(self, run: StoredRun, position: int) -> None:
         """Everything before has been given."""
         if position == run.start + run.length:
             self._given = 0
@@ -258,7 +258,7 @@ class StoredPieces:
         if handle is None or not self._branch.is_same:
             return None
         run, begin = self._parts[self._part], self._entry
-        assert isinstance(run, Run), "only those have a file"
+        assert isinstance(run, StoredRun), "only those have a file"
         start, length, stop = run.positions[begin], run.lengths[begin], begin + 1
         if length < PIECE_BYTES:
             stop = piece_stop(run, begin)
@@ -284,7 +284,7 @@ class StoredPieces:
         if self._part == len(self._parts):
             return None
         part = self._parts[self._part]
-        if isinstance(part, Run):
+        if isinstance(part, StoredRun):
             return await self._read(part, self._entry)
         await asyncio.sleep(0)  # others get their turn, as they do from a disk
         piece, taken = _joined(part.frames, self._entry)
@@ -300,7 +300,7 @@ class StoredPieces:
             if handle is not None:
                 await self._open_files.release(handle)
 
-    async def _read(self, run: Run, begin: int) -> Buffer:
+    async def _read(self, run: StoredRun, begin: int) -> Buffer:
         stop = piece_stop(run, begin)
         length = run.positions[stop - 1] + run.lengths[stop - 1] - run.positions[begin]
         try:
@@ -321,7 +321,7 @@ class StoredPieces:
             raise self._problem
         return piece
 
-    def _verified(self, run: Run, begin: int, stop: int, view: memoryview) -> Buffer | None:
+    def _verified(self, run: StoredRun, begin: int, stop: int, view: memoryview) -> Buffer | None:
         """The piece that was read there, if need be only what lies before damage; None if that is nothing."""
         is_one = stop == begin + 1 and len(view) == run.lengths[begin]
         if is_one and is_frame(view, 0, len(view), LogIndex(run.first_index + begin), self._identity):
@@ -338,7 +338,7 @@ class StoredPieces:
         given, self._given = self._given, 0
         return view[given : sum(piece.lengths[:good])] if good else None
 
-    def _all_of(self, run: Run, stop: int, view: memoryview) -> memoryview:
+    def _all_of(self, run: StoredRun, stop: int, view: memoryview) -> memoryview:
         """The piece, which has verified, without the bytes of it that were lent before."""
         if self._handle is not None and not self._handle.stale:
             self._lender.verified(run.segment.path, len(view))
@@ -349,7 +349,7 @@ class StoredPieces:
             view, self._given = view[self._given :], 0
         return view
 
-    def _watch(self, handle: Handle, run: Run, start: int, stop: int) -> None:
+    def _watch(self, handle: Handle, run: StoredRun, start: int, stop: int) -> None:
         """Have the bytes that are about to be read lent later, if they verify."""
         if not handle.stale and self._branch.is_sealed(run):
             self._lender.watch(handle.file, start, stop, run.segment.frames_bytes)
@@ -364,7 +364,7 @@ class StoredPieces:
                 self._past, self._handle = self._handle, None
 
 
-def piece_stop(run: Run, begin: int) -> int:
+def piece_stop(run: StoredRun, begin: int) -> int:
     """Behind the last of the entries that are a piece from `begin` on: of about PIECE_BYTES, without a gap
     between them, and at least one."""
     positions, lengths = run.positions, run.lengths
@@ -375,7 +375,7 @@ def piece_stop(run: Run, begin: int) -> int:
     return stop
 
 
-def _stop_within(run: Run, begin: int, max_bytes: int, max_frames: int) -> int:
+def _stop_within(run: StoredRun, begin: int, max_bytes: int, max_frames: int) -> int:
     """Behind the last of the entries from `begin` on that fit the bounds, but at least one."""
     positions, lengths = run.positions, run.lengths
     limit = positions[begin] + max_bytes

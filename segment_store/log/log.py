@@ -34,13 +34,13 @@ from shoal.segment_store.format.index import Entry, IndexReleased
 from shoal.segment_store.format.layout import SegmentName
 from shoal.segment_store.format.recovery import Chain, chain_problem
 from shoal.segment_store.format.tail_record import TRAILER_BYTES
-from shoal.segment_store.log.chunked_read import Branch, Held, Part, StoredPieces, read_parts
+from shoal.segment_store.log.chunked_read import Branch, HeldFrames, Part, StoredPieces, read_parts
 from shoal.segment_store.log.index_cache import IndexCache, release_old
 from shoal.segment_store.log.opener import Recovered, recover
 from shoal.segment_store.log.run_reader import add_damage, damage_of, read_at_once, read_run, run_of
 from shoal.segment_store.log.segment import Segment, SegmentFiles
 from shoal.segment_store.log.shared import SharedFiles
-from shoal.segment_store.log.spare_files import Spares
+from shoal.segment_store.log.spare_files import SpareFiles
 from shoal.segment_store.log.tail_cache import TailCache
 from shoal.segment_store.log.write_queue import Answer, Append, Roll, Trim, Truncate
 from shoal.segment_store.log.writer import Writer
@@ -67,7 +67,7 @@ class SegmentSpan(NamedTuple):
 class PartitionLog:
     """See the module. One event loop; every coroutine may be awaited concurrently with every other."""
 
-    def __init__(self, files: SegmentFiles, recovered: Recovered, start: Chain, spares: Spares) -> None:
+    def __init__(self, files: SegmentFiles, recovered: Recovered, start: Chain, spares: SpareFiles) -> None:
         """Use PartitionLog.open."""
         self._files = files
         self._start = start
@@ -110,7 +110,7 @@ class PartitionLog:
         Damage inside the log does not prevent opening: see `damage`, and reads around it work.
         """
         files = SegmentFiles(disk, directory, identity, schema, config, shared)
-        spares = Spares(files)
+        spares = SpareFiles(files)
         try:
             recovered = await recover(files)
             await _take_over(files, spares, recovered)
@@ -127,7 +127,7 @@ class PartitionLog:
     def begin(cls, files: SegmentFiles) -> "PartitionLog":
         """An empty log in a directory that was made for it: the disk is asked for something when the first
         entry comes."""
-        return cls(files, Recovered(), _EMPTY, Spares(files))
+        return cls(files, Recovered(), _EMPTY, SpareFiles(files))
 
     # ---- what the log holds, as planned
 
@@ -507,7 +507,7 @@ class PartitionLog:
         """Entries that lie together, in memory or in one file, at least one. Raises OffsetOutOfRange, and
         IndexReleased for an index that is not in memory."""
         if frames := self._cache.run(index, last_index, max_bytes):
-            return Held(frames, sum([len(data) for _, data in frames]))
+            return HeldFrames(frames, sum([len(data) for _, data in frames]))
         oldest = self._cache.first_index
         if oldest is not None and index < oldest <= last_index:
             last_index = LogIndex(oldest - 1)
@@ -584,7 +584,7 @@ class PartitionLog:
             segment.count_unused(0)
 
 
-async def _take_over(files: SegmentFiles, spares: Spares, recovered: Recovered) -> None:
+async def _take_over(files: SegmentFiles, spares: SpareFiles, recovered: Recovered) -> None:
     """Keep spare files of the last run, within the bounds of this one; the others give their space back."""
     first = recovered.segments[0].first_index if recovered.segments else None
     refused = await spares.take_over(recovered.spares, first)

@@ -19,7 +19,7 @@ from shoal.segment_store.log.segment import Segment, SegmentFiles
 SMALL_BUFFER_BYTES = 16 * 2**10  # clearing so few costs less than asking Arrow
 
 
-class Run(NamedTuple):
+class StoredRun(NamedTuple):
     """Adjoining entries of one segment from `first_index` on, and where they lie: positions and lengths in
     bytes, copied from the index, which may change while the run is being read. `offsets`: the first of each
     entry, and the one behind the last; `start` and `length`: of the whole, in bytes, with gaps."""
@@ -48,7 +48,7 @@ class Run(NamedTuple):
     def end_offset(self) -> Offset:
         return Offset(self.offsets[-1])
 
-    def part(self, begin: int, stop: int) -> "Run":
+    def part(self, begin: int, stop: int) -> "StoredRun":
         """Some of its entries, at least one."""
         if begin == 0 and stop == len(self.lengths):
             return self
@@ -59,10 +59,12 @@ class Run(NamedTuple):
         )
 
 
-def run_of(segment: Segment, first_index: LogIndex, places: Places) -> Run:
+def run_of(segment: Segment, first_index: LogIndex, places: Places) -> StoredRun:
     positions, lengths, offsets = places
     start = positions[0]
-    return Run(segment, first_index, positions, lengths, offsets, start, positions[-1] + lengths[-1] - start)
+    return StoredRun(
+        segment, first_index, positions, lengths, offsets, start, positions[-1] + lengths[-1] - start
+    )
 
 
 class Verified(NamedTuple):
@@ -73,7 +75,7 @@ class Verified(NamedTuple):
     problem: str | None
 
 
-def buffer_for(run: Run) -> memoryview:
+def buffer_for(run: StoredRun) -> memoryview:
     if run.length <= SMALL_BUFFER_BYTES:
         return memoryview(bytearray(run.length))
     # Arrow's allocator neither clears the memory nor gives it back to the kernel each time: zeros and page
@@ -81,7 +83,7 @@ def buffer_for(run: Run) -> memoryview:
     return memoryview(pa.allocate_buffer(run.length)).cast("B")
 
 
-def verify_run(run: Run, view: memoryview, identity: LogIdentity) -> Verified:
+def verify_run(run: StoredRun, view: memoryview, identity: LogIdentity) -> Verified:
     """The frames in `view`, which holds the run's bytes as far as they could be read."""
     frames: list[memoryview] = []
     index, base, filled = run.first_index, run.start, len(view)
@@ -105,7 +107,7 @@ def _why_not(view: memoryview, position: int, identity: LogIdentity) -> str:
     return f"entry {stamp.index} of {len(data)} bytes lies there"
 
 
-def read_at_once(files: SegmentFiles, run: Run) -> Verified | None:
+def read_at_once(files: SegmentFiles, run: StoredRun) -> Verified | None:
     """The run when its file is open and the page cache holds it all; None when it has to be waited for."""
     file = files.open_files.open_file(run.segment.path)
     if file is None:
@@ -116,7 +118,7 @@ def read_at_once(files: SegmentFiles, run: Run) -> Verified | None:
     return verify_run(run, buffer.toreadonly(), files.identity)
 
 
-async def read_run(files: SegmentFiles, run: Run) -> Verified:
+async def read_run(files: SegmentFiles, run: StoredRun) -> Verified:
     """The run from the disk, read as one; a failing disk is a problem of its first frame."""
     buffer = buffer_for(run)
     try:
@@ -151,7 +153,7 @@ def add_damage(found: list[Damaged], damage: Damaged) -> None:
     )
 
 
-def damage_of(run: Run, problem: str) -> Damaged:
+def damage_of(run: StoredRun, problem: str) -> Damaged:
     """The error to raise when the first frame of a run does not verify."""
     index, length = run.first_index, run.lengths[0]
     offsets = run.offsets[0], run.offsets[1]

@@ -35,7 +35,7 @@ class _Spare(NamedTuple):
     size: int
 
 
-class Spares:
+class SpareFiles:
     """The spare files of one log. The caller (writer.py, opener.py) does one thing at a time."""
 
     def __init__(self, files: SegmentFiles) -> None:

@@ -21,7 +21,7 @@ from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord
 from shoal.segment_store.log.index_writer import IndexWriter
 from shoal.segment_store.log.preallocator import Preallocator
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
-from shoal.segment_store.log.spare_files import Spares
+from shoal.segment_store.log.spare_files import SpareFiles
 from shoal.segment_store.log.write_queue import Append, Roll, Trim, Truncate, Work, take_group
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Writer:
         active: Segment | None,
         last_index: LogIndex,
         roll_back: Callable[[LogIndex], None],
-        spares: Spares,
+        spares: SpareFiles,
     ) -> None:
         self.written_index = last_index
         self.stored_index = last_index

@@ -16,7 +16,7 @@ from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Disk, DiskFull, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
 from shoal.segment_store.format.layout import SPARE_SUFFIX
 from shoal.segment_store.log.shared import SharedFiles, SpareBudget
-from shoal.segment_store.log.spare_files import MAX_SPARES, Spares
+from shoal.segment_store.log.spare_files import MAX_SPARES, SpareFiles
 
 FRAMES_PER_SEGMENT = 12
 
@@ -103,15 +103,15 @@ async def test_an_earlier_life_is_never_believed() -> None:
 def test_power_loss_among_recycled_files(config: LogConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lives of the power-loss tests, with files that are kept whenever there is one to keep."""
     reused = 0
-    real = Spares.reuse
+    real = SpareFiles.reuse
 
-    async def counted(spares: Spares, *arguments: object) -> bool:
+    async def counted(spares: SpareFiles, *arguments: object) -> bool:
         nonlocal reused
         did = await real(spares, *arguments)  # type: ignore[arg-type]
         reused += did
         return did
 
-    monkeypatch.setattr(Spares, "reuse", counted)
+    monkeypatch.setattr(SpareFiles, "reuse", counted)
     monkeypatch.setattr("shoal.segment_store.log.spare_files._fits", lambda *_: True)
     for seed in range(1000, 1040):
         run_life(seed, dataclasses.replace(config, first_allocation_bytes=16 * 1024))
