@@ -25,9 +25,6 @@ class TailCache:
         """The oldest frame held; everything newer is held too. None: nothing is."""
         return self._first_index if self._frames else None
 
-    def get(self, index: LogIndex) -> Frame | None:
-        return self._frames.get(index)
-
     def run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Frame]:
         """Frames from `first` on, at least one if it is held, up to `last` and to `max_bytes` in all."""
         held, frames = self._frames, list[Frame]()

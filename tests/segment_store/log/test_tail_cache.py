@@ -52,11 +52,14 @@ def test_it_holds_what_a_list_would(seed: int) -> None:
         assert cache.first_index == (frames[0].stamp.index if frames else None)
         for index in range(next_index - len(frames) - 2, next_index + 2):
             wanted = next((one for one in frames if one.stamp.index == index), None)
-            assert cache.get(LogIndex(index)) is wanted
+            found = cache.run(LogIndex(index), LogIndex(index), 0)
+            assert (found[0] if found else None) is wanted
         first, bound = next_index - rng.randrange(1, 8), rng.randrange(1, 100)
         last = first + rng.randrange(5)
         held = (
-            [one for one in frames if first <= one.stamp.index <= last] if cache.get(LogIndex(first)) else []
+            [one for one in frames if first <= one.stamp.index <= last]
+            if cache.run(LogIndex(first), LogIndex(first), 0)
+            else []
         )
         fitting = [
             one for at, one in enumerate(held) if sum(len(two.data) for two in held[: at + 1]) <= bound
