@@ -12,7 +12,7 @@ other's.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -208,6 +208,24 @@ class HardState:
     term: Term = NO_TERM
     vote: ReplicaId | None = None
     commit_index: LogIndex = NO_INDEX
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReplica:
+    """A replica as it was found synced on disk (safety 11).
+
+    configurations: ascending; the last is the newest in the log, or that of birth. Before it stand those
+    since first_index, and the one in force there: needed when an uncommitted one is truncated, and to send
+    old entries. term_runs: (first index, term), ascending, from first_index on. commit_index: a lower bound;
+    a commit that was known before a crash is good, since commits are for ever.
+    """
+
+    hard_state: HardState
+    configurations: Sequence[Configuration]
+    term_runs: Sequence[tuple[LogIndex, Term]]
+    first_index: LogIndex
+    last_index: LogIndex
+    commit_index: LogIndex
 
 
 class Proposal(NamedTuple):

@@ -20,6 +20,7 @@ from shoal.replication.interfaces import (
     Proposal,
     Replica,
     ReplicaId,
+    StoredReplica,
     birth_term,
 )
 from shoal.replication.messages import (
@@ -37,7 +38,6 @@ from shoal.replication.roles.follower import Follower
 from shoal.replication.roles.leader import Leader
 from shoal.replication.roles.progress import ProgressState
 from shoal.replication.roles.transitions import NEWBORN_PATIENCE, RaftState, Role
-from shoal.replication.state.log_view import LogView
 from shoal.replication.state.ready import Ready
 
 
@@ -46,45 +46,21 @@ class RaftCore:
 
     def __init__(
         self,
-        *,
         replica_id: ReplicaId,
-        configuration: Configuration,
-        hard_state: HardState,
-        term_runs: Sequence[tuple[LogIndex, Term]],
-        first_index: LogIndex,
-        last_index: LogIndex,
-        commit_index: LogIndex,
+        stored: StoredReplica,
         config: RaftConfig,
         rng: random.Random,
         now_ms: int,
-        earlier_configurations: Sequence[Configuration] = (),
+        *,
         leads_from_birth: bool = False,
     ) -> None:
-        """Everything here was found synced on disk (safety 11).
-
-        term_runs: (first index, term) ascending, from first_index on. configuration: the newest in the log,
-        or that of birth. earlier_configurations: those before it since first_index, and the one in force
-        there: needed when an uncommitted `configuration` is truncated, and to send old entries. commit_index:
-        a lower bound; what was known before the crash is good, since commits are for ever. leads_from_birth:
-        the group is being born, all of its voters with `Configuration.hard_state_at_birth`, and this is the
-        first of them, which has never run before: after a restart it has to be elected.
+        """leads_from_birth: the group is being born, all of its voters with
+        `Configuration.hard_state_at_birth`, and this is the first of them, which has never run before: after
+        a restart it has to be elected.
         """
         config.validate()
-        self._state = RaftState(
-            replica_id=replica_id,
-            configurations=[*earlier_configurations, configuration],
-            hard_state=hard_state,
-            log=LogView(term_runs, first_index, last_index),
-            # Retention drops nothing but committed entries, whatever the hint remembers.
-            commit_index=LogIndex(max(min(commit_index, last_index), first_index - 1)),
-            config=config,
-            rng=rng,
-            now_ms=now_ms,
-            make_follower=Follower,
-            make_candidate=Candidate,
-            make_leader=Leader,
-        )
-        assert self._state.log.last_term <= hard_state.term, (
+        self._state = RaftState(replica_id, stored, config, rng, now_ms, Follower, Candidate, Leader)
+        assert self._state.log.last_term <= stored.hard_state.term, (
             "a log ahead of its term: this replica is lost (safety 3)"
         )
         if leads_from_birth:

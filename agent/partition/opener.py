@@ -34,7 +34,7 @@ from shoal.agent.partition.state.retention import Retention
 from shoal.agent.process.pace import Pace
 from shoal.format.batch import Kind, LogIdentity, LogIndex, control_payload
 from shoal.replication.config import RaftConfig
-from shoal.replication.interfaces import Configuration, HardState, ReplicaId, birth_term
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, StoredReplica, birth_term
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.config import LogConfig
@@ -246,9 +246,12 @@ async def _start(
         floor = await _raise_floor(stores, plan.group, log)
         state = await _fold_or_damage(log, plan, stored[1], identity, record.replica_id)
         leads = is_newborn and plan.awaits_birth and record.replica_id == plan.birth.voters[0]
-        core = _make_core(
-            record.replica_id, stored[1], log, state, plan.raft_config, rng, host.clock.now_ms, leads
+        commit_index = state.committed.last_index
+        found = StoredReplica(
+            stored[1], state.configurations, log.term_runs(), log.first_index, log.last_index, commit_index
         )
+        now_ms = host.clock.now_ms()
+        core = RaftCore(record.replica_id, found, plan.raft_config, rng, now_ms, leads_from_birth=leads)
     except DamagedReplica:
         raise
     except BaseException:
@@ -456,30 +459,3 @@ async def fold_log(
         raise StoreError(f"the log cannot be folded: {error}") from error
     state.commit(min(commit_hint, log.last_index))
     return state
-
-
-def _make_core(
-    replica_id: ReplicaId,
-    hard_state: HardState,
-    log: PartitionLog,
-    state: PartitionState,
-    config: RaftConfig,
-    rng: random.Random,
-    now_ms: Callable[[], int],
-    leads_from_birth: bool,
-) -> RaftCore:
-    *earlier, newest = state.configurations
-    return RaftCore(
-        replica_id=replica_id,
-        configuration=newest,
-        hard_state=hard_state,
-        term_runs=log.term_runs(),
-        first_index=log.first_index,
-        last_index=log.last_index,
-        commit_index=state.committed.last_index,
-        config=config,
-        rng=rng,
-        now_ms=now_ms(),
-        earlier_configurations=earlier,
-        leads_from_birth=leads_from_birth,
-    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
-from shoal.replication.interfaces import Configuration, HardState, ReplicaId, Run
+from shoal.replication.interfaces import Configuration, HardState, ReplicaId, Run, StoredReplica
 from shoal.replication.messages import Message
 from shoal.replication.state.log_view import LogView
 from shoal.replication.state.ready import Outbox
@@ -78,12 +78,8 @@ class RaftState:
 
     def __init__(
         self,
-        *,
         replica_id: ReplicaId,
-        configurations: Sequence[Configuration],
-        hard_state: HardState,
-        log: LogView,
-        commit_index: LogIndex,
+        stored: StoredReplica,
         config: RaftConfig,
         rng: random.Random,
         now_ms: int,
@@ -98,12 +94,15 @@ class RaftState:
         self.config = config
         self.rng = rng
         self.now_ms = now_ms
+        hard_state = stored.hard_state
         self.term: Term = hard_state.term
         self.vote = hard_state.vote
         self.leader: ReplicaId | None = None
-        self.log = log
-        self.commit_index = commit_index
-        self.configurations = list(configurations)
+        self.log = log = LogView(stored.term_runs, stored.first_index, stored.last_index)
+        # Retention drops nothing but committed entries, whatever the hint remembers.
+        commit_index = max(min(stored.commit_index, stored.last_index), stored.first_index - 1)
+        self.commit_index = LogIndex(commit_index)
+        self.configurations = list(stored.configurations)
         birth = self.configuration.hard_state_at_birth()
         self.is_newborn = log.last_index == 0 and hard_state == birth and birth.vote != replica_id
         self._configuration_changed()

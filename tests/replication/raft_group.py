@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
-from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId
+from shoal.replication.interfaces import Configuration, HardState, Replica, ReplicaId, StoredReplica
 from shoal.replication.messages import AppendRequest, Message
 from shoal.replication.raft import RaftCore, Role
 from shoal.replication.state.ready import Ready
@@ -56,12 +56,14 @@ def make_core(
     )
     return RaftCore(
         replica_id=ReplicaId(0, ordinal),
-        configuration=Configuration(LogIndex(0), replicas),
-        hard_state=stored,
-        term_runs=term_runs(terms),
-        first_index=LogIndex(1),
-        last_index=LogIndex(len(terms)),
-        commit_index=LogIndex(commit),
+        stored=StoredReplica(
+            hard_state=stored,
+            configurations=[Configuration(LogIndex(0), replicas)],
+            term_runs=term_runs(terms),
+            first_index=LogIndex(1),
+            last_index=LogIndex(len(terms)),
+            commit_index=LogIndex(commit),
+        ),
         config=config or RaftConfig(quiet_after_ms=None, commit_notice_ms=0),
         rng=random.Random(ordinal),
         now_ms=now_ms,
@@ -163,12 +165,14 @@ class Group:
         self.held.discard(ordinal)
         self.cores[ordinal] = RaftCore(
             replica_id=old.replica_id,
-            configuration=old.configuration,
-            hard_state=stored,
-            term_runs=term_runs([old.term_at(LogIndex(index)) or 0 for index in range(1, stable + 1)]),
-            first_index=LogIndex(1),
-            last_index=stable,
-            commit_index=stored.commit_index,
+            stored=StoredReplica(
+                hard_state=stored,
+                configurations=[old.configuration],
+                term_runs=term_runs([old.term_at(LogIndex(index)) or 0 for index in range(1, stable + 1)]),
+                first_index=LogIndex(1),
+                last_index=stable,
+                commit_index=stored.commit_index,
+            ),
             config=self.config,
             rng=random.Random(ordinal + 100),
             now_ms=self.now_ms,

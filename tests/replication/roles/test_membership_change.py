@@ -7,7 +7,7 @@ from raft_group import Group, make_core
 
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
-from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId, Run
+from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId, Run, StoredReplica
 from shoal.replication.messages import MAX_CONFIGURATIONS, AppendRequest, TimeoutNow, Vote
 from shoal.replication.raft import RaftCore, Role
 
@@ -162,13 +162,14 @@ def test_a_truncated_change_is_undone_after_a_restart() -> None:
     core = make_core(1, log=[1, 1])
     core = type(core)(
         replica_id=B,
-        configuration=new,
-        earlier_configurations=[old],
-        hard_state=core._state.hard_state,
-        term_runs=[(LogIndex(1), Term(1))],
-        first_index=LogIndex(1),
-        last_index=LogIndex(2),
-        commit_index=LogIndex(1),
+        stored=StoredReplica(
+            hard_state=core._state.hard_state,
+            configurations=[old, new],
+            term_runs=[(LogIndex(1), Term(1))],
+            first_index=LogIndex(1),
+            last_index=LogIndex(2),
+            commit_index=LogIndex(1),
+        ),
         config=core._state.config,
         rng=core._state.rng,
         now_ms=0,

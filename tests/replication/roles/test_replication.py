@@ -11,7 +11,7 @@ from raft_group import Group, make_core
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.errors import NotLeader, Overloaded
-from shoal.replication.interfaces import ReplicaId, Run
+from shoal.replication.interfaces import ReplicaId, Run, StoredReplica
 from shoal.replication.messages import AppendReply, AppendRequest, Message, shorten
 from shoal.replication.raft import RaftCore, Role
 from shoal.replication.state.ready import Ready
@@ -523,12 +523,14 @@ def test_what_retention_dropped_was_committed() -> None:
     state = core._state
     restarted = RaftCore(
         replica_id=B,
-        configuration=core.configuration,
-        hard_state=state.hard_state,
-        term_runs=[(LogIndex(7), Term(1))],
-        first_index=LogIndex(7),
-        last_index=LogIndex(9),
-        commit_index=LogIndex(2),
+        stored=StoredReplica(
+            hard_state=state.hard_state,
+            configurations=[core.configuration],
+            term_runs=[(LogIndex(7), Term(1))],
+            first_index=LogIndex(7),
+            last_index=LogIndex(9),
+            commit_index=LogIndex(2),
+        ),
         config=state.config,
         rng=state.rng,
         now_ms=0,

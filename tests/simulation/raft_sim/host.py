@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from raft_sim.disk import Disk, Entry, Write
 from raft_sim.trace import describe, describe_ready
 from shoal.format.batch import LogIndex, Term
-from shoal.replication.interfaces import Configuration, Replica
+from shoal.replication.interfaces import Configuration, Replica, StoredReplica
 from shoal.replication.messages import AppendRequest, Message, shorten
 from shoal.replication.raft import RaftCore, Role
 from shoal.replication.state.ready import Ready
@@ -46,16 +46,16 @@ class Host:
         self.wake_at_ms: int | None = None
         self._frames: dict[tuple[int, int], Entry] = {}
         self._waiting: deque[tuple[Ready, bool]] = deque()  # ready, and whether the disk has it
-        configurations = self._retained_configurations()
         self.core = RaftCore(
             replica_id=disk.replica_id,
-            configuration=configurations[-1],
-            earlier_configurations=configurations[:-1],
-            hard_state=disk.hard_state,
-            term_runs=_term_runs(disk.log, disk.first_index),
-            first_index=LogIndex(disk.first_index),
-            last_index=LogIndex(len(disk.log)),
-            commit_index=disk.hard_state.commit_index,
+            stored=StoredReplica(
+                hard_state=disk.hard_state,
+                configurations=self._retained_configurations(),
+                term_runs=_term_runs(disk.log, disk.first_index),
+                first_index=LogIndex(disk.first_index),
+                last_index=LogIndex(len(disk.log)),
+                commit_index=disk.hard_state.commit_index,
+            ),
             config=simulation.raft_config,
             rng=random.Random(simulation.rng.getrandbits(32)),
             now_ms=simulation.now_ms,
