@@ -56,8 +56,7 @@ class RaftCore:
     ) -> None:
         """leads_from_birth: the group is being born, all of its voters with
         `Configuration.hard_state_at_birth`, and this is the first of them, which has never run before: after
-        a restart it has to be elected.
-        """
+        a restart it has to be elected."""
         config.validate()
         self._state = RaftState(replica_id, stored, config, rng, now_ms, Follower, Candidate, Leader)
         assert self._state.log.last_term <= stored.hard_state.term, (
@@ -320,11 +319,8 @@ class RaftCore:
         Raises NotLeader; Overloaded when max_uncommitted_entries wait; TransferInProgress. Nothing happened
         then. Success is not a commit: the entry may still be lost to another leader's.
         """
-        state = self._state
-        state.now_ms = now_ms
-        if type(state.behaviour) is not Leader:
-            raise NotLeader(state.leader)
-        return state.behaviour.propose(count, now_ms)
+        self._state.now_ms = now_ms
+        return self._leader().propose(count, now_ms)
 
     def propose_configuration(self, replicas: Sequence[Replica], now_ms: int) -> Proposal:
         """Append a change of the configuration; `configuration` is then the new one, in force at once. The
@@ -485,8 +481,6 @@ class RaftCore:
         if not isinstance(self._state.behaviour, Leader):
             raise NotLeader(self._state.leader)
         return self._state.behaviour
-
-    # Inspection
 
     def check_invariants(self) -> None:
         """Assert every stated invariant; called by each test step and each simulated event."""

@@ -382,8 +382,7 @@ class PartitionLog:
         return _awaited(partial(self._begin_truncation, from_index))
 
     def _begin_truncation(self, from_index: LogIndex, answer: Answer) -> None:
-        self._writer.check_open()
-        self._writer.check_disk()
+        self._writer.check_writable()
         if from_index < self.first_index or from_index == self.first_index > 1:
             # A log whose head was trimmed keeps its first entry: without it the next number is unknown.
             raise OffsetOutOfRange(from_index, self.first_index, self.last_index + 1)
@@ -425,8 +424,7 @@ class PartitionLog:
         return _awaited(partial(self._begin_trim, before_index))
 
     def _begin_trim(self, before_index: LogIndex, answer: Answer) -> None:
-        self._writer.check_open()
-        self._writer.check_disk()
+        self._writer.check_writable()
         keep_from = max(0, bisect_right(self._segments, before_index, key=_segment_index) - 1)
         removed, self._segments = self._segments[:keep_from], self._segments[keep_from:]
         self._count_nothing(removed)

@@ -82,16 +82,16 @@ class Writer:
         if self.is_closed:
             raise LogClosed(f"{self._files.directory} is closed")
 
-    def check_disk(self) -> None:
-        """Raise DiskFailed once the disk has."""
+    def check_writable(self) -> None:
+        """Raise LogClosed after close, and DiskFailed once the disk has."""
+        self.check_open()
         if self.failure is not None:
             raise DiskFailed(str(self.failure)) from self.failure
 
     def check(self) -> None:
         """Raise what an append would meet right now."""
         if self.is_closed or self.failure is not None:
-            self.check_open()
-            self.check_disk()
+            self.check_writable()
         if self._refusing is not None:
             raise DiskFull(str(self._refusing))
 
@@ -378,7 +378,12 @@ class Writer:
         if segment.indexed_index >= from_index:
             # Later truncations may have cut the plan further, and others planned there: only the entries that
             # all of them keep are true.
-            await self._shorten_index(segment, self._kept_of(last))
+            try:
+                await segment.replace_index(self._kept_of(last))
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+                await segment.remove_index()  # a log without an index is slow to open, never wrong
         file = await self._file(segment)
         # The tail record knows of the entries that go: as long as it stands, a hole would look like damage.
         await file.write_and_sync(segment.written_end, bytes(TRAILER_BYTES))
@@ -396,14 +401,6 @@ class Writer:
         for segment in work.removed:
             if not await self._spares.retire(segment, work.kept):
                 await self._remove(segment)
-
-    async def _shorten_index(self, segment: Segment, last: LogIndex) -> None:
-        try:
-            await segment.replace_index(last)
-        except OSError as error:
-            if not is_no_space(error):
-                raise
-            await segment.remove_index()  # a log without an index is slow to open, never wrong
 
     async def _fault(self, error: OSError) -> None:
         refusal = disk_fault(error, self._files.directory)
