@@ -236,3 +236,40 @@ async def test_a_failure_makes_room(
         await log.close()
     assert (disk.schedule.in_flight, len(disk.schedule)) == (0, 0)
     await disk.close()
+
+
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+async def test_a_request_that_cannot_begin_makes_room(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug there reaches the caller; the file can be closed, and another sync gets the place."""
+    disk = made(kind, SyncSchedule(1))
+    file = await disk.open(str(tmp_path / "a"), create=True)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as ill:
+        ill.setattr(type(file), "begin", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            await file.write_and_sync(0, b"lost")
+    assert disk.schedule.in_flight == 0
+    await file.write_and_sync(0, b"kept")
+    assert await file.read(0, 10) == b"kept"
+    await file.close()
+    await disk.close()
+
+
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+async def test_a_closed_disk_refuses_syncs(kind: str, tmp_path: Path) -> None:
+    """As a closed file does: the error is told from the loop, never in the call."""
+    disk = made(kind, SyncSchedule(1))
+    file = await disk.open(str(tmp_path / "a"), create=True)
+    await disk.close()
+    told: list[BaseException | None] = []
+    file.begin_write_and_sync(0, b"late", told.append)
+    assert told == []
+    with pytest.raises(OSError, match="closed"):
+        await file.sync()
+    assert [type(error) for error in told] == [OSError]
+    await file.close()
