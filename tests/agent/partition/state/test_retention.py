@@ -321,8 +321,11 @@ async def test_a_trim_that_a_crash_interrupted_is_finished(tmp_path: Path) -> No
         await until(lambda: node.host.has(GROUP) and _start(node) > 10)
 
 
-async def _nothing(before_index: LogIndex) -> None:
+def _nothing(before_index: LogIndex) -> asyncio.Future[None]:
     """A trim that never comes."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
 
 
 @pytest.mark.parametrize("error_s", [86_400 * 3650, -86_400 * 3650, 25 * 3600, 70])
