@@ -96,7 +96,7 @@ ROOMS = {
     "agent/http/admission": "",
     "agent/interface": "agent/events agent/submission membership/interface",
     "agent/submission": "",
-    "agent/events": "",
+    "agent/events": "agent/process",
     "agent/process": "agent/config segment_store/errors",
     "agent/log_lines": "",
     "agent/config": "",

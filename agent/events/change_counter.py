@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from shoal.agent.process.intervals import is_set_within
+
 MAX_WAITERS = (
     4_096  # long polls held open at once; beyond it a poll is answered at once, as if its wait were over
 )
@@ -17,42 +19,32 @@ class Watch:
     """Counts changes and wakes those who wait for the next one."""
 
     def __init__(self, run: str) -> None:
-        self._run = run
-        self._counter = 1
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    @property
-    def run(self) -> str:
+        self.run = run
         """The run whose changes are counted."""
-        return self._run
+        self._counter = 1
+        self._changed = asyncio.Event()
+        self._waiting = 0
 
     @property
     def version(self) -> str:
-        return f"{self._run}.{self._counter}"
+        return f"{self.run}.{self._counter}"
 
     def changed(self) -> None:
         """Something a reader of the document would notice has changed."""
         self._counter += 1
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def wait_after(self, version: str | None, wait_ms: int) -> None:
         """Return once the version differs from this one, or when the time is over."""
-        if version != self.version or wait_ms <= 0 or len(self._waiters) >= MAX_WAITERS:
+        if version != self.version or wait_ms <= 0 or self._waiting >= MAX_WAITERS:
             return
         await self.wait_next(wait_ms)
 
     async def wait_next(self, wait_ms: int) -> bool:
         """True when a change came in time."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiting += 1
         try:
-            async with asyncio.timeout(wait_ms / 1_000):
-                await waiter
-        except TimeoutError:
-            return False
+            return await is_set_within(self._changed, wait_ms / 1_000)
         finally:
-            self._waiters.discard(waiter)
-        return True
+            self._waiting -= 1
