@@ -161,7 +161,8 @@ class Catalog:
     tombstones: dict[bytes, Tombstone] = field(default_factory=dict)
     sealed_for: bytes | None = None
     _by_id: dict[bytes, TopicEntry] = field(default_factory=dict)
-    _cost: int = 0
+    cost: int = 0
+    """Of all topics and tombstones."""
 
     def __repr__(self) -> str:
         names = ",".join(sorted(self.topics))
@@ -225,10 +226,6 @@ class Catalog:
         """Of the whole state; equal for equal states only."""
         return blake2b(self.to_bytes(), digest_size=DIGEST_BYTES).digest()
 
-    def cost(self) -> int:
-        """Of all topics and tombstones."""
-        return self._cost
-
     def subject(self, command: Command) -> TopicEntry | None:
         """The topic that a command is about, as it stands now."""
         match command:
@@ -284,9 +281,9 @@ class Catalog:
         if again == entry:
             return "too-late"
         grown = again.cost() - entry.cost()
-        if grown > 0 and self._cost + grown > MAX_COST:
+        if grown > 0 and self.cost + grown > MAX_COST:
             return "full"
-        self._cost += grown
+        self.cost += grown
         self._put(again)
         return "done"
 
@@ -297,9 +294,9 @@ class Catalog:
             return "name-taken"
         if entry.topic_id in self._by_id or entry.topic_id in self.tombstones:
             return "id-taken"
-        if self._cost + entry.cost() > MAX_COST:
+        if self.cost + entry.cost() > MAX_COST:
             return "full"
-        self._cost += entry.cost()
+        self.cost += entry.cost()
         self._put(entry)
         return "done"
 
@@ -318,7 +315,7 @@ class Catalog:
         waiting_for = entry.holders() | holders
         tombstone = Tombstone(topic_id, entry.name, len(entry.partitions), waiting_for)
         self.tombstones[topic_id] = tombstone
-        self._cost += tombstone.cost() - entry.cost()
+        self.cost += tombstone.cost() - entry.cost()
         return "done"
 
     def _confirm(self, topic_id: bytes, agent_id: str) -> Outcome:
@@ -326,11 +323,11 @@ class Catalog:
         if tombstone is None:
             return "unknown-id"
         waiting_for = tombstone.waiting_for - {agent_id}
-        self._cost -= tombstone.cost()
+        self.cost -= tombstone.cost()
         if waiting_for:
             tombstone = Tombstone(topic_id, tombstone.name, tombstone.partitions, waiting_for)
             self.tombstones[topic_id] = tombstone
-            self._cost += tombstone.cost()
+            self.cost += tombstone.cost()
         else:
             del self.tombstones[topic_id]
         return "done"
@@ -351,7 +348,7 @@ class Catalog:
         assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
         assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
         assert self.sealed_for is None or not self.topics
-        assert self._cost == self._counted()
+        assert self.cost == self._counted()
 
     def _counted(self) -> int:
         alive = sum(entry.cost() for entry in self.topics.values())
@@ -388,7 +385,7 @@ class Catalog:
         for item in list_in(document, "tombstones"):
             tombstone = tombstone_from(item)
             catalog.tombstones[tombstone.topic_id] = tombstone
-        catalog._cost = catalog._counted()
+        catalog.cost = catalog._counted()
         return catalog
 
 
@@ -412,13 +409,17 @@ def encode_command(command: Command) -> bytes:
         case BeginEpoch(epoch, base):
             document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
         case Born(births):
-            document |= {"op": "born", "births": [_births_document(item) for item in births]}
+            masks = [
+                {"id": topic_id.hex(), "birth": generation, "partitions": mask_to_text(partitions)}
+                for topic_id, generation, partitions in births
+            ]
+            document |= {"op": "born", "births": masks}
         case BearAgain(topic_id, rebirths):
-            document |= {
-                "op": "rebirth",
-                "id": topic_id.hex(),
-                "births": [_rebirth_document(item) for item in rebirths],
-            }
+            again = [
+                {"partition": partition, "birth": generation, "voters": list(voters)}
+                for partition, generation, voters in rebirths
+            ]
+            document |= {"op": "rebirth", "id": topic_id.hex(), "births": again}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -449,23 +450,10 @@ def decode_command(data: bytes) -> Command:
             raise CatalogError(f"unknown operation {operation!r}")
 
 
-def _births_document(births: Births) -> dict[str, Any]:
-    mask = mask_to_text(births.partitions)
-    return {"id": births.topic_id.hex(), "birth": births.generation, "partitions": mask}
-
-
 def _births_from(item: Any) -> Births:
     document = mapping_in(item)
     mask = mask_from_text(document.get("partitions"), MAX_PARTITIONS)
     return Births(id_in(document, "id"), generation_in(document, "birth"), mask)
-
-
-def _rebirth_document(rebirth: Rebirth) -> dict[str, Any]:
-    return {
-        "partition": rebirth.partition,
-        "birth": rebirth.generation,
-        "voters": list(rebirth.voters),
-    }
 
 
 def _rebirth_from(item: Any) -> Rebirth:

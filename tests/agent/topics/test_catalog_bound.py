@@ -75,7 +75,7 @@ async def test_topics_of_1024_partitions_are_made_up_to_the_bound() -> None:
     catalog = full()
     catalog.check_invariants()
     assert len(catalog.topics) > 60
-    assert MAX_COST - large(0).cost() < catalog.cost() <= MAX_COST
+    assert MAX_COST - large(0).cost() < catalog.cost <= MAX_COST
     data = catalog.to_bytes()
     assert len(data) < MAX_STATE_BYTES
     disk = MemoryDisk(random.Random(1), pause_max=1)
@@ -117,7 +117,7 @@ def test_a_topic_costs_no_less_than_its_bytes(
     assert catalog.apply(0, command) == "done"
     assert len(catalog.to_bytes()) - empty <= topic.cost()
     catalog.apply(1, DeleteTopic(topic.topic_id))
-    assert len(catalog.to_bytes()) - empty <= catalog.cost()
+    assert len(catalog.to_bytes()) - empty <= catalog.cost
     assert entry_document(topic)["name"] == topic.name
 
 

@@ -142,7 +142,7 @@ def test_what_was_written_before_there_were_births_is_born() -> None:
 def test_a_full_catalog_gives_no_more_voters_and_others_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is committed has a bound, births too."""
     catalog = folded(CreateTopic(unborn()))
-    monkeypatch.setattr(module, "MAX_COST", catalog.cost())
+    monkeypatch.setattr(module, "MAX_COST", catalog.cost)
     assert catalog.apply(1, again(0, voters=(*SECOND, "f" * 32))) == "full"
     assert catalog.apply(2, again(0)) == "done"
     catalog.check_invariants()
