@@ -167,9 +167,7 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
     routes = _make_routes(node, host)
     catalog = _make_catalog(node, host, record)
     node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
-    holding = Holding(
-        agent_id=node.agent_id, host=host, catalog=catalog, roster=node.roster, routes=routes.table
-    )
+    holding = Holding(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
     host.mender.holders = lambda group: routes.table.claims_about(group).keys()
     scrubber = Scrubber(
         host,

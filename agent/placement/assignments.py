@@ -45,13 +45,12 @@ class Holding:
     def __init__(
         self,
         *,
-        agent_id: str,
         host: Host,
         catalog: CatalogService,
         roster: Roster,
         routes: RouteTable,
     ) -> None:
-        self._agent_id = agent_id
+        self._agent_id = roster.agent_id
         self._host = host
         self._catalog = catalog
         self._roster = roster
@@ -138,28 +137,18 @@ class Holding:
         logger.debug("%s: this agent holds a replica now, with id %s", group, mine.id)
 
     def _is_filling(self, group: GroupId) -> bool:
-        """It is still here, and still a learner."""
-        if not self._host.has(group):
-            return False
-        configuration = self._host.status(group).configuration
-        if configuration is None:
-            return False
-        mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
-        return mine is None or mine.learner  # None: the entry that names it has not arrived yet
+        """It is here and no voter yet; the entry that names it may not have arrived."""
+        configuration = self._host.status(group).configuration if self._host.has(group) else None
+        return configuration is not None and self._agent_id not in configuration.voting_agents
 
     # ---- lost replicas ---------------------------------------------------------------------------
 
     async def _tell_losses(self) -> None:
         """To the leaders of their groups, until one has a replica without this one's memory in its place."""
         for record in self._host.beyond_repair()[:MAX_ASKED_PER_LOOK]:
-            leader = next(
-                (
-                    holder
-                    for holder, claim in self._routes.claims_about(record.group).items()
-                    if claim.role == "leader" and holder != self._agent_id
-                ),
-                None,
-            )
+            claims = self._routes.claims_about(record.group)
+            leaders = (holder for holder, claim in claims.items() if claim.role == "leader")
+            leader = next((holder for holder in leaders if holder != self._agent_id), None)
             if leader is None:
                 continue
             payload = encode_lost(record.group, record.replica_id)

@@ -104,7 +104,10 @@ class Leading:
         before = self._offered.get(replica.group)
         if before is not None and now_ms - before.at_ms < AGAIN_MS:
             return
-        if core.is_transferring or not _holds_everything(replica, to):
+        if core.is_transferring:
+            return
+        # It has all that is committed. The rest is under way: a transfer waits for it a round trip at most.
+        if core.match_indexes.get(to, -1) < core.commit_index:
             return
         target = core.configuration.find(to)
         assert target is not None
@@ -119,9 +122,3 @@ class Leading:
             number = before.number + 1
         self._offered[replica.group] = _Offer(target.agent_id, now_ms, core.term, number)
         logger.debug("%s: handing leadership over to %s", replica.group, agent_name(target.agent_id))
-
-
-def _holds_everything(replica: Replica, to: ReplicaId) -> bool:
-    """All that is committed: the rest is under way, and a transfer waits for it no longer than a round
-    trip."""
-    return replica.core.match_indexes.get(to, -1) >= replica.core.commit_index

@@ -92,7 +92,7 @@ class Goals:
         self, group: GroupId, configuration: Configuration, observed: Observed, partitions: int | None
     ) -> Goal:
         members = observed.members
-        voting = [item.agent_id for item in configuration.replicas if not item.learner]
+        voting = configuration.voting_agents
         count = self._count(group, voting, members)
         voters = kept_voters(group, voting, observed.belonging, members, count)
         leader = None

@@ -222,14 +222,19 @@ def tombstone_from(item: Any) -> Tombstone:
     return Tombstone(id_in(document, "id"), name, integer_in(document, "partitions"), waiting_for)
 
 
-def load_document(data: bytes, limit: int) -> Mapping[str, Any]:
-    """A JSON object of our version, of at most that many bytes."""
+def load_json(data: bytes, limit: int) -> Any:
+    """What some bytes say, at most that many."""
     if len(data) > limit:
         raise CatalogError(f"{len(data)} bytes, over the limit of {limit}")
     try:
-        document = mapping_in(json.loads(data))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CatalogError(f"not JSON: {type(error).__name__}") from None
+
+
+def load_document(data: bytes, limit: int) -> Mapping[str, Any]:
+    """A JSON object of our version."""
+    document = mapping_in(load_json(data, limit))
     if document.get("v") != COMMAND_VERSION:
         raise CatalogError(
             f"version {document.get('v')!r}: this agent understands {COMMAND_VERSION}; upgrade it"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from shoal.agent.durable.catalog_version import CatalogVersion, version_from_text
 from shoal.agent.durable.ids import ID_BYTES, GroupId
 from shoal.agent.topics.catalog import Catalog, CatalogError, TopicEntry, entry_document, entry_from
+from shoal.agent.topics.entries import load_json
 
 MAX_LISTED = 1_000  # topics of one agent's answer: whoever keeps more lists again once these are adopted
 MAX_ANSWER_BYTES = 8 << 20
@@ -138,7 +139,7 @@ def encode_kept(kept: Sequence[Kept]) -> bytes:
 
 def decode_kept(data: bytes) -> list[Kept]:
     """Raises CatalogError, and nothing else."""
-    items = _load(data)
+    items = load_json(data, MAX_ANSWER_BYTES)
     if not isinstance(items, list):
         raise CatalogError("what a peer keeps is a list")
     return [_kept_from(item) for item in items[:MAX_LISTED]]
@@ -151,16 +152,7 @@ def encode_remembered(remembered: Remembered) -> bytes:
 
 def decode_remembered(data: bytes) -> Remembered | None:
     """None: the peer knows nothing of it. Raises CatalogError, and nothing else."""
-    return next(iter(remembered_from(_load(data)).values()), None) if data else None
-
-
-def _load(data: bytes) -> Any:
-    if len(data) > MAX_ANSWER_BYTES:
-        raise CatalogError(f"{len(data)} bytes about what is kept")
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"not JSON: {type(error).__name__}") from None
+    return next(iter(remembered_from(load_json(data, MAX_ANSWER_BYTES)).values()), None) if data else None
 
 
 def _kept_from(item: Any) -> Kept:

@@ -63,6 +63,8 @@ class FakeCatalog:
 class FakePeers:
     """Answers with a committed configuration."""
 
+    agent_id = SELF
+
     def __init__(self) -> None:
         self.answer = b""
         self.asked = 0
@@ -82,7 +84,6 @@ class Fixture:
         self.peers = FakePeers()
         self.routes = RouteTable()
         self.holding = Holding(
-            agent_id=SELF,
             host=node.host,
             catalog=cast("CatalogService", self.catalog),
             roster=cast("Roster", self.peers),
