@@ -24,8 +24,8 @@ from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.placement.assignments import Holding
 from shoal.agent.placement.lost_replicas import Losses
 from shoal.agent.placement.rebalancer import Mover
+from shoal.agent.process.clock import repeat
 from shoal.agent.process.errors import StartError
-from shoal.agent.process.intervals import repeat
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, claim_of
 from shoal.agent.service.cluster_view import Joined

@@ -31,6 +31,19 @@ MAX_CORES = 256
 LONGEST_REPLACE_AFTER_MS = 7 * 24 * 60 * 60_000
 LONGEST_WINDOW_MS = 10 * 60_000  # a start that waits longer than this looks like a hang
 KEY_BYTES = (16, 24, 32)  # AES-128, 192, 256
+RANGES = (
+    ("http_port", 0, 65_535, "is not a port: give 1 to 65535, or 0 for any free one"),
+    ("gossip_port", 0, 65_535, "is not a port: give 1 to 65535, or 0 for any free one"),
+    ("expect", 1, MAX_EXPECTED_MEMBERS, f"is out of range: give 1 to {MAX_EXPECTED_MEMBERS} members"),
+    ("cores", 1, MAX_CORES, f"is out of range: give 1 to {MAX_CORES}"),
+    ("weight", 1, 10_000, "is out of range: give 1 to 10000 (100 is normal)"),
+    ("scrub_bytes_per_s", 0, 2**40, "is out of range: 8388608 is usual, and 0 never looks"),
+    ("discovery_window_ms", 0, LONGEST_WINDOW_MS, "ms is not between 0 and 10 minutes"),
+    ("heartbeat_interval_ms", 10, LONGEST_REPLACE_AFTER_MS, "ms is out of range: give 10 ms to 7 days (100 ms is normal)"),
+    ("shutdown_timeout_ms", 1, LONGEST_WINDOW_MS, "ms is not more than 0 and at most 10 minutes"),
+    ("dissolve_timeout_ms", 1, LONGEST_WINDOW_MS, "ms is not more than 0 and at most 10 minutes"),
+)
+"""Fields, their lowest and highest values, and the end of the sentence that refuses others."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DISKS = ("auto", "ring", "threads")
 EVENT_LOOPS = ("direct", "asyncio")
@@ -105,6 +118,10 @@ class AgentConfig:
         """Check every field and every rule between fields; raises ConfigError."""
         if not self.data or "\0" in self.data:
             raise ConfigError("the data directory is empty: give --data DIR")
+        for name, low, high, advice in RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name.removesuffix('_ms')} {value} {advice}")
         self._validate_addresses()
         self._validate_names()
         self._validate_key()
@@ -126,9 +143,6 @@ class AgentConfig:
                 f"--advertise {self.advertise} cannot be reached while --bind is {self.bind} (loopback): "
                 "bind that address, or 0.0.0.0"
             )
-        for flag, port in (("--http-port", self.http_port), ("--gossip-port", self.gossip_port)):
-            if port is not None and not 0 <= port <= 65_535:
-                raise ConfigError(f"{flag} {port} is not a port: give 1 to 65535, or 0 for any free one")
         if self.http_port and self.http_port == self.gossip_port:
             raise ConfigError(
                 f"--http-port and --gossip-port are both {self.http_port}: give two different ports"
@@ -198,37 +212,15 @@ class AgentConfig:
             raise ConfigError(f"--join names {len(self.join)} addresses; at most {MAX_SEEDS} are useful")
         for text in self.join:
             parse_host_port(text, "--join")
-        if self.expect is not None and not 1 <= self.expect <= MAX_EXPECTED_MEMBERS:
-            raise ConfigError(
-                f"--expect {self.expect} is out of range: give 1 to {MAX_EXPECTED_MEMBERS} members"
-            )
-        if not 1 <= self.cores <= MAX_CORES:
-            raise ConfigError(f"--cores {self.cores} is out of range: give 1 to {MAX_CORES}")
         if self.cores > 1 and (self.http_port == 0 or self.gossip_port == 0):
             raise ConfigError("--cores needs ports that can be counted up: give ports above 0, or none")
-        if not 0 <= self.scrub_bytes_per_s <= 2**40:
-            raise ConfigError(
-                f"--scrub-bytes-per-s {self.scrub_bytes_per_s} is out of range: 8388608 is usual, and"
-                " 0 never looks"
-            )
-        if not 1 <= self.weight <= 10_000:
-            raise ConfigError(f"weight {self.weight} is out of range: give 1 to 10000 (100 is normal)")
 
     def _validate_timing(self) -> None:
-        if not 0 <= self.discovery_window_ms <= LONGEST_WINDOW_MS:
-            raise ConfigError(
-                f"discovery_window {self.discovery_window_ms} ms is not between 0 and 10 minutes"
-            )
-        if self.heartbeat_interval_ms < 10:
-            raise ConfigError(f"heartbeat_interval {self.heartbeat_interval_ms} ms is under 10 ms: raise it")
         if self.election_timeout_ms < 3 * self.heartbeat_interval_ms:
             raise ConfigError(
                 f"election_timeout {self.election_timeout_ms} ms must be at least three heartbeat intervals "
                 f"({3 * self.heartbeat_interval_ms} ms), else one lost frame starts an election"
             )
-        for name in ("shutdown_timeout_ms", "dissolve_timeout_ms"):
-            if not 0 < getattr(self, name) <= LONGEST_WINDOW_MS:
-                raise ConfigError(f"{name.removesuffix('_ms')} must be more than 0 and at most 10 minutes")
         if not self.election_timeout_ms <= self.replace_after_ms <= LONGEST_REPLACE_AFTER_MS:
             raise ConfigError(
                 f"replace_after {self.replace_after_ms} ms must be at least the election timeout "

@@ -18,8 +18,7 @@ from shoal.agent.bootstrap.rules import Decision, Found, Join, View, Wait, decid
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.members.roster import Roster
-from shoal.agent.process.clock import Clock
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import Clock, is_set_within
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord
 

@@ -12,8 +12,7 @@ from shoal.agent.bootstrap.rules import can_never_have_lived, must_dissolve
 from shoal.agent.durable.catalog_version import NO_VERSION
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Foreign, Roster
-from shoal.agent.process.clock import Clock
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import Clock, is_set_within
 from shoal.agent.topics.catalog import Seal
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import is_set_within
 
 MAX_WAITERS = (
     4_096  # long polls held open at once; beyond it a poll is answered at once, as if its wait were over

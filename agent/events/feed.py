@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import is_set_within
 
 HISTORY_MAX = 2_048
 """Events kept, about 1 MiB. A kill moves hundreds of leaders: a listener may be so far behind."""

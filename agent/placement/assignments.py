@@ -19,7 +19,7 @@ from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_group, decode_hold, encode_lost
-from shoal.agent.process.intervals import repeat
+from shoal.agent.process.clock import repeat
 from shoal.agent.routing.table import RouteTable
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError

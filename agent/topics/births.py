@@ -18,7 +18,7 @@ from shoal.agent.members.roster import Roster
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import is_set_within
 from shoal.agent.topics.catalog import Births, Born, Catalog, CatalogError, decode_command, encode_command
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError

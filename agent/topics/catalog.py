@@ -1,14 +1,13 @@
 """The catalog: which topics exist, with which ids, settings and births. A replicated state machine.
 
-Law of this file: pure. Commands are the records of the `_catalog` log, applied in offset order and never
-otherwise; the same commands give the same state on every agent. It knows no member list, clock, network or
-disk: whoever proposes a command has put everything into it (ids, times, voters). A reader must be able to
-trust that whatever stands here was committed.
+Law of this file: pure. Commands are the records of the `_catalog` log, applied in offset order alone; the
+same commands give the same state on every agent. A command carries everything that it needs: ids, times,
+voters. All that stands here was committed.
 
-Rules kept here (safety 1, 4, 6): a partition's birth changes only while nobody has led it; a deleted topic
-leaves a tombstone until each of its holders has confirmed that the data are gone, or is itself gone for good;
-once the catalog is sealed no topic can be created, and it can be sealed only while it holds none. A state is
-of the lineage that its epoch names (catalog_version.py), and numbers count in that alone.
+Rules kept here (safety 1, 4, 6): a partition's birth changes only while nobody has led it. A deleted topic
+leaves a tombstone until each holder has confirmed that the data are gone, or is gone for good. A sealed
+catalog takes no topic, and only an empty one can be sealed. A state belongs to the lineage that its epoch
+names (catalog_version.py); numbers count in that lineage alone.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from shoal.agent.topics.settings import TopicSettings, with_changes
 
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
 MAX_STATE_BYTES = 16 << 20
-"""What a catalog shall not outgrow: it is one file of every agent, written anew with every change."""
+"""A catalog stays below: it is one file of every agent, written anew with every change."""
 MAX_COST = MAX_STATE_BYTES * 3 // 4
-"""Where no topic is made any more: deletions, changes and what becomes of them always find room."""
+"""No topic is made beyond: deletions, changes and their outcomes always find room."""
 MAX_READ_BYTES = 1 << 30
-"""Whatever was written is read again, as before topics had a bound; no more than fits into memory."""
+"""Larger states than MAX_STATE_BYTES were written before topics had a bound; they are read."""
 DIGEST_BYTES = 16
 
 
@@ -72,8 +71,8 @@ class ChangeTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """By id, so that a late retry never deletes a namesake. `holders`: agents that hold a replica without
-    having been born with it, as far as the proposer knows."""
+    """By id, so that a late retry never deletes a namesake. `holders`: agents that got a replica later than
+    at its birth, as far as the proposer knows."""
 
     topic_id: bytes
     holders: frozenset[str] = frozenset()
@@ -89,15 +88,15 @@ class ConfirmDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """No topic may ever be created here: this empty cluster gives itself up for another."""
+    """This empty cluster gives itself up for another: no topic is ever created here."""
 
     successor: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """What comes from here on belongs to the lineage that a recovery by force has begun. base: digest of the
-    state before it, as the survivor had it: whoever has another one needs a copy of what it became."""
+    """All that follows belongs to the lineage that a recovery by force has begun. base: digest of the state
+    that the survivor had. An agent with another state needs a copy of the new one."""
 
     epoch: int
     base: bytes
@@ -113,14 +112,13 @@ class Births(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """These births are led by somebody. They are final from here on, where they were not given up before;
-    only then their leaders serve."""
+    """These births are led. Those not given up before are final, and only then their leaders serve."""
 
     births: tuple[Births, ...]
 
 
 class Rebirth(NamedTuple):
-    """Who shall vote in a partition from the given generation on."""
+    """The voters of a partition in the given generation."""
 
     partition: int
     generation: int
@@ -129,8 +127,8 @@ class Rebirth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BearAgain:
-    """Births that nobody has led are given up for others. Only the generation that follows the present one
-    counts, and only while that is not born: so of this and Born one comes too late, wherever they meet."""
+    """Births that nobody has led are given up for others. A birth counts if its generation follows the
+    present one, and that is not born: of this and Born, the later one in the log comes too late."""
 
     topic_id: bytes
     births: tuple[Rebirth, ...]
@@ -213,8 +211,8 @@ class Catalog:
                 return "already-applied"
 
     def _begin_epoch(self, offset: int, command: BeginEpoch) -> Outcome:
-        """The numbers go on from this command's place in the survivor's log, wherever the state was. What is
-        there of partitions is kept: which births were given up or led meanwhile, nobody can know any more."""
+        """Numbers go on from this command's place in the survivor's log. All partitions count as born: nobody
+        can know which births were given up or led meanwhile."""
         if self.digest() != command.base:
             return "other-base"
         self.epoch, self.offset = command.epoch, offset + 1
@@ -253,7 +251,7 @@ class Catalog:
         return "done"
 
     def led_of(self, births: tuple[Births, ...], *, born: bool) -> tuple[Births, ...]:
-        """Those that are present ones of theirs, and born or not."""
+        """Those of the present generation that are born, or that are not."""
         found = []
         for topic_id, generation, partitions in births:
             entry = self._by_id.get(topic_id)

@@ -25,7 +25,7 @@ from shoal.agent.members.roster import Roster
 from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import is_set_within
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
     BeginEpoch,

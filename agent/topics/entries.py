@@ -1,9 +1,8 @@
-"""What stands in the catalog: topics with their births, and what is left of deleted ones; as JSON, too.
+"""Entries of the catalog, as values and as JSON: topics with their births, and tombstones of deleted topics.
 
-Law of this file: pure. A birth is who shall vote in a partition's group when it begins. Until the catalog
-has taken that one was led (`unborn`), the group serves nobody, and may get another birth; from then on it is
-final, and what an agent holds of an earlier birth is nobody's. What was written before there were such births
-is born.
+Law of this file: pure. A birth names the first voters of a partition's group. A group whose birth is `unborn`
+serves nobody, and may get another birth. Once the catalog knows that a birth was led, that birth is final,
+and replicas of earlier ones are void. Entries without the field are born.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from shoal.replication.interfaces import BIRTH_ORDINALS, MAX_GENERATION
 
 COMMAND_VERSION = 1
 HEX_DIGITS = frozenset("0123456789abcdef")
-_TOPIC_COST = (
-    1_024  # name apart: settings, id, time and who is unborn, as JSON with room for settings to come
-)
+_TOPIC_COST = 1_024  # beside its name: settings, id, time and unborn partitions, with room for new settings
 _PARTITION_COST = 64
 _NAME_COST = 3  # quotes and a comma
 
@@ -36,7 +33,7 @@ class CatalogError(ValueError):
 @dataclass(frozen=True, slots=True)
 class PartitionBirth:
     """Hash range and birth voters (agent ids; the first is the preferred leader). generation: how many births
-    of the partition were given up before this one, because nobody had led them."""
+    of the partition were given up before this one."""
 
     hash_range: HashRange
     voters: tuple[str, ...]
@@ -46,9 +43,8 @@ class PartitionBirth:
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
     """One topic as the catalog holds it. Times are unix microseconds. adopted: it came back into a catalog
-    that did not know it. Nobody gives birth to its replicas then: who was born with one and has it no more
-    has forgotten its vote (safety 2). unborn: partitions, as a mask, of which nobody is known to have led
-    their present birth; they have taken nothing."""
+    that did not know it; a birth voter that lacks its replica has forgotten its vote, and gets no new one
+    (safety 2). unborn: mask of the partitions whose present birth nobody is known to have led."""
 
     name: str
     topic_id: bytes
@@ -59,18 +55,17 @@ class TopicEntry:
     unborn: int = 0
 
     def is_born(self, partition: int, generation: int) -> bool:
-        """Whether that birth of the partition was led, and is final."""
+        """Whether that birth of the partition is final."""
         birth = self.partitions[partition]
         return birth.generation == generation and not self.unborn >> partition & 1
 
     def holders(self) -> frozenset[str]:
-        """Every agent that the catalog asks to hold a replica. Who held one of a birth that was given up
-        knows itself that the topic was there (catalog_reconciler.py)."""
+        """The agents that were born with a replica, by the present births."""
         return frozenset(agent for partition in self.partitions for agent in partition.voters)
 
     def cost(self) -> int:
-        """What the topic takes of MAX_COST: never less than its bytes in a state, and the same for ever,
-        whatever a later version writes: agents of all versions must refuse the same topics."""
+        """Its part of MAX_COST, at least its bytes in a state. It never changes: agents of all versions must
+        refuse the same topics."""
         voters = sum(len(voter) + _NAME_COST for birth in self.partitions for voter in birth.voters)
         return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters
 
@@ -93,7 +88,7 @@ class Tombstone:
 
 
 def mask_of(partitions: Iterable[int]) -> int:
-    """A set of partitions as one number: bit p stands for partition p."""
+    """A set of partitions as one number: bit p is partition p."""
     mask = 0
     for partition in partitions:
         mask |= 1 << partition
@@ -223,7 +218,7 @@ def tombstone_from(item: Any) -> Tombstone:
 
 
 def load_json(data: bytes, limit: int) -> Any:
-    """What some bytes say, at most that many."""
+    """Of at most that many bytes."""
     if len(data) > limit:
         raise CatalogError(f"{len(data)} bytes, over the limit of {limit}")
     try:
