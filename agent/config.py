@@ -39,7 +39,12 @@ RANGES = (
     ("weight", 1, 10_000, "is out of range: give 1 to 10000 (100 is normal)"),
     ("scrub_bytes_per_s", 0, 2**40, "is out of range: 8388608 is usual, and 0 never looks"),
     ("discovery_window_ms", 0, LONGEST_WINDOW_MS, "ms is not between 0 and 10 minutes"),
-    ("heartbeat_interval_ms", 10, LONGEST_REPLACE_AFTER_MS, "ms is out of range: give 10 ms to 7 days (100 ms is normal)"),
+    (
+        "heartbeat_interval_ms",
+        10,
+        LONGEST_REPLACE_AFTER_MS,
+        "ms is out of range: give 10ms to 7d, 100ms is normal",
+    ),
     ("shutdown_timeout_ms", 1, LONGEST_WINDOW_MS, "ms is not more than 0 and at most 10 minutes"),
     ("dissolve_timeout_ms", 1, LONGEST_WINDOW_MS, "ms is not more than 0 and at most 10 minutes"),
 )
@@ -384,18 +389,16 @@ def _duration_ms(value: Any) -> int:
 _BY_TYPE = {"str": _text, "int": _integer, "bool": _boolean, "tuple[str, ...]": _addresses}
 
 
-def _reader(attribute: str, type_name: str) -> Callable[[Any], Any]:
-    return _duration_ms if attribute.endswith("_ms") else _BY_TYPE[type_name.removesuffix(" | None")]
-
-
 ATTRIBUTES = {
     item.name.removesuffix("_ms"): item.name
     for item in fields(AgentConfig)
     if item.name != "cluster_is_explicit"
 }
 """The field of each setting. A duration is called without its unit, which is given with the value."""
-READERS = {
-    setting: _reader(attribute, AgentConfig.__annotations__[attribute])
+READERS: dict[str, Callable[[Any], Any]] = {
+    setting: _duration_ms
+    if attribute.endswith("_ms")
+    else _BY_TYPE[AgentConfig.__annotations__[attribute].removesuffix(" | None")]
     for setting, attribute in ATTRIBUTES.items()
 }
 """How the value of each setting is read. Raises ValueError."""

@@ -8,6 +8,7 @@ one knows was not deleted (safety 4). So versions are always compared whole.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ EPOCH_RANDOM_BITS = 32
 MAX_NUMBER = 2**63
 _VERSION = struct.Struct("<QQ")
 VERSION_BYTES = _VERSION.size
+_TEXT = re.compile("(?:([0-9a-f]{1,16})[.])?([0-9]{1,19})", re.ASCII)
 
 
 class CatalogVersion(NamedTuple):
@@ -58,13 +60,8 @@ def version_from_bytes(data: bytes) -> CatalogVersion | None:
 
 def version_from_text(text: str) -> CatalogVersion:
     """What a tag says that somebody else wrote; the lowest version for anything that is none."""
-    epoch, dot, offset = text.rpartition(".")
-    digits = offset.isascii() and offset.isdigit() and len(offset) <= len(str(MAX_NUMBER))
-    if not digits or (dot and not _is_hexadecimal(epoch)):
+    match = _TEXT.fullmatch(text)
+    if match is None:
         return NO_VERSION
-    version = CatalogVersion(int(epoch, 16) if dot else 0, int(offset))
+    version = CatalogVersion(int(match[1] or "0", 16), int(match[2]))
     return version if max(version) < MAX_NUMBER else NO_VERSION
-
-
-def _is_hexadecimal(text: str) -> bool:
-    return 0 < len(text) <= len(f"{MAX_NUMBER:x}") and all(c in "0123456789abcdef" for c in text)

@@ -41,13 +41,6 @@ class _Slot:
     removed: bool
 
 
-class _Bad:
-    """A slot that holds bytes but no whole record."""
-
-
-_BAD = _Bad()
-
-
 def encode_slot(sequence: int, key: bytes, payload: bytes, *, removed: bool = False) -> bytes:
     """One slot, padded and checksummed."""
     assert len(key) + len(payload) <= MAX_RECORD_BYTES
@@ -56,18 +49,16 @@ def encode_slot(sequence: int, key: bytes, payload: bytes, *, removed: bool = Fa
     return body + _CHECKSUM.pack(crc32c.crc32c(body))
 
 
-def decode_slot(data: bytes) -> _Slot | _Bad | None:
-    """A record, None for a slot never written, or bad."""
-    if not any(data):
-        return None
+def decode_slot(data: bytes) -> _Slot | None:
+    """None: no whole record."""
     if len(data) != SLOT_BYTES:
-        return _BAD
+        return None
     body = data[: -_CHECKSUM.size]
     if _CHECKSUM.unpack_from(data, len(body))[0] != crc32c.crc32c(body):
-        return _BAD
+        return None
     magic, version, flags, key_length, payload_length, sequence = _HEAD.unpack_from(body)
     if magic != _MAGIC or version != _VERSION or key_length + payload_length > MAX_RECORD_BYTES:
-        return _BAD
+        return None
     end = _HEAD.size + key_length
     return _Slot(sequence, body[_HEAD.size : end], body[end : end + payload_length], bool(flags & _REMOVED))
 
@@ -110,42 +101,35 @@ class DoubledFile:
         stale: tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]] = ([], [])
         for number in range(self._slot_count):
             start = number * SLOT_BYTES
-            copies = [decode_slot(content[start : start + SLOT_BYTES]) for content in contents]
-            if 0 < len(contents[0]) <= start and copies[1] is _BAD:
+            copies = [content[start : start + SLOT_BYTES] for content in contents]
+            whole = [(slot, data) for data in copies if (slot := decode_slot(data)) is not None]
+            if whole:
+                newest, data = max(whole, key=lambda item: item[0].sequence)
+                self._note(number, newest)
+                for copy, behind in zip(copies, stale, strict=True):
+                    if copy != data:
+                        behind.append((number, data))
+            elif not any(copies[1]):
+                # The first copy may be torn. That save had not returned, so the record never was.
+                self._free.append(number)
+            elif 0 < len(contents[0]) <= start:
                 # Rubbish behind the end: a record stands in the first file before it stands in the second.
                 # It is wiped, lest the slot, once the first file is longer, looks like a record lost in both.
                 self._free.append(number)
                 stale[1].append((number, bytes(SLOT_BYTES)))
-                continue
-            newest = self._choose(number, copies[0], copies[1])
-            if newest is None:
-                continue
-            data = encode_slot(newest.sequence, newest.key, newest.payload, removed=newest.removed)
-            for copy, behind in zip(copies, stale, strict=True):
-                if copy != newest:
-                    behind.append((number, data))
+            else:
+                self.damaged_slots += 1
         for file, behind in zip(self._files, stale, strict=True):
             if behind:
                 await _write_slots(file, behind)
 
-    def _choose(self, number: int, first: _Slot | _Bad | None, second: _Slot | _Bad | None) -> _Slot | None:
-        whole = [copy for copy in (first, second) if isinstance(copy, _Slot)]
-        if not whole:
-            # The first copy torn while the second was never written: that save had not returned, so it never
-            # was.
-            if second is None and (first is None or first is _BAD):
-                self._free.append(number)
-            else:
-                self.damaged_slots += 1
-            return None
-        newest = max(whole, key=lambda slot: slot.sequence)
+    def _note(self, number: int, newest: _Slot) -> None:
         self._sequence = max(self._sequence, newest.sequence)
         if newest.removed:
             self._free.append(number)
         else:
             self._records[newest.key] = newest.payload
             self._slots[newest.key] = number
-        return newest
 
     def __len__(self) -> int:
         return len(self._records)

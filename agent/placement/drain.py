@@ -8,8 +8,6 @@ replica. A lost mark is harmless: the agent then takes replicas again.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from shoal.agent.bootstrap.rules import SMALL_CATALOG_VOTERS
@@ -72,24 +70,19 @@ class Draining:
     def _blocked(self, host: Host, catalog: Catalog) -> list[str]:
         """What cannot leave, because too few others could hold it: a group never gets fewer voters."""
         able = len(self._roster.placeable())
-        wanted: Mapping[str, int] = {
-            entry.name: entry.settings.replication_factor
-            for entry in catalog.topics.values()
-            if isinstance(entry.settings.replication_factor, int)
-        }
-        short: Counter[tuple[str, int]] = Counter()
+        short: set[tuple[str, int]] = set()
         for record in host.replica_records():
-            if record.state is ReplicaState.REMOVED:
-                continue
-            entry = catalog.by_id(record.group.topic_id)
-            name = "the catalog" if record.group == CATALOG_GROUP else "" if entry is None else entry.name
-            needed = wanted.get(name, 1)
-            if record.group == CATALOG_GROUP and host.has(record.group):
-                configuration = host.status(record.group).configuration
+            group, entry = record.group, catalog.by_id(record.group.topic_id)
+            if group == CATALOG_GROUP:
+                configuration = host.status(group).configuration if host.has(group) else None
                 voters = 1 if configuration is None else len(configuration.voters)
-                needed = min(SMALL_CATALOG_VOTERS, voters)
-            if able < needed:
-                short[name, needed] += 1
+                name, needed = "the catalog", min(SMALL_CATALOG_VOTERS, voters)
+            else:
+                factor = None if entry is None else entry.settings.replication_factor
+                name = group.topic_id.hex() if entry is None else entry.name
+                needed = factor if isinstance(factor, int) else 1
+            if record.state is not ReplicaState.REMOVED and able < needed:
+                short.add((name, needed))
         agents = f"{able} other agent{'' if able == 1 else 's'} can take them"
         return [
             f"{name} wants {needed} replicas, and {agents}" for name, needed in sorted(short)[:MAX_REASONS]

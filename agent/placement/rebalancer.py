@@ -83,6 +83,13 @@ class _Learner:
     is_refused: bool = False
     """Its agent has said that it opens none in this run."""
 
+    def is_stalled(self, match_index: LogIndex, now_ms: int) -> bool:
+        """Whether it has had no more than that for too long, or never will."""
+        if self.match_index != match_index:
+            self.match_index, self.since_ms = match_index, now_ms
+        limit_ms = REFUSED_MS if self.told is None else STALL_MS
+        return self.is_refused or now_ms - self.since_ms >= limit_ms
+
 
 class Mover:
     """run() for the agent's life."""
@@ -293,7 +300,7 @@ class Mover:
                 continue  # it votes
             if learner.goal is not None and match_index >= learner.goal:
                 caught_up.add(follower)
-            elif self._is_stalled(learner, max(match_index, reached(follower))):
+            elif learner.is_stalled(max(match_index, reached(follower)), self._now_ms()):
                 stalled.add(follower)
             learner.goal = core.commit_index
         for item in core.configuration.replicas:
@@ -305,15 +312,6 @@ class Mover:
                 )
                 self._avoided_ms[item.agent_id] = self._now_ms()
         return frozenset(caught_up), frozenset(stalled)
-
-    def _is_stalled(self, learner: _Learner, match_index: LogIndex) -> bool:
-        now_ms = self._now_ms()
-        if learner.is_refused:
-            return True
-        if learner.match_index != match_index:
-            learner.match_index, learner.since_ms = match_index, now_ms
-        limit_ms = REFUSED_MS if learner.told is None else STALL_MS
-        return now_ms - learner.since_ms >= limit_ms
 
     def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
         before = replica.core.configuration

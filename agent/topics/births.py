@@ -81,9 +81,12 @@ class BirthTelling:
 
     async def _tell(self, led: Sequence[Replica]) -> bool:
         """False: it must be told again."""
-        births = _births_of(led)
+        masks: dict[tuple[bytes, int], int] = {}
+        for replica in led:
+            key = replica.group.topic_id, _generation(replica)
+            masks[key] = masks.get(key, 0) | 1 << replica.group.partition
         try:
-            final = await self._ask(births)
+            final = await self._ask(tuple(Births(*key, mask) for key, mask in sorted(masks.items())))
         except (PeerUnavailable, PeerRequestFailed, PeerMessageError, ShoalError) as error:
             seldom.info("%d new partitions led here are not in the catalog yet: %s", len(led), error)
             return False
@@ -150,11 +153,3 @@ def _generation(replica: Replica) -> int:
     generation = generation_of(replica.replica_id)
     assert generation is not None, "what was recovered by force is born"
     return generation
-
-
-def _births_of(replicas: Sequence[Replica]) -> tuple[Births, ...]:
-    masks: dict[tuple[bytes, int], int] = {}
-    for replica in replicas:
-        key = replica.group.topic_id, _generation(replica)
-        masks[key] = masks.get(key, 0) | 1 << replica.group.partition
-    return tuple(Births(*key, mask) for key, mask in sorted(masks.items()))

@@ -245,16 +245,12 @@ class CatalogService:
             self.exchange.news.clear()
             await self._begin_epoch_if_leading()
             self._report_kept()
-            if not await self._take_newest():
+            newer = await self.exchange.pull_newest()
+            if newer is None:
                 await is_set_within(self.exchange.news, FOLLOW_INTERVAL_S)
-
-    async def _take_newest(self) -> bool:
-        """Whether a peer had a newer state."""
-        newer = await self.exchange.pull_newest()
-        if newer is not None:
+                continue
             self.local.take(newer)
             self._after_change()
-        return newer is not None
 
     def _report_kept(self) -> None:
         """Not while the catalog here may only be late."""

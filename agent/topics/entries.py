@@ -129,14 +129,15 @@ def entry_document(entry: TopicEntry) -> dict[str, Any]:
         "created_us": entry.created_us,
         **({"adopted": True} if entry.adopted else {}),
         **({"unborn": mask_to_text(entry.unborn)} if entry.unborn else {}),
-        "partitions": [_birth_document(birth) for birth in entry.partitions],
+        "partitions": [
+            {
+                "range": [birth.hash_range.low, birth.hash_range.high],
+                "voters": list(birth.voters),
+                **({"birth": birth.generation} if birth.generation else {}),
+            }
+            for birth in entry.partitions
+        ],
     }
-
-
-def _birth_document(birth: PartitionBirth) -> dict[str, Any]:
-    bounds = [birth.hash_range.low, birth.hash_range.high]
-    generation = {"birth": birth.generation} if birth.generation else {}
-    return {"range": bounds, "voters": list(birth.voters), **generation}
 
 
 def entry_from(item: Any) -> TopicEntry:

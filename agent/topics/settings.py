@@ -96,12 +96,15 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     Raises ShoalError bad-request, naming the field at fault and what it may be.
     """
     body = body or {}
+    if (kind := body.get("kind")) not in (None, "log"):
+        raise ShoalError(
+            "bad-request", f'kind {kind!r} is not served by this version: the only kind is "log"'
+        )
     _check_fields(body, "", {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"})
     factor = body.get("replication_factor")
     default = TopicSettings()
     settings = replace(
         default,
-        kind=_kind(body.get("kind")),
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
         replication_factor=_factor(factor),
         fsync=_fsync(body.get("fsync", True)),
@@ -161,12 +164,6 @@ def format_duration(duration_ms: int | None) -> str | None:
         if duration_ms and duration_ms % size_ms == 0:
             return f"{duration_ms // size_ms}{unit}"
     return f"{duration_ms}ms"
-
-
-def _kind(value: Any) -> str:
-    if value in (None, "log"):
-        return "log"
-    raise ShoalError("bad-request", f'kind {value!r} is not served by this version: the only kind is "log"')
 
 
 def _factor(value: Any) -> int | Literal["all"]:

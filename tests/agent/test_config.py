@@ -60,7 +60,7 @@ REFUSED = [
     ({"weight": 0}, "out of range"),
     ({"scrub_bytes_per_s": -1}, "0 never looks"),
     ({"discovery_window": "11m"}, "10 minutes"),
-    ({"heartbeat_interval": 5}, "give 10 ms"),
+    ({"heartbeat_interval": 5}, "give 10ms"),
     ({"expect": "three"}, "a whole number is needed"),
     ({"election_timeout": 299}, "three heartbeat"),
     ({"shutdown_timeout": 0}, "more than 0"),
