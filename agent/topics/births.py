@@ -25,12 +25,12 @@ from shoal.errors import ShoalError
 from shoal.replication.interfaces import generation_of
 
 GATHER_MS = 100
-"""How long births that are led wait for others here that are about to be: each command is a state of the
-catalog that all agents write down. Twice as long each time, while there are such."""
+"""How long births that are led wait for others here that are about to be: all agents save the state of the
+catalog after each command. The wait doubles while there are such."""
 GATHER_MS_MAX = 2_000
 GATHER_STEP_MS = 10
 STILL_MS = 250
-"""What has not come to be led for so long lacks others, or a disk: nobody waits for it."""
+"""A birth that is not led after this time lacks voters or a disk, and is not waited for."""
 TELL_TIMEOUT_MS = 5_000
 RETRY_S = 0.2
 
@@ -46,7 +46,7 @@ class BirthTelling:
         self._peers = peers
         self._news = asyncio.Event()
         self._wanted: dict[tuple[bytes, int], int] = {}
-        """Partitions, as a mask, by topic and generation: told to this agent, and not proposed yet."""
+        """Mask of partitions by topic and generation: told to this agent, and not proposed yet."""
         self._committing = asyncio.Lock()
         newborns.on_led = self._news.set
 
@@ -69,7 +69,7 @@ class BirthTelling:
         return [replica for replica in self._newborns.replicas() if is_led_here(replica)]
 
     async def _gather(self, gather_ms: int) -> bool:
-        """While others born here come to be led. True: none is about to, or does."""
+        """Wait while others born here come to be led. True: no other is about to."""
         awaited, still_ms = 0, 0
         for _ in range(gather_ms // GATHER_STEP_MS):
             before, awaited = awaited, sum(map(_is_about_to_lead, self._newborns.replicas()))
@@ -114,12 +114,12 @@ class BirthTelling:
         return encode_command(Born(await self.take(decode_births(payload))))
 
     async def take(self, births: tuple[Births, ...]) -> tuple[Births, ...]:
-        """Commit that they are led; those that are final then. What was given up meanwhile is not among
-        them. ShoalError not-leader, no-leader, timeout."""
+        """Commit that they are led. Returns those that are final then, without those given up meanwhile.
+        ShoalError not-leader, no-leader, timeout."""
         for birth in self._state.led_of(births, born=False):
             key = birth.topic_id, birth.generation
             self._wanted[key] = self._wanted.get(key, 0) | birth.partitions
-        async with self._committing:  # who comes meanwhile shares the next command
+        async with self._committing:  # births told meanwhile share the next command
             wanted, self._wanted = self._wanted, {}
             if wanted:
                 command = Born(tuple(Births(*key, partitions) for key, partitions in wanted.items()))

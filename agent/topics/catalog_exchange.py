@@ -29,7 +29,7 @@ seldom = once_a_minute(logger)
 
 
 class _Asking:
-    """Whether a peer knows a version: who asks now, and what was asked last."""
+    """Questions to one peer whether it knows a version: one at a time, and the last one asked."""
 
     __slots__ = ("asked", "lock")
 
@@ -66,14 +66,13 @@ class CatalogExchange:
             self._peers.send_control(peer, PeerMessage.CATALOG_HINT, hint)
 
     async def tell_peers(self) -> None:
-        """Wait, for a bounded time, until the live members know the present version: what a client has just
-        been told exists should be found wherever it asks next."""
+        """Wait, for a bounded time, until the live members know the present version: a client finds a new
+        topic at whichever agent it asks next."""
         version = self._local.catalog.version
         await asyncio.gather(*(self._await_peer(peer, version) for peer in self._peers.live_peers()))
 
     async def _await_peer(self, peer: str, version: CatalogVersion) -> None:
-        """One question to a peer at a time, for all who wait: however many topics clients make, what agents
-        ask each other finds its place in the link."""
+        """One question to a peer at a time, for all who wait: many new topics never fill the link."""
         asking = self._asking.setdefault(peer, _Asking())
         async with asking.lock:
             if asking.asked is not None and asking.asked >= version:
@@ -116,15 +115,14 @@ class CatalogExchange:
     # ---- newer states ----------------------------------------------------------------------------
 
     async def pull_newest(self) -> Catalog | None:
-        """A newer state than the one here, from one of the peers with the newest; None: there is none to be
-        had now."""
+        """A newer state than the one here, of a peer with the newest; None: there is none now."""
         peer = self._newest_peer()
         return None if peer is None else await self.pull(peer)
 
     def _newest_peer(self) -> str | None:
         local = self._local
         if self._leads() and not local.astray and not local.lacks_trimmed_commands():
-            return None  # nobody knows more, and whoever proposes here wants to know what came of it
+            return None  # nobody knows more, and proposers here need outcomes, which a copy lacks
         mine, versions = local.catalog.version, self._peers.catalog_versions()
         for peer, version in list(self._heard.items()):
             if version <= mine or peer not in versions:

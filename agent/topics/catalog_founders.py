@@ -1,9 +1,8 @@
-"""Who votes in the catalog, as this agent's own replica of it says: for one whose cluster's file is gone.
+"""The voters of the catalog, as this agent's own replica names them, for an agent whose cluster file is gone.
 
-Law of this file: it reads, and says nothing that the log does not. Every log begins with a checkpoint, the
-first of all with the configuration of its birth. That of a log whose head was trimmed is newer, which harms
-nothing: every agent that it names has taken its replica id by a committed entry, which its registry knows and
-which counts more than a birth; whoever it does not name holds nothing of the catalog (safety 1).
+Law of this file: it reads. Every log begins with a checkpoint, the first with the configuration of the birth.
+The checkpoint of a trimmed log is newer, which is harmless: the agents that it names took their replica ids
+by committed entries, which count more than a birth; others hold nothing of the catalog (safety 1).
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ logger = logging.getLogger("shoal.agent")
 
 
 async def birth_from_log(disk: Disk, directory: str, cluster_id: bytes) -> tuple[str, ...] | None:
-    """Agent ids of the voters, by ordinal where they are those of the birth. None: this agent has no replica
-    of the catalog that can say. To be asked only of an agent whose registry was made: one that is gone is not
-    begun anew here."""
+    """Agent ids of the voters, by ordinal where they are those of the birth. None: no replica of the catalog
+    here can say. Ask only where a registry was made: a lost one must not be begun anew here."""
     try:
         registry = await ReplicaRegistry.open(disk, directory, was_made=True)
     except IdentityError:

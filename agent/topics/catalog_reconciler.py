@@ -1,7 +1,7 @@
-"""The replicas of topics here, as the catalog wants them: what is missing is opened, what is dead goes.
+"""The replicas of topics here, as the catalog wants them: missing ones are opened, dead ones deleted.
 
-Law of this file: it compares the catalog with the registry and asks the host; when that is done is
-catalog_service.py's business. Nothing is deleted here without a committed deletion (safety 4).
+Law of this file: it compares the catalog with the registry and asks the host; catalog_service.py says when.
+Nothing is deleted without a committed deletion (safety 4).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TopicReplicas:
         """Replicas here of another birth than the catalog's, that are kept; each was told once."""
 
     async def carry_out(self) -> tuple[bool, list[bytes]]:
-        """Open and delete what the state, which is saved, asks for. False: something must be tried again. And
-        the topics of which nothing is left here."""
+        """Open and delete as the state, which is saved, asks. False: something must be tried again; and the
+        topics of which nothing is left here."""
         dead = self.dead_topics()
         done = await self.give_up_births()
         done &= await self.open_missing()
@@ -62,8 +62,8 @@ class TopicReplicas:
         return done and len(gone) == len(dead), gone
 
     def missing(self) -> Iterator[tuple[TopicEntry, int, ReplicaId | None]]:
-        """What the registry knows of, and what this agent was born with; never what was removed, nor what is
-        of another birth than the catalog's."""
+        """Replicas that the registry names or this agent was born with; none that was removed, or is of
+        another birth than the catalog's."""
         for entry in self._local.catalog.topics.values():
             for partition, birth in enumerate(entry.partitions):
                 group = GroupId(entry.topic_id, partition)
@@ -80,8 +80,8 @@ class TopicReplicas:
                     yield entry, partition, record.replica_id
 
     async def give_up_births(self) -> bool:
-        """Replicas here of births that the catalog has given up go, unless their logs have records, which
-        cannot be: those are kept, and told. False: it must be tried again."""
+        """Delete replicas of births that the catalog has given up. One whose log has records contradicts the
+        catalog; it is kept and logged. False: it must be tried again."""
         done = True
         for record in self._groups.replica_records():
             entry = self._local.catalog.by_id(record.group.topic_id)
@@ -121,7 +121,7 @@ class TopicReplicas:
             )
 
     def pass_births_on(self) -> None:
-        """To replicas here that wait for the catalog to take their birth."""
+        """To replicas here whose birth the catalog had not taken."""
         for replica in self._groups.newborns.replicas():
             entry = self._local.catalog.by_id(replica.group.topic_id)
             generation = generation_of(replica.replica_id)
@@ -150,7 +150,7 @@ class TopicReplicas:
             logger.info("%s %d replicas: %s", what, len(opened), counts)
 
     def pass_settings_on(self) -> None:
-        """What a change of settings means to replicas that are open already."""
+        """To replicas that are open already."""
         for entry in self._local.catalog.topics.values():
             for partition in range(len(entry.partitions)):
                 group = GroupId(entry.topic_id, partition)
@@ -184,10 +184,9 @@ class TopicReplicas:
         tell_cleared_write(self._groups, GroupId(entry.topic_id, partition))
 
     def dead_topics(self) -> dict[bytes, set[int]]:
-        """Deleted topics, with the partitions of which something may be here. Only a committed deletion leads
-        here (safety 4): a tombstone, or a topic that the catalog had in this run and this epoch and has no
-        more. What it never had may be news that has not come yet; what another epoch's catalog had proves
-        nothing."""
+        """Deleted topics, with the partitions that may be here. Only a committed deletion counts (safety 4):
+        a tombstone, or a topic that the catalog had in this run and epoch and has no more. A topic that it
+        never had may be news on its way; the catalog of another epoch proves nothing."""
         self._forget_other_epochs()
         dead = {
             topic_id: set(range(tombstone.partitions))
@@ -205,7 +204,7 @@ class TopicReplicas:
         return dead
 
     def note_held(self, topic_id: bytes) -> None:
-        """In the very turn in which the catalog here was seen to know it."""
+        """Call it in the turn in which the catalog here was seen to know the topic."""
         self._forget_other_epochs()
         self._held_topics.add(topic_id)
 

@@ -53,21 +53,21 @@ from shoal.segment_store.config import LogConfig
 
 FOLLOW_INTERVAL_S = 1.0  # without any hint: how often the members' versions are compared
 SAVE_LATER_S = 1.0
-"""A thousand births are several commands within seconds, with nothing to do but to write the state down."""
+"""Births need no work but this save, and a thousand of them are several commands within seconds."""
 RETRY_S_MIN = 0.2
 RETRY_S_MAX = 10.0
 CONFIRM_TIMEOUT_MS = 5_000
 CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
-"""Some thousand commands: nobody reads them again but a voter that lags, and each has the whole state beside
-its log, without which nothing of the log goes."""
-MAX_OUTCOMES = 1_024  # proposals waited for at the same time are far fewer: each is an HTTP request
+"""Some thousand commands. Only a voter that lags reads them; nothing is trimmed that the saved state
+lacks."""
+MAX_OUTCOMES = 1_024  # far more than proposals that wait at the same time: each is an HTTP request
 
 logger = logging.getLogger(__name__)
 seldom = once_a_minute(logger)
 
 
 class Applied(NamedTuple):
-    """What came of a command. entry: of the topic that it is about, as the command found or left it."""
+    """The outcome of a command. entry: of its topic, as the command found or left it."""
 
     outcome: Outcome
     entry: TopicEntry | None
@@ -95,7 +95,7 @@ class CatalogService:
         self.halted: str | None = None
         self.sealed = asyncio.Event()
         self.changing = asyncio.Lock()
-        """Held by whoever opens or deletes replicas: one at a time decides what is here."""
+        """Held while replicas are opened or deleted: one task at a time decides what is here."""
         self._groups = groups
         self._peers = peers
         self._watch = watch
@@ -104,7 +104,7 @@ class CatalogService:
         self._work = asyncio.Event()
         self._saving: asyncio.TimerHandle | None = None
         self._outcomes: dict[int, Applied] = {}
-        """Of the newest commands applied here, by offset, until whoever proposed one has taken it."""
+        """Of the newest commands applied here, by offset, until their proposers have taken them."""
         self._beginning = asyncio.Lock()
         self._replicas = TopicReplicas(peers.agent_id, groups, self.local)
         self.keeping = Keeping(peers, groups, self.local, self._replicas.dead_topics)
@@ -165,10 +165,7 @@ class CatalogService:
         await self._replicas.open_partition(entry, group.partition, replica_id)
 
     async def run(self) -> None:
-        """Follow and carry out, until cancelled.
-
-        A voter follows by pulling, too: it is quicker where its own log lags, and a state is a state.
-        """
+        """Follow and carry out, until cancelled. A voter pulls too: its own log may lag."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._carry_out_for_ever())
@@ -179,9 +176,7 @@ class CatalogService:
     # ---- applying -----------------------------------------------------------------------------------------
 
     def apply(self, frame: Frame) -> None:
-        """One committed frame of the `_catalog` log, in order, each exactly once per run (the host's
-        promise).
-        """
+        """One committed frame of the `_catalog` log. The host gives each once per run, in order."""
         epoch = frame.stamp.term >> EPOCH_BITS
         if self.halted is not None or epoch < recoveries(self.catalog.epoch):
             return  # of a lineage that was left
@@ -193,7 +188,7 @@ class CatalogService:
             try:
                 command = decode_command(value or b"")
             except CatalogError as error:
-                # Whoever skipped a command would have another catalog than its peers.
+                # An agent that skipped a command would have another catalog than its peers.
                 self.halted = f"the catalog's record {offset} cannot be understood: {error}"
                 logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
                 return
@@ -216,14 +211,14 @@ class CatalogService:
             del self._outcomes[next(iter(self._outcomes))]
 
     def _stray(self) -> None:
-        """What the log goes on from is not the state here; a peer has what it has become."""
+        """The log goes on from another state than the one here; a peer has its newest form."""
         if not self.local.astray:
             logger.warning("_catalog: state %s is not of its recovered log", self.catalog.version)
         self.local.astray = True
         self.exchange.look()
 
     def _after_change(self, *, is_work: bool = True) -> None:
-        """is_work: something may have to be opened or deleted; else the state is merely saved, in a while."""
+        """is_work: replicas may have to be opened or deleted; else the state is only saved, a while later."""
         if not self.local.publish():
             self.exchange.look()  # if this agent leads it, the epoch begins now
             return
@@ -279,7 +274,7 @@ class CatalogService:
             raise ShoalError("timeout", "the catalog was not applied in time", definite=True)
 
     async def propose(self, command: Command, timeout_ms: int) -> Applied:
-        """Commit and apply one command; what came of it, at its place among all the others."""
+        """Commit and apply one command; its outcome, at its place in the log."""
         await self._begin_epoch(timeout_ms)
         return await self._append(command, timeout_ms)
 
@@ -297,12 +292,12 @@ class CatalogService:
         if not await self.local.wait_until(is_applied, timeout_ms):
             raise ShoalError("timeout", "committed, but not applied here in time", definite=False)
         applied = self._outcomes.pop(offset, None)
-        if applied is None:  # the state came from a peer, which does not say what came of whom
-            raise ShoalError("timeout", "committed, but what came of it is not known here", definite=False)
+        if applied is None:  # the state came from a peer, which gives no outcomes
+            raise ShoalError("timeout", "committed, but its outcome is not known here", definite=False)
         return applied
 
     async def _begin_epoch(self, timeout_ms: int) -> None:
-        """The first command after a recovery by force; nothing to do in any other case."""
+        """The first command after a recovery by force; in any other case nothing."""
         async with self._beginning:
             if not self.local.is_between_epochs():
                 return
@@ -342,11 +337,9 @@ class CatalogService:
             self._saving = None
 
     async def _carry_out(self) -> bool:
-        """Save the state, open what should be here, delete what is dead. False: something must be tried
-        again.
-        """
+        """Save the state, then open and delete replicas. False: something must be tried again."""
         if self.local.is_between_epochs():
-            return True  # what begins the epoch sets to work
+            return True  # the begin of the epoch sets to work again
         async with self.changing:
             try:
                 await self.local.save()
@@ -361,7 +354,7 @@ class CatalogService:
         return done
 
     async def _confirm(self, topic_id: bytes) -> bool:
-        """Say to the catalog that nothing is left here."""
+        """Tell the catalog that nothing is left here."""
         leader = self.leader()
         try:
             if leader is None:

@@ -1,10 +1,9 @@
 """What an agent keeps about its cluster: the birth of the catalog, and the last state of the catalog it knew.
 
-Law of this file: two copies, each replaced whole and synced; bytes <-> value is pure, the rest is disk
-operations. A copy that is damaged, missing or older is made anew from the other one. The birth is needed to
-open the catalog's group again after a restart. The state is a copy of something committed, so that an agent
-can open its replicas before it has reached anybody; it may be old, it is never wrong. The files are written
-before the identity names the cluster: an identity with a cluster id always has them (safety 2, 6).
+Law of this file: two copies, each replaced whole and synced. A copy that is damaged, missing or older is made
+anew from the other. The birth is needed to open the catalog's group after a restart. The state was committed,
+so that an agent can open its replicas before it has reached anybody; it may be old. The files are written
+before the identity names the cluster: an identity with a cluster id has them (safety 2, 6).
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ class ClusterRecord:
 
 
 def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
-    """The record of which these are the copies, None for one that is not there. Raises ClusterFileError when
-    there are some, and none can be read."""
+    """The newest record of these copies; a copy that is not there is None. Raises ClusterFileError when none
+    of those that are there can be read."""
     records, fault = [], None
     for data in dict.fromkeys(data for data in copies if data is not None):
         try:

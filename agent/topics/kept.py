@@ -1,9 +1,9 @@
 """Replicas of topics that the catalog does not know: kept on their disks, shown, and taken back when asked.
 
-Law of this file: pure. A catalog that was recovered by force may lack topics whose records others hold, and
-absence is never a deletion (safety 4). What is known of such a topic is the entry that the catalog here had
-before it was replaced by one of another lineage; with it the topic can be adopted: it gets its old id, hash
-ranges and settings again, so that the replicas that are there serve as before.
+Law of this file: pure. A catalog that was recovered by force may lack topics whose records agents hold, and
+absence is never a deletion (safety 4). An agent remembers the entry that its catalog had before one of
+another lineage replaced it. To adopt a topic gives it its old id, hash ranges and settings again, so that the
+replicas serve as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.agent.durable.ids import ID_BYTES, GroupId
 from shoal.agent.topics.catalog import Catalog, CatalogError, TopicEntry, entry_document, entry_from
 from shoal.agent.topics.entries import load_json
 
-MAX_LISTED = 1_000  # topics of one agent's answer: whoever keeps more lists again once these are adopted
+MAX_LISTED = 1_000  # topics of one agent's answer; more are listed once these are adopted
 MAX_ANSWER_BYTES = 8 << 20
 
 
@@ -31,8 +31,8 @@ class Remembered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one agent holds of a topic that its catalog does not know. name and count (of partitions): None
-    where no catalog it had ever said so. partitions: those held, ascending."""
+    """A topic of which an agent holds partitions, though its catalog does not know it. name, count (of
+    partitions): None where no catalog of the agent ever knew it. partitions: those held, ascending."""
 
     topic_id: bytes
     name: str | None
@@ -69,8 +69,8 @@ class KeptTopic:
 def remember(
     known: Mapping[bytes, Remembered], old: Catalog, new: Catalog, held: Iterable[GroupId]
 ) -> dict[bytes, Remembered]:
-    """What must be remembered when the state `new` takes the place of `old`: of each topic held here that it
-    does not know the newest entry. A tombstone is a deletion in any lineage."""
+    """The newest entry of each topic held here that `new`, which replaces `old`, does not know. A tombstone
+    is a deletion in any lineage."""
     entries = dict(known)
     if new.epoch != old.epoch:
         for group in held:

@@ -1,8 +1,7 @@
 """Replicas of topics that the catalog does not know, over all agents: listed, reported, remembered.
 
-Law of this file: what counts as kept is decided here from the registry and the catalog, how it is shown in
-kept.py; nothing is ever deleted here. An agent answers for itself; whoever lists or adopts asks every live
-member.
+Law of this file: the registry and the catalog decide here what counts as kept; kept.py shows it. Nothing is
+ever deleted. An agent answers for itself; to list or to adopt, every live member is asked.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Keeping:
         return b"" if remembered is None else encode_remembered(remembered)
 
     async def everywhere(self) -> list[KeptTopic]:
-        """What the live members keep, as far as they answer."""
+        """Of the live members that answer."""
         peers = self._peers.live_peers()
         answers = await asyncio.gather(*(self._ask(peer, b"") for peer in peers))
         found = {self._peers.agent_id: self.here()}
@@ -100,8 +99,8 @@ class Keeping:
         return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
 
     async def find(self, name_or_id: str) -> Remembered:
-        """The newest that any member remembers of a kept topic. ShoalError unknown-topic when nobody keeps
-        it, or nobody knows its settings; bad-request when several have had that name."""
+        """The newest entry that a member remembers of a kept topic. ShoalError unknown-topic: no member keeps
+        it, or knows its settings; bad-request: several topics have had that name."""
         wanted = [item for item in await self.everywhere() if name_or_id in (item.name, item.topic_id.hex())]
         if not wanted:
             raise ShoalError(

@@ -28,9 +28,9 @@ class LocalCatalog:
         self.record = record
         self.catalog = Catalog.from_bytes(record.catalog)
         self.published = self.catalog.version
-        """What peers may be told of: never a state that is about to become another epoch's."""
+        """The version that peers may be told: never of a state that is about to become another epoch's."""
         self.astray = False
-        """The log goes on from another state than the one here: a peer has to give a copy of what is true."""
+        """The log goes on from another state than the one here: a peer has to give a copy."""
         self._groups = groups
         self._save = save
         self._changed = asyncio.Event()
@@ -40,17 +40,16 @@ class LocalCatalog:
     # ---- the state and the log -------------------------------------------------------------------
 
     def is_between_epochs(self) -> bool:
-        """The log was recovered by force, and the epoch of that has not begun in the state here. What such a
-        state says may contradict what others know under the same numbers: nobody is told, nothing is carried
-        out."""
+        """The log was recovered by force, and its epoch has not begun in the state here. Such a state may
+        contradict others under the same numbers: nobody is told of it, and it is not carried out."""
         groups = self._groups
         if not groups.has(CATALOG_GROUP):
             return False
         return groups.status(CATALOG_GROUP).term >> EPOCH_BITS > recoveries(self.catalog.epoch)
 
     def next_offset(self) -> int:
-        """Of the first command of the log that has to be looked at. Numbers of an earlier epoch do not say
-        how much of this log is known: all of it is gone through for where the new one begins."""
+        """Of the first command of the log to read. Numbers of an earlier epoch do not say how much of this
+        log is known: it is searched from its start for where the new epoch begins."""
         if not self.is_between_epochs():
             return self.catalog.offset
         return min(self.catalog.offset, self._groups.status(CATALOG_GROUP).log_start_offset)
@@ -111,11 +110,10 @@ class LocalCatalog:
         return self._encoded
 
     async def save(self) -> None:
-        """What is known on return is saved. Before replicas are opened, so that a restart finds every one
-        that was; before they are deleted, as a restart from a state that still had the topic would give birth
-        to a replica without its memory. Raises OSError.
-        """
-        while self.catalog.version != self._saved_version:  # it goes on while it is being saved
+        """The state on return is saved. Before replicas are opened, so that a restart finds each of them.
+        Before they are deleted: a restart from a state that still had the topic would give birth to a replica
+        without its memory. Raises OSError."""
+        while self.catalog.version != self._saved_version:  # the state may change while it is being saved
             version = self.catalog.version
             record = self.record = replace(self.record, catalog=self.encode()[1])
             await self._save(record)

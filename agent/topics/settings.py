@@ -1,7 +1,7 @@
-"""What a topic was asked to be: the body of PUT /v1/topics/{topic}, checked and frozen.
+"""The settings of a topic: the body of PUT /v1/topics/{topic}, checked and frozen.
 
-Law of this file: pure. It decides what a legal name and a legal body are, and how settings are written in
-JSON, in both directions, for the API and for the catalog alike. It knows no partition, replica or member.
+Law of this file: pure. Legal names, legal bodies, and settings in JSON, for the API and the catalog alike. It
+knows no partition, replica or member.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def voters_of_all(agents: int) -> int:
 
 
 def check_topic_form(name: str) -> None:
-    """Raises ShoalError illegal-name for what nobody's topic could be called. Names never reach the file
-    system; the rule keeps URLs and shells simple.
-    """
+    """Raises ShoalError illegal-name. Names never reach the file system; the rule keeps URLs and shells
+    simple."""
     if TOPIC_NAME.fullmatch(name) is None or name in (".", ".."):
         raise ShoalError(
             "illegal-name",
@@ -82,7 +81,7 @@ def check_topic_form(name: str) -> None:
 
 
 def check_topic_name(name: str) -> None:
-    """Raises ShoalError illegal-name for what no user's topic may be called."""
+    """Raises ShoalError illegal-name, for names of the system's own topics too."""
     check_topic_form(name)
     if name.startswith("_"):
         raise ShoalError(
@@ -91,10 +90,8 @@ def check_topic_name(name: str) -> None:
 
 
 def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, bool]:
-    """The settings a request asks for, and whether it named a replication factor itself.
-
-    Raises ShoalError bad-request, naming the field at fault and what it may be.
-    """
+    """The settings a request asks for, and whether it named a replication factor itself. Raises ShoalError
+    bad-request, which names the field at fault and its legal values."""
     body = body or {}
     if (kind := body.get("kind")) not in (None, "log"):
         raise ShoalError(
@@ -113,11 +110,8 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
 
 
 def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
-    """The settings after PATCH: what the body names is changed, the rest stays.
-
-    Raises ShoalError bad-request. What decides where records live (kind, partitions, replicas) and what was
-    promised to whoever wrote them (fsync) is fixed at birth.
-    """
+    """The settings after PATCH: fields that the body names are changed. Raises ShoalError bad-request. Kind,
+    partitions, replicas and fsync are fixed at birth: records were placed and acknowledged by them."""
     body = body or {}
     unknown = sorted(set(body) - {"retention", "segment"})
     if unknown:
