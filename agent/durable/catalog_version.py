@@ -1,9 +1,9 @@
 """How far a state of the catalog goes, and of which lineage it is.
 
-Law of this file: pure. A catalog that was recovered by force goes on from one survivor's log, without what
-only the others had: from there on it is another lineage, with an epoch of its own. Numbers of commands say
-which of two states is newer within one epoch; across epochs they say nothing, and a topic that only the older
-one knows was not deleted (safety 4). So versions are always compared whole.
+Law of this file: pure. A catalog that was recovered by force goes on from one survivor's log, without the
+commands that only others had: it is another lineage, with its own epoch. Numbers of commands order states
+within one epoch alone, and a topic that only an older epoch knows was not deleted (safety 4). So versions are
+always compared whole.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TEXT = re.compile("(?:([0-9a-f]{1,16})[.])?([0-9]{1,19})", re.ASCII)
 
 
 class CatalogVersion(NamedTuple):
-    """Ordered by epoch first. epoch: 0 until the first recovery by force; then their count above 32 random
-    bits, so that two survivors which were recovered apart never take their states for the same. offset: of
-    the first command that the state lacks."""
+    """Ordered by epoch first. epoch: 0 before a recovery by force; then their count above 32 random bits, so
+    that survivors recovered apart have different epochs. offset: of the first command that the state
+    lacks."""
 
     epoch: int
     offset: int
@@ -59,7 +59,7 @@ def version_from_bytes(data: bytes) -> CatalogVersion | None:
 
 
 def version_from_text(text: str) -> CatalogVersion:
-    """What a tag says that somebody else wrote; the lowest version for anything that is none."""
+    """The version in a tag that another agent wrote; NO_VERSION for any other text."""
     match = _TEXT.fullmatch(text)
     if match is None:
         return NO_VERSION

@@ -1,7 +1,7 @@
 """The data directory: taking it, who lives in it, and giving it up.
 
-Law of this file: what can be wrong with a directory becomes one line that says what to do (StartError).
-What the files in it mean is the business of those who own them.
+Law of this file: each fault of a directory becomes one line that says what to do (StartError). The owners of
+the files give them their meaning.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def claim_directory(path: str) -> DirectoryLock:
 
 
 def wipe(path: str) -> None:
-    """Empty the directory but for its lock and the gossip keys, without which no other cluster would let this
-    agent in. Only for a cluster that was sealed without ever having held a
-    topic.
-    """
+    """Empty the directory but for its lock and the gossip keys, which other clusters ask for. Only for a
+    cluster that was sealed without ever having held a topic."""
     # The identity last: without it, what a crash left of the rest would be nobody's.
     for name in sorted(os.listdir(path), key=lambda name: name.startswith("identity")):
         if name in (LOCK_FILE, KEYRING_FILE):
@@ -66,10 +64,8 @@ def machine_boot_id() -> str:
 
 
 def settle_identity(config: AgentConfig, known: AgentIdentity | None) -> AgentIdentity:
-    """Who this agent is: as the directory says, made anew if it says nothing; a given name replaces the old
-    one. StartError when there are logs of an agent that is not known any more: under another id they would
-    be nobody's.
-    """
+    """The identity in the directory, or a new one; a given name replaces the old one. StartError when there
+    are logs of an unknown agent: under another id they would be nobody's."""
     if known is None:
         logs = os.path.join(config.data, TOPICS_DIRECTORY)
         if os.path.isdir(logs) and os.listdir(logs):

@@ -1,7 +1,7 @@
 """The pool's snapshot in the data directory: a hint that helps a restart, never a reason for it to fail.
 
-Law of this file: two disk operations. It is replaced whole and not synced: after a power failure the old one,
-or none, is as good. What cannot be read is said once and ignored.
+Law of this file: it is replaced whole and not synced: after a power failure the old one, or none, is as good.
+A snapshot that cannot be read is logged and ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Who this agent is, which replicas it holds, and what each has promised: the durable facts outside the logs.
 
-Law of this file: records and their meaning; how they survive a crash is paired_file.py's business. The order
-at the birth of a replica matters and is the host's: registry `creating`, log directory, hard state, registry
-`active`, first message. Registered and active but without its data or its hard state means `lost` (safety 2,
-3).
+Law of this file: records and their meaning; paired_file.py keeps them through crashes. The host keeps the
+order at the birth of a replica: registry `creating`, log directory, hard state, registry `active`, first
+message. A replica that is active, but without data or hard state, is `lost` (safety 2, 3).
 """
 
 import json
@@ -32,8 +31,7 @@ _HARD_STATE = struct.Struct("<qqqBqqqq")
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """What an agent keeps for life. `cluster_id` is None until it has bootstrapped or joined; ports 0 until
-    known."""
+    """Kept for life. `cluster_id` is None until it has founded or joined a cluster; ports 0 until known."""
 
     agent_id: str
     cluster_id: bytes | None
@@ -129,11 +127,11 @@ class IdentityStore(_Store):
 
 
 class ReplicaState(IntEnum):
-    """creating: nothing was ever said by this replica id. lost: it may have promised what it no longer
-    knows. removed: a committed configuration is without it, and its data are gone or going; the record stays
-    while the topic lives, lest the birth configuration brings a voter back that forgot its vote. installing:
-    active, and the copy in its side directory takes the place of its log (safety 27). recovering:
-    active under this new id, once its hard state is kept under it too."""
+    """creating: this replica id has sent nothing. lost: it may have promised what it no longer knows.
+    removed: a committed configuration is without it, and its data are deleted; the record stays while the
+    topic lives, lest the birth configuration brings back a voter that forgot its vote. installing: active,
+    and the copy in its side directory replaces its log (safety 27). recovering: active under this new id,
+    once its hard state is kept under it too."""
 
     CREATING = 0
     ACTIVE = 1
@@ -170,8 +168,7 @@ class ReplicaRegistry(_Store):
     @classmethod
     async def open(cls, disk: Disk, directory: str, *, was_made: bool = False) -> "ReplicaRegistry":
         """was_made: the agent's identity says that there is one. Raises IdentityError when it is gone, or a
-        record cannot be read: which replica it named is then unknown, and an agent that began anew with none
-        could vote twice."""
+        record cannot be read: an agent that forgot a replica could vote twice."""
         records = await DoubledFile.open(disk, directory, "replicas")
         if was_made and records.get(_MADE_KEY) is None:
             await records.close()
@@ -190,15 +187,15 @@ class ReplicaRegistry(_Store):
         return cls(records)
 
     def get(self, group: GroupId) -> ReplicaRecord | None:
-        """None: this agent never held a replica of the group, or deleted it."""
+        """None: no replica of the group was held here, or it was deleted."""
         return self._by_group.get(group)
 
     def __iter__(self) -> Iterator[ReplicaRecord]:
         return iter(list(self._by_group.values()))
 
     async def put(self, record: ReplicaRecord) -> None:
-        """Durable on return, before the replica's first message; and not known here any earlier, so that who
-        asks again does not find what could not be saved. Raises DoubledError."""
+        """Durable on return, before the replica's first message. Readers see it no earlier: a save that
+        failed leaves no record. Raises DoubledError."""
         payload = _REGISTRY.pack(*record.replica_id, record.state)
         await self._records.save(record.group.to_bytes(), payload)
         self._by_group[record.group] = record
@@ -212,19 +209,17 @@ class ReplicaRegistry(_Store):
 class HardStateFile(_Store):
     """Term and vote of every replica here, in one group-committed file (safety 3).
 
-    Beside them stands how far each log must reach at least (`floor`): a log's newest segment alone says what
-    it holds before its index is written, and a log found without it would be taken for one that never had
-    it. It is kept with whatever else is saved, and goes with the record.
+    Beside them stands how far each log must reach at least (`floor`). Before its index is written, only the
+    newest segment says what it holds: a log that has lost it would look as if it had never had it.
     """
 
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
-        """Damaged slots are no error here: a registered replica without a hard state is lost, the others
-        serve."""
+        """Damaged slots are no error: a registered replica without a hard state is lost, the others serve."""
         return cls(await DoubledFile.open(disk, directory, "hard-state"))
 
     def check(self) -> None:
-        """Raises DoubledError when what is said here may not be what the disk would say after a restart."""
+        """Raises DoubledError when the disk may hold other states than these after a restart."""
         self._records.check()
 
     @property
@@ -242,8 +237,7 @@ class HardStateFile(_Store):
         return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
 
     def floor(self, group: GroupId) -> LogIndex:
-        """The last entry that the log is known to have held, synced; 0: none, or no record. Raises
-        IdentityError."""
+        """The last entry that the log has held, synced; 0: none is known. Raises IdentityError."""
         fields = self._fields(group)
         return LogIndex(0 if fields is None else fields[-1])
 
@@ -257,7 +251,7 @@ class HardStateFile(_Store):
             raise IdentityError(f"the hard state of {group} cannot be read: {error}") from error
 
     async def save(self, group: GroupId, replica_id: ReplicaId, state: HardState) -> None:
-        """Both copies synced on return: only then may anything of that term leave."""
+        """Both copies are synced on return; no message of that term leaves earlier."""
         vote = state.vote if state.vote is not None else ReplicaId(0, 0)
         await self._save(
             group,
@@ -271,8 +265,7 @@ class HardStateFile(_Store):
         await self._save(group, (*fields[:-1], floor))
 
     async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
-        """The log is about to end with that entry, or before: nothing is saved where it need not reach
-        further."""
+        """The log is about to end with that entry, or before. Saves nothing where the floor is lower."""
         if last_index < self.floor(group):
             await self.save_floor(group, last_index)
 

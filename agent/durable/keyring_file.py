@@ -1,11 +1,10 @@
 """The gossip keyring on disk: DATA/gossip-keyring.json, for its owner's eyes only.
 
-Law of this file: bytes and permissions, and which of the two sources of keys counts at the start. What a
-keyring means is membership's business. The file has Serf's form: a JSON list of keys in base64, the
-primary one first.
+Law of this file: bytes and permissions, and which source of keys counts at the start. The file has Serf's
+form: a JSON list of keys in base64, the primary one first.
 
-Once there is a file, it decides: a rotation is written into it, and a start with a flag of former days must
-neither bring back a key that was removed nor lose the one that is in use.
+Once there is a file, it decides. A rotation is written into it; a start with an old flag must neither bring
+back a removed key nor lose the one in use.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class KeyringFile:
         self.path = os.path.join(data, KEYRING_FILE)
 
     def load(self) -> Keyring | None:
-        """None when there is none. Raises StartError for one that cannot be used: a node that then began
-        without keys would tell everything to everybody."""
+        """None when there is none. Raises StartError for one that cannot be used: without keys, all that this
+        agent gossips could be read."""
         try:
             with open(self.path, "rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -73,9 +72,8 @@ class KeyringFile:
 
 
 def settle_keyring(config: AgentConfig, file: KeyringFile) -> Keyring | None:
-    """The keyring to start with: the file's, else the given key's, which is kept from now on. None: gossip is
-    not sealed. Raises StartError.
-    """
+    """The keyring to start with: the file's, else the given key, which is then kept. None: gossip is not
+    sealed. Raises StartError."""
     given = _given_key(config)
     kept = file.load()
     if kept is None and given is not None:

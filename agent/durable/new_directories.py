@@ -1,7 +1,7 @@
 """Directories of replicas that are born together: made in one go, sharing the sync of their parent.
 
-Law of this file: group commit for names. What is asked for while the disk is at work goes into its next
-call; one call is under way at a time, so that nobody takes a parent for durable that another has just made.
+Law of this file: group commit for names. Directories asked for during a call go into the next one. One call
+is under way at a time, so that none takes a parent for durable that another has just made.
 """
 
 import asyncio

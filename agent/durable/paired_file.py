@@ -1,10 +1,9 @@
 """Small durable records in two copies: what an agent must never half remember (safety 2, 3).
 
 Law of this file: bytes under keys, each in a 512-byte slot (one sector, so that a torn write harms one
-record), each slot in two files. A save writes and syncs the first file, then writes and syncs the second,
-and only then returns: so at any crash at least one copy is whole, and two bad copies of one slot prove
-damage. Saves are group-committed: what is asked for while a sync runs goes into the next. What the records
-mean is identity.py's business.
+record), each slot in two files. A save writes and syncs the first file, then the second, then returns: at any
+crash one copy is whole, and two bad copies of a slot prove damage. Saves are group-committed: those asked for
+while a sync runs go into the next. identity.py gives records their meaning.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The replicas that this agent was not born with, and those that it has to give up.
 
-Law of this file: everything here follows from a committed configuration of the group, which a replica's
-leader sends (hold) or another holder is asked for. It names a new replica here: open it, under that id and
-no other. It is without the replica held here: that one is gone for ever and its data go too (safety 2, 4).
-A topic that the catalog here does not know yet is no reason to do anything: whoever asked asks again.
+Law of this file: a committed configuration of the group decides, which its leader sends (hold) or another
+holder is asked for. A new replica that it names here is opened, under that id and no other. A replica here
+that it is without is gone for ever, with its data (safety 2, 4). For a topic that the catalog here does not
+know yet nothing is done: the leader asks again.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Holding:
     # ---- opening ---------------------------------------------------------------------------------
 
     def _has(self, group: GroupId, mine: Replica) -> bool:
-        """Whether that very replica is here. Raises ShoalError when it must never be again, or when another
-        one is, which the configuration does not rule out: they have gone on apart from each other."""
+        """Whether that very replica is here. Raises ShoalError when it must never be here again, or when the
+        configuration does not rule out another one that is here."""
         record = self._host.replica_record(group)
         if record is not None and record.state is not ReplicaState.REMOVED:
             generations = {generation_of(record.replica_id), generation_of(mine.id)}
@@ -144,7 +144,7 @@ class Holding:
     # ---- lost replicas ---------------------------------------------------------------------------
 
     async def _tell_losses(self) -> None:
-        """To the leaders of their groups, until one has a replica without this one's memory in its place."""
+        """To the leaders of their groups, until a replica that need not remember takes the place."""
         for record in self._host.beyond_repair()[:MAX_ASKED_PER_LOOK]:
             claims = self._routes.claims_about(record.group)
             leaders = (holder for holder, claim in claims.items() if claim.role == "leader")
@@ -163,7 +163,7 @@ class Holding:
     # ---- giving up -------------------------------------------------------------------------------
 
     def _excluded(self) -> list[tuple[GroupId, str]]:
-        """Groups of which somebody claims a newer configuration without this agent, and who claims it."""
+        """Groups with a claim of a newer configuration without this agent, and the claim's holder."""
         found = []
         for record in self._host.replica_records():
             if record.state is ReplicaState.REMOVED or not self._host.has(record.group):
@@ -203,8 +203,8 @@ class Holding:
 
 
 def is_removed(record: ReplicaRecord, configuration: Configuration) -> bool:
-    """Whether a committed configuration proves that this replica is out of its group. One from before the
-    replica was added, which is without it too, proves nothing: an id never returns once it was left out."""
+    """Whether a committed configuration proves that this replica is out of its group, for ever. One from
+    before the replica was added proves nothing."""
     generations = {generation_of(item.id) for item in configuration.replicas}
     if not generations & {None, generation_of(record.replica_id)}:
         return False  # of another birth of the partition: the catalog says which of them is given up

@@ -1,8 +1,8 @@
-"""An agent that shall hold nothing: its wish, kept across restarts, and how far it has come.
+"""A drained agent holds nothing: the request, kept across restarts, and its progress.
 
-Law of this file: it says so (a tag in gossip, a mark in the data directory) and counts; who leads a group
-moves its replica away and its leadership off (steps.py), as for any other agent. Nothing here touches a
-replica. A lost mark is harmless: the agent then takes replicas again.
+Law of this file: it tells (a tag in gossip, a mark in the data directory) and counts. Leaders of groups move
+replicas and leaderships away (steps.py), as for any other agent. A lost mark is harmless: the agent takes
+replicas again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Draining:
         self._roster.set_drained(drained=drained)
 
     def document(self, host: Host, catalog: Catalog) -> dict[str, Any]:
-        """How far it is. It may be stopped for good when `safe_to_stop`: nothing of it is missed then."""
+        """The progress. `safe_to_stop`: nothing is lost when the agent is stopped for good."""
         held = [record.group for record in host.replica_records() if record.state is not ReplicaState.REMOVED]
         return {
             "draining": self.wanted,
@@ -68,7 +68,7 @@ class Draining:
         }
 
     def _blocked(self, host: Host, catalog: Catalog) -> list[str]:
-        """What cannot leave, because too few others could hold it: a group never gets fewer voters."""
+        """Topics that cannot leave: too few agents can take them, and a group never gets fewer voters."""
         able = len(self._roster.placeable())
         short: set[tuple[str, int]] = set()
         for record in host.replica_records():

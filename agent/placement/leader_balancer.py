@@ -1,10 +1,9 @@
 """Hands leadership over to where it belongs, a little at a time.
 
-Law of this file: it decides when a transfer may begin, and begins it; to whom is the goal's to say
-(targets.py). For the sake of balance nothing moves but leaderships that have been here for a while, to an
-agent that has been there for a while and holds everything; an agent that gave one back is left alone, and one
-that did not take it is asked less and less often. The core gives up by itself when the other does not take
-over.
+Law of this file: it decides when a transfer begins; targets.py says to whom. For balance, only a leadership
+that has been here for a while moves, to an agent that has been alive for a while and holds everything. An
+agent that gave one back is not asked again soon, one that did not take it ever more rarely. The core ends a
+transfer that is not taken.
 """
 
 from __future__ import annotations
@@ -26,18 +25,17 @@ MAX_TRANSFERS_PER_LOOK = 2
 MAX_DRAINED_PER_LOOK = 16
 """Off an agent that shall lead nothing, for which somebody waits."""
 AGAIN_MS = 5_000
-"""How long an offer that came to nothing is not repeated, whatever it is for: appends waited for it."""
+"""An offer that failed is not repeated for so long, whatever it is for: appends waited for it."""
 RETURNED_MS = 300_000
-"""How long whoever gave a leadership back is not offered it for balance."""
+"""An agent that gave a leadership back is not offered it for balance for so long."""
 UNTAKEN_MS = 10_000
-"""How long whoever did not take one is not: on a busy machine that may be chance. Twice as long each time, up
-to RETURNED_MS, since appends waited for it."""
+"""Nor one that did not take it, which may be chance on a busy machine. The time doubles up to RETURNED_MS."""
 
 logger = logging.getLogger("shoal.agent")
 
 
 class _Offer(NamedTuple):
-    """Of a leadership. The term says afterwards whether it was taken: nobody takes one without a newer."""
+    """Of a leadership. A newer term says afterwards that it was taken."""
 
     agent_id: str
     at_ms: int
@@ -46,7 +44,7 @@ class _Offer(NamedTuple):
     """How often in a row, to this agent."""
 
     def stands(self, agent_id: str, seen_ms: int, term: int, now_ms: int) -> bool:
-        """Whether this agent is not offered the leadership again yet. Whoever was away since begins anew."""
+        """Whether this agent is not offered the leadership again yet. One that was away since begins anew."""
         if agent_id != self.agent_id or self.at_ms < seen_ms:
             return False
         was_taken = term > self.term

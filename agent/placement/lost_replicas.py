@@ -1,7 +1,7 @@
-"""Replicas that have lost their memory, as their own agents say: the leader's side.
+"""Replicas that have lost their memory, as their own agents tell the leader.
 
-Law of this file: only the agent that holds a replica can say that it is lost, and it says so again and again;
-what is not repeated is forgotten. What becomes of it is decided in replication/placement/steps.py.
+Law of this file: only the holder of a replica can say that it is lost, and repeats it; a loss that is not
+repeated is forgotten. replication/placement/steps.py decides what follows.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Groups that went quiet without a replica which could be reached again (safety 25).
 
-Law of this file: it only looks at what is led here, and says "speak" to a quiet leader; what follows is the
-core's. Who returns and hears no leader asks for one, a voter by campaigning and a learner by its question
-(replication/roles/follower.py). This is for a replica whose question does not reach the leader, since it
-knows only voters of an older configuration: it would wait for the next append, which may never come.
+Law of this file: it wakes quiet leaders here; the core does the rest. A replica that returns and hears no
+leader asks for one, a voter by campaigning and a learner by its question (replication/roles/follower.py). A
+replica that knows only voters of an older configuration may not reach the leader: it would wait for the next
+append, which may never come.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.agent.partition.replica import Replica
 PAUSE_MS_MIN = 1_000
 """One heartbeat and its answer, with room: the replica may have been opening when the group went quiet."""
 PAUSE_MS_MAX = 30_000
-"""What a live agent costs whose replica cannot be opened: an election timeout of heartbeats so often."""
+"""A live agent whose replica cannot be opened costs an election timeout of heartbeats so often."""
 
 
 class _Pause(NamedTuple):
@@ -32,7 +32,7 @@ class Stragglers:
         self._pauses: dict[GroupId, _Pause] = {}
 
     def look(self, led: Sequence[Replica], live: Collection[str], now_ms: int) -> None:
-        """Wake the quiet groups that left a live agent's replica behind; ever more seldom while that does not
+        """Wake the quiet groups that left a live agent's replica behind, ever more rarely while that does not
         help. live: agent ids that gossip has not given up."""
         behind = [replica for replica in led if replica.core.left_behind]
         groups = {replica.group for replica in behind}

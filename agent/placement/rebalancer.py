@@ -1,9 +1,9 @@
 """Carries out replication/placement/steps.py for every group that is led here, the catalog's among them.
 
-Law of this file: it runs on every agent and acts only where a group is led. It watches the members, asks for
-the next step, proposes it, and tells a new learner's agent to open its replica, once the configuration that
-names it is committed (safety 1, 2). The core checks every step; what the receiving agent makes of it stands
-in assignments.py. Nothing here waits for a peer while groups wait for their turn.
+Law of this file: it acts on groups that are led here. It watches the members, asks for the next step, and
+proposes it. A new learner's agent is told to open its replica once the configuration that names it is
+committed (safety 1, 2); assignments.py is that agent's side. The core checks every step. No group waits for a
+peer's answer to another.
 """
 
 from __future__ import annotations
@@ -49,18 +49,17 @@ SETTLE_MS = 2_000  # a member seen for a shorter time may be gone again, or just
 HOLD_TIMEOUT_MS = 5_000
 HOLD_RETRY_MS = 1_000
 STALL_MS = 60_000
-"""A learner that is sent entries, and syncs none for so long, holds up its group and the head of its log."""
+"""A learner that syncs none of the entries sent for so long holds up its group and the head of its log."""
 REFUSED_MS = 600_000
 """The same while its agent has not opened it: it may be busy with others, or not know the topic yet."""
 AVOID_MS = 300_000
-"""How long an agent on which a learner stalled gets no other."""
+"""An agent on which a learner stalled gets no other for so long."""
 MAX_MOVES = 8
 """Groups led here that bring learners up at the same time: each copies a whole log."""
 MAX_BALANCING_MOVES = 2
-"""The same for balance alone, which nobody waits for."""
+"""The same for balance alone, which is not urgent."""
 STEADY_MS = 10_000
-"""How long the members must have been the same before anything moves for balance; never longer than it takes
-to replace a dead one."""
+"""Nothing moves for balance until the members have been the same for so long, or for `replace_after`."""
 
 NO_REPLICAS: frozenset[ReplicaId] = frozenset()
 
@@ -123,8 +122,7 @@ class Mover:
         self._belonging_since_ms = now_ms()
         self._epoch: object = None
         self._settled: dict[GroupId, tuple[Configuration, Goal]] = {}
-        """Groups for which there was nothing to do, whatever was permitted, in this epoch: the members and
-        what is known of them are the same."""
+        """Groups that needed no step, whatever was permitted, while the members have been the same."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -153,12 +151,12 @@ class Mover:
                     self._propose(replica, step)
 
     def _is_moving(self, replica: Replica) -> bool:
-        """Whether somebody is brought up. Learners that have everything may stay for ever (`all`)."""
+        """Whether a learner is brought up. Learners that have everything may stay for ever (`all`)."""
         learners = replica.core.configuration.learners
         return any(self._learners[replica.group, learner].told is not True for learner in learners)
 
     def _forget_all_but(self, led: Sequence[Replica]) -> None:
-        """Who leads now begins anew: told twice is told once."""
+        """A new leader begins anew: to tell a learner twice does no harm."""
         now_ms = self._now_ms()
         keys = [
             (replica.group, learner) for replica in led for learner in replica.core.configuration.learners
@@ -273,8 +271,7 @@ class Mover:
     def _remember_settled(
         self, replica: Replica, configuration: Configuration, goal: Goal, members: Members
     ) -> None:
-        """What nearly every group is nearly always. Dead members become so without a change of the epoch only
-        while they are lost."""
+        """As nearly every group is nearly always. A lost member may become dead without another epoch."""
         if any(item.agent_id in self._lost_ms for item in configuration.replicas):
             return
         rest = next_step(
@@ -289,8 +286,8 @@ class Mover:
             self._settled[replica.group] = (configuration, goal)
 
     def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
-        """Those that have synced what was committed an interval ago (under load nobody ever holds
-        everything), and those that have got nothing for long, though it is there to be had."""
+        """Learners that have synced what was committed an interval ago (under load none ever holds all), and
+        learners that have made no progress for long."""
         core = replica.core
         reached = replica.shipments.reached_index  # of one that copies whole segments beside Raft
         caught_up, stalled = set(), set()
@@ -331,8 +328,8 @@ class Mover:
         caught_up: frozenset[ReplicaId],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Each learner's agent opens its replica, and hears when it has caught up; repeated until it says
-        yes."""
+        """Each learner's agent opens its replica, and hears when it has caught up; repeated until it
+        agrees."""
         for replica in configuration.replicas:
             if not replica.learner:
                 continue

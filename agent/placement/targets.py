@@ -1,12 +1,11 @@
 """Where the replicas of each group belong now, as the leader's agent sees the members.
 
 Law of this file: pure decisions over what rebalancer.py has observed; replication/placement/assignment.py
-places, steps.py moves. An ordinary topic belongs where the member list says. The catalog, and topics that
-want a copy on every agent, keep the voters they have for as long as those are there: moving them would gain
-nothing.
+places, steps.py moves. An ordinary topic belongs where the member list says. The catalog, and topics with a
+copy on every agent, keep voters that are there: to move them would gain nothing.
 
-Whoever is a member counts until it has been gone for `replace_after`, or is drained: a place is not given
-away in its absence, and given back when it returns.
+A member keeps its placement until it has been unreachable for `replace_after` or is drained. Until then its
+place is not reassigned.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from shoal.replication.placement.assignment import Candidate, block_start, place
 from shoal.replication.placement.steps import Goal, Members, kept_voters
 
 MAX_BLOCKS_PER_LOOK = 2
-"""Blocks of partitions placed anew in one look: a few milliseconds each, and heartbeats go on in between."""
+"""Blocks of partitions placed anew in one look, at a few milliseconds each: heartbeats go on in between."""
 MAX_KEPT_GOALS = 16_384
-"""Groups led by one agent whose goals are remembered; more are computed again."""
+"""Goals that are remembered; more are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The members at one look. belonging: among whom replicas are shared out. steady: all of these are there,
-    and have been the same for a while."""
+    """The members at one look. belonging: those that share the replicas. steady: all of these are there, and
+    have been the same for a while."""
 
     members: Members
     belonging: tuple[Candidate, ...]
@@ -59,7 +58,7 @@ class Goals:
     def goal(
         self, group: GroupId, configuration: Configuration, catalog: Catalog, observed: Observed
     ) -> Goal | None:
-        """None for a topic that is not known here, or not any more, and while its turn has not come."""
+        """None for a topic that is not known here, and while its turn has not come."""
         if group == CATALOG_GROUP:
             return self._kept(group, configuration, observed, None)
         entry = catalog.by_id(group.topic_id)
@@ -102,7 +101,7 @@ class Goals:
         return Goal(count, voters, leader, everywhere=partitions is not None)
 
     def _count(self, group: GroupId, voting: Sequence[str], members: Members) -> int:
-        """How many voters: it follows the members, those apart that are drained."""
+        """The number of voters follows the members that are not drained."""
         lost = {name for name in members.lost_since_ms if not members.is_dead(name)}
         present = (members.live | lost) - members.drained
         if group == CATALOG_GROUP:
@@ -116,6 +115,6 @@ class Goals:
 
 
 def steady_target(wanted: int, voters: int) -> int:
-    """Where the number follows the members it never falls with them: a group of three or more only gives up
-    an even voter, which added nothing to what it survives."""
+    """The number of voters follows growing members, never falling ones. A group of three or more gives up
+    only an even voter, with which it survived no more failures."""
     return max(wanted, voters if voters < 3 or voters % 2 else voters - 1)
