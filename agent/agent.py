@@ -1,8 +1,8 @@
 """The life of an agent: its stages in order, the way out in reverse, and the process around it.
 
 Law of this file: it decides nothing about records, members or leaders. A stage is a frozen value that exists
-once it has been reached: Directory (directory.py), Node and Pool (node.py), Cluster (cluster.py). `run_agent`
-is the life of the process, `Agent.run` that of one agent.
+once reached: Directory (directory.py), Node and Pool (node.py), Cluster (cluster.py). `run_agent` is the life
+of the process, `Agent.run` that of one agent.
 """
 
 from __future__ import annotations
@@ -122,10 +122,8 @@ class Agent:
     # ---- life ------------------------------------------------------------------------------------
 
     async def run(self, stop: StopRequest, on_ready: Callable[[Agent], None] | None = None) -> Outcome:
-        """Until asked to stop, or until this agent's empty cluster dissolves.
-
-        Raises StartError, PortError, ConfigError when it cannot start; whatever a part failed with otherwise.
-        """
+        """Until asked to stop, or until this agent's empty cluster dissolves. Raises StartError, PortError or
+        ConfigError when it cannot start, later the fault of a part."""
         with self._names.in_use():
             parts = AsyncExitStack()
             life = asyncio.create_task(self._live(parts, stop, on_ready), name="agent")
@@ -144,7 +142,7 @@ class Agent:
             return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
 
     async def _leave(self) -> None:
-        """What the parts that have started want to do before they are closed, the last one first."""
+        """The goodbyes of the parts that have started, the last one first."""
         logger.info("leaving the cluster")
         for goodbye in reversed(self._goodbyes):
             await goodbye()
@@ -238,10 +236,8 @@ class Agent:
 
 
 async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve.
-
-    The first signal hands leadership over and leaves, the second stops at once. What goes wrong is one line.
-    """
+    """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve. The
+    first signal hands leadership over and leaves, the second stops at once. A fault is one line."""
     if config.cores > 1:
         return await run_cores(config)
     allow_open_files()

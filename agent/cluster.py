@@ -1,7 +1,7 @@
 """The third stage of an agent: it belongs to a cluster, holds replicas, and knows who leads what.
 
-Law of this file: it finds the cluster, builds the parts that exist only there, and hands each what it needs
-of the others. It decides nothing about records, members or leaders.
+Law of this file: it finds the cluster and builds the parts that exist only there. It decides nothing about
+records, members or leaders.
 """
 
 from __future__ import annotations

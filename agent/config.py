@@ -1,9 +1,8 @@
-"""What one agent was told: a single frozen value.
+"""The configuration of one agent: a single frozen value.
 
-Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig and
-refuses every combination that could not work, saying what to do about it. It reads no file, no environment
-and no clock. A setting is declared once, as a field: its name in flags, variables and files, and how it is
-read there, follow from the field.
+Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig, and
+refuses combinations that cannot work with advice. A setting is declared once, as a field: its name in flags,
+variables and files, and how it is read there, follow from the field.
 
 Precedence: flags > environment (SHOAL_*) > file > defaults.
 """
@@ -60,10 +59,8 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Everything one agent is told. A port of None means: the default, or the next free one above it.
-
-    Ports of 0 let the kernel choose (tests). Durations are milliseconds.
-    """
+    """A port of None means the default, or the next free one above it. Ports of 0 let the kernel choose
+    (tests). Durations are milliseconds."""
 
     data: str
     bind: str = "127.0.0.1"
@@ -104,10 +101,8 @@ class AgentConfig:
         environment: Mapping[str, str] | None = None,
         file: Mapping[str, Any] | None = None,
     ) -> AgentConfig:
-        """Merge the sources and validate. A flag of None (or an empty list) was not given.
-
-        Raises ConfigError, naming the source of the value at fault.
-        """
+        """Merge the sources and validate. A flag of None, or an empty list, was not given. Raises
+        ConfigError, which names the source of the value at fault."""
         values: dict[str, Any] = {}
         values.update(_from_file(file or {}))
         values.update(_from_environment(environment or {}))
@@ -199,7 +194,7 @@ class AgentConfig:
         parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
 
     def _validate_key(self) -> None:
-        """A key in a file is looked at when the agent starts. What is wrong with a key never shows it."""
+        """A key in a file is read when the agent starts. No error shows a key."""
         if self.gossip_key is None or (self.gossip_key.startswith("@") and len(self.gossip_key) > 1):
             return
         try:
@@ -264,9 +259,7 @@ class AgentConfig:
         return tuple(parse_host_port(text, "--join") for text in self.join)
 
     def for_core(self, core: int) -> AgentConfig:
-        """The configuration of one of `cores` peers on this host: own directory and ports, one failure
-        domain.
-        """
+        """For one of `cores` agents on this host: own directory and ports, one failure domain."""
         assert 0 <= core < self.cores
         if self.cores == 1:
             return self

@@ -1,7 +1,7 @@
 """The second stage of an agent: it listens, answers over HTTP, and is a member of the gossip pool.
 
-Law of this file: it builds what an agent has whether or not it belongs to a cluster, in the order in which
-the parts need each other. Each part is closed by the stack that it was given.
+Law of this file: it builds the parts that an agent has without a cluster, in the order in which they need
+each other. Each part is closed by the stack that it was given.
 """
 
 from __future__ import annotations

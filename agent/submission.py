@@ -47,7 +47,7 @@ class Submission(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Where a submission's records are. `duplicate`: they were there before. `base_offset` is -1 where it is
+    """The place of a submission's records. `duplicate`: they were there before. `base_offset`: -1 where it is
     not known (acks=none)."""
 
     base_offset: Offset
@@ -56,9 +56,8 @@ class Appended(NamedTuple):
 
 
 class Answer(Protocol):
-    """The part of a future that an append needs: told once, at any time from begin_append on, never by an
-    exception raised here. Once `done()` nothing need be told.
-    """
+    """The part of a future that an append needs: told once, at any time from begin_append on, unless it is
+    `done()`. It raises nothing."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Appended, /) -> None: ...

@@ -1,7 +1,7 @@
 """A counter that can be waited for: the opaque versions of blocking queries.
 
-Law of this file: one event loop, no threads. A version is `<run>.<counter>`: it means something only to the
-agent and the run that gave it out, so that one from elsewhere is simply answered at once with everything.
+Law of this file: one event loop, no threads. A version is `<run>.<counter>`, of one run of one agent: a
+reader with another version is answered at once with everything.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import asyncio
 
 from shoal.agent.process.clock import is_set_within
 
-MAX_WAITERS = (
-    4_096  # long polls held open at once; beyond it a poll is answered at once, as if its wait were over
-)
+MAX_WAITERS = 4_096  # long polls held open; beyond it a poll is answered at once, as after its wait
 
 
 class Watch:
@@ -30,7 +28,7 @@ class Watch:
         return f"{self.run}.{self._counter}"
 
     def changed(self) -> None:
-        """Something a reader of the document would notice has changed."""
+        """A reader of the document would notice the change."""
         self._counter += 1
         self._changed.set()
         self._changed = asyncio.Event()

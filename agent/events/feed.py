@@ -1,8 +1,8 @@
 """What happened, numbered and kept for a while: the source of GET /v1/events.
 
-Law of this file: one event loop, no threads; it knows numbers, words and listeners, not what an event is
-about. All listeners read one bounded history, each at its own place: a slow one costs nothing, and is told
-that it was dropped once the history has moved past its place.
+Law of this file: one event loop, no threads; the content of events is not known here. All listeners read one
+bounded history, each at its own place. A slow one costs nothing; it is dropped, and told so, once the history
+has moved past its place.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class TooManyListenersError(Exception):
 
 
 class EventFeed:
-    """Publish here, listen with `listen`. Numbers begin at 1; `run` tells one process's numbers from
-    another's."""
+    """Numbers begin at 1; `run` tells one process's numbers from another's."""
 
     def __init__(self, run: str, history_max: int = HISTORY_MAX, listeners_max: int = LISTENERS_MAX) -> None:
         self.run = run
@@ -62,15 +61,14 @@ class EventFeed:
         return f"{self.run}.{number}"
 
     def place_after(self, event_id: str | None) -> int | None:
-        """The number an id stands for; None for an id of another run, or of no event there ever was."""
+        """The number of an id; None for an id of another run, or of no event so far."""
         run, _, number = (event_id or "").rpartition(".")
         if run != self.run or not number.isascii() or not number.isdigit() or len(number) > 18:
             return None
         return int(number) if int(number) <= self.number else None
 
     def listen(self, after: int) -> Listener:
-        """Everything after that number, from the history as far as it goes. Close it in the end. Raises
-        TooManyListenersError."""
+        """Everything after that number that the history has. Close it. Raises TooManyListenersError."""
         if len(self.listeners) >= self._listeners_max:
             raise TooManyListenersError
         listener = Listener(self, after)
@@ -98,7 +96,7 @@ class Listener:
         return self.seen + 1 < self._feed.oldest
 
     async def take(self, wait_s: float) -> list[Event]:
-        """What is new, in order; empty when nothing came in that time. Look at `is_overrun` first."""
+        """New events, in order; empty when none came in that time. Look at `is_overrun` first."""
         self.news.clear()
         if self.seen == self._feed.number and not await is_set_within(self.news, wait_s):
             return []

@@ -13,7 +13,7 @@ class Clock(Protocol):
         """Monotonic milliseconds from an arbitrary start: deadlines, elections, silence."""
 
     def now_us(self) -> int:
-        """Microseconds since the epoch: append times, which no decision about safety rests on (safety 17)."""
+        """Microseconds since the epoch: append times. No decision about safety rests on them (safety 17)."""
 
 
 class SystemClock:

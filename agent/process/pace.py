@@ -1,7 +1,7 @@
 """A few at a time through each round of the event loop, however many were let go at once.
 
-Law of this file: it knows nobody who passes. What shares a sync goes on in one instant; if each then works
-for a millisecond, a thousand of them keep the loop from everything else for a second.
+Law of this file: it knows none of its callers. Tasks that share a sync go on in one instant; a thousand that
+work for a millisecond each would hold the loop for a second.
 """
 
 import asyncio

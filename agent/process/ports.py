@@ -1,8 +1,7 @@
 """Which ports this agent listens on.
 
-Law of this file: a port that was asked for is taken or refused, never replaced; a default one that is in
-use steps up to the next free one, and the caller says so. Ports kept from the last run come first: peers
-and people know them.
+Law of this file: a port that was asked for is taken or refused, never replaced. A default port in use steps
+up to the next free one, and the caller says so. Ports of the last run come first: peers and people know them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class PortError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PortChoice:
-    """The wish for one listener: an explicit port, or the kept one, or the default and what follows."""
+    """For one listener: an explicit port, or the kept one, or the default and those above it."""
 
     flag: str
     explicit: int | None
@@ -45,7 +44,7 @@ class PortChoice:
                 yield port
 
     def has_stepped(self, port: int) -> bool:
-        """Whether people should be told: nobody asked for this port, and it is not the expected one."""
+        """Whether people should be told: the port was not asked for, nor is it the expected one."""
         return self.explicit is None and port != (self.kept or self.default)
 
 

@@ -1,4 +1,4 @@
-"""What an agent needs of its process: open files, signals, and one line for what it failed with.
+"""What an agent needs of its process: open files, signals, and one line for a fault.
 
 Law of this file: it knows the operating system and the kinds of faults, not the agent.
 """
@@ -34,7 +34,7 @@ def open_files() -> int:
 
 
 def report(group: BaseExceptionGroup[BaseException]) -> None:
-    """A part has failed: say which fault it was; faults of the start are no surprise, everything else is."""
+    """A part has failed: log one line for a fault of the start, and the traceback of any other."""
     faults, others = group.split((StartError, PortError, StoreError))
     for fault in _leaves(faults):
         logger.error("%s", fault)

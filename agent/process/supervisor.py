@@ -1,8 +1,7 @@
 """`--cores N`: N agents on this host, one process each, started and ended together.
 
-Law of this file: it starts processes of the same command and passes signals on; it knows nothing of what an
-agent does. One agent owns one core (decision 9); those of one host share one failure domain,
-so that the replicas of a partition prefer other hosts.
+Law of this file: it starts processes of the same command and passes signals on. One agent owns one core
+(decision 9). Those of one host share a failure domain: replicas of a partition prefer other hosts.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ logger = logging.getLogger("shoal.agent")
 async def run_cores(config: AgentConfig) -> int:
     """Run one agent per core until they end; 0 if all ended well.
 
-    SIGTERM and SIGINT are passed on, each time. When one agent ends unasked the others are asked to leave:
-    a host that runs on with fewer agents than it was told to would go unnoticed.
+    SIGTERM and SIGINT are passed on, each time. When one agent ends unasked the others are asked to leave: a
+    host with fewer agents than asked for would go unnoticed.
     """
     assert config.cores > 1
     agents: list[asyncio.subprocess.Process] = []
