@@ -21,14 +21,12 @@ from shoal.agent.directory import Directory, open_directory
 from shoal.agent.durable.data_directory import wipe
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import Names
-from shoal.agent.members.roster import Roster
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortError
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
 from shoal.agent.process.supervisor import run_cores
 from shoal.agent.service.broker import Broker
-from shoal.membership.interface import Gossip
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -97,16 +95,6 @@ class Agent:
     def broker(self) -> Broker:
         """What it can do."""
         return self._reached("node", self.node).broker
-
-    @property
-    def roster(self) -> Roster:
-        """Whom it knows."""
-        return self._reached("node", self.node).roster
-
-    @property
-    def membership(self) -> Gossip:
-        """Its gossip."""
-        return self._reached("pool", self.pool).membership
 
     @property
     def host(self) -> Host | None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from shoal.errors import ShoalError
 from shoal.format.timestamps import parse_duration_ms
@@ -103,10 +103,8 @@ class AgentConfig:
     ) -> AgentConfig:
         """Merge the sources and validate. A flag of None, or an empty list, was not given. Raises
         ConfigError, which names the source of the value at fault."""
-        values: dict[str, Any] = {}
-        values.update(_from_file(file or {}))
-        values.update(_from_environment(environment or {}))
-        values.update(_from_flags(flags))
+        given = (*_in_file(file or {}), *_in_environment(environment or {}), *_in_flags(flags))
+        values = {ATTRIBUTES[name]: _read(name, value, source) for name, value, source in given}
         if "data" not in values:
             raise ConfigError("no data directory: give --data DIR, SHOAL_DATA or `data` in the file")
         values["cluster_is_explicit"] = "cluster" in values
@@ -398,40 +396,42 @@ READERS: dict[str, Callable[[Any], Any]] = {
 FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
 
 
-def _read(name: str, value: Any, source: str) -> tuple[str, Any]:
+Given: TypeAlias = tuple[str, Any, str]
+"""A setting, its value, and its source in words."""
+
+
+def _read(name: str, value: Any, source: str) -> Any:
     try:
-        read = READERS[name](value)
+        return READERS[name](value)
     except ValueError as error:
         raise ConfigError(f"{source} = {value!r}: {error}") from None
-    return ATTRIBUTES[name], read
 
 
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _in_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
     given = {name.removesuffix("_ms"): value for name, value in flags.items() if value not in (None, (), [])}
     unknown = sorted(set(given) - set(READERS))
     if unknown:
         raise ConfigError(f"unknown setting: {', '.join(unknown)}")
-    return dict(_read(name, value, f"--{name.replace('_', '-')}") for name, value in given.items())
+    for name, value in given.items():
+        yield name, value, f"--{name.replace('_', '-')}"
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _in_environment(environment: Mapping[str, str]) -> Iterator[Given]:
     """SHOAL_NAME=value for every setting. Unknown SHOAL_ names are left to other commands."""
-    variables = {name: f"SHOAL_{name.upper()}" for name in READERS}
-    given = {name: variable for name, variable in variables.items() if environment.get(variable)}
-    return dict(_read(name, environment[variable], variable) for name, variable in given.items())
+    for name in READERS:
+        variable = f"SHOAL_{name.upper()}"
+        if environment.get(variable):
+            yield name, environment[variable], variable
 
 
-def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
+def _in_file(file: Mapping[str, Any]) -> Iterator[Given]:
     section = file.get(FILE_SECTION, file)
     if not isinstance(section, Mapping):
         raise ConfigError(f"the file's [{FILE_SECTION}] is not a table")
-    values = {}
-    for raw_name, raw_value in section.items():
+    for raw_name, value in section.items():
         name = raw_name.replace("-", "_")
         if name not in READERS:
             raise ConfigError(
                 f"the file sets {raw_name!r}, which is no setting: one of {', '.join(sorted(READERS))}"
             )
-        key, value = _read(name, raw_value, f"`{raw_name}` in the file")
-        values[key] = value
-    return values
+        yield name, value, f"`{raw_name}` in the file"

@@ -87,24 +87,16 @@ def remember(
 
 def gathered(answers: Mapping[str, Sequence[Kept]]) -> list[KeptTopic]:
     """What all agents keep, by topic; in a stable order. answers: by agent id."""
-    names: dict[bytes, str | None] = {}
-    counts: dict[bytes, int | None] = {}
-    holders: dict[bytes, dict[int, list[str]]] = {}
+    found: dict[bytes, KeptTopic] = {}
     for agent_id, kept in sorted(answers.items()):
         for item in kept:
-            names[item.topic_id] = names.get(item.topic_id) or item.name
-            counts[item.topic_id] = counts.get(item.topic_id) or item.count
+            known = found.get(item.topic_id, KeptTopic(item.topic_id, None, None, {}))
+            holders = dict(known.holders)
             for partition in item.partitions:
-                holders.setdefault(item.topic_id, {}).setdefault(partition, []).append(agent_id)
-    return [
-        KeptTopic(
-            topic_id,
-            names[topic_id],
-            counts[topic_id],
-            {partition: tuple(found) for partition, found in held.items()},
-        )
-        for topic_id, held in sorted(holders.items(), key=lambda item: (names[item[0]] or "~", item[0]))
-    ]
+                holders[partition] = (*holders.get(partition, ()), agent_id)
+            name, count = known.name or item.name, known.count or item.count
+            found[item.topic_id] = KeptTopic(item.topic_id, name, count, holders)
+    return sorted(found.values(), key=lambda topic: (topic.name or "~", topic.topic_id))
 
 
 # ---- as JSON -------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Running:
     async def gossip_address(self) -> str:
         """Where others join; known before the agent is ready."""
         await eventually(lambda: _true(hasattr(self.agent, "membership")))
-        return f"127.0.0.1:{self.agent.membership.port}"
+        return f"127.0.0.1:{self.agent.pool.membership.port}"
 
     async def leave(self) -> Outcome:
         """As SIGTERM does."""

@@ -292,8 +292,8 @@ async def _is_waiting(running: Running) -> bool:
 async def test_two_empty_clusters_of_one_name_become_one(agents: Agents, tmp_path: Path) -> None:
     """The larger id commits a seal, empties its directory and joins as a newcomer (safety 6)."""
     one, two = await agents.alone("one"), await agents.alone("two")
-    assert await one.agent.membership.join([("127.0.0.1", two.agent.membership.port)]) == 1
-    first_id, second_id = one.agent.roster.cluster_id, two.agent.roster.cluster_id
+    assert await one.agent.pool.membership.join([("127.0.0.1", two.agent.pool.membership.port)]) == 1
+    first_id, second_id = one.agent.node.roster.cluster_id, two.agent.node.roster.cluster_id
     assert first_id is not None
     assert second_id is not None
     loser, winner = (one, two) if first_id > second_id else (two, one)
@@ -302,7 +302,7 @@ async def test_two_empty_clusters_of_one_name_become_one(agents: Agents, tmp_pat
     reborn = await agents.start(
         Path(loser.agent.config.data).name, join=[await winner.gossip_address()], expect=None
     ).until_ready()
-    assert reborn.agent.roster.cluster_id == winner.agent.roster.cluster_id
+    assert reborn.agent.node.roster.cluster_id == winner.agent.node.roster.cluster_id
 
 
 async def test_clusters_with_topics_never_merge(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +310,7 @@ async def test_clusters_with_topics_never_merge(agents: Agents, caplog: pytest.L
     one, two = await agents.alone("one"), await agents.alone("two")
     for running in (one, two):
         assert (await running.call("PUT", "/v1/topics/t"))[0] == 201
-    await one.agent.membership.join([("127.0.0.1", two.agent.membership.port)])
+    await one.agent.pool.membership.join([("127.0.0.1", two.agent.pool.membership.port)])
     await eventually(lambda: _said(caplog, "two clusters never merge", 2))
     for running in (one, two):
         members = (await running.call("GET", "/v1/members"))[1]["members"]

@@ -74,7 +74,7 @@ async def test_the_main_job_over_serf(hosts: Hosts) -> None:
     running = [hosts.behind(serfs[number], f"a{number}", expect=3) for number in range(3)]
     for agent in running:
         await agent.until_ready()
-    assert len({agent.agent.roster.cluster_id for agent in running}) == 1
+    assert len({agent.agent.node.roster.cluster_id for agent in running}) == 1
     listed = await members(running[0])
     assert {name: member["kind"] for name, member in listed.items()} == {
         "a0": "shoal", "a1": "shoal", "a2": "shoal", "serf-3": "serf"

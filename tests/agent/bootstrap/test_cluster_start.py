@@ -25,7 +25,7 @@ async def agents(tmp_path: Path) -> AsyncIterator[Agents]:
 
 
 def clusters(running: list[Running]) -> set[bytes | None]:
-    return {one.agent.roster.cluster_id for one in running}
+    return {one.agent.node.roster.cluster_id for one in running}
 
 
 async def test_agents_that_name_each_other_start_one_cluster_at_once(agents: Agents) -> None:
@@ -87,7 +87,7 @@ async def test_agents_come_back_without_being_told_anything(
     monkeypatch.setattr(meeting, "REMEMBER_INTERVAL_S", 0.1)
     monkeypatch.setattr(meeting, "REVISIT_MS", 500)
     base, cluster, paths = await three_that_remember(agents)
-    former = cluster[0].agent.membership.clocks
+    former = cluster[0].agent.pool.membership.clocks
     assert former.member > 0
     for one in cluster:
         assert await one.leave() is Outcome.STOPPED
@@ -98,12 +98,12 @@ async def test_agents_come_back_without_being_told_anything(
         await one.until_ready()
 
     async def all_see_all() -> bool:
-        lists = [one.agent.roster.members() for one in again]
+        lists = [one.agent.node.roster.members() for one in again]
         return all([member.status for member in members] == ["alive"] * 3 for members in lists)
 
     await eventually(all_see_all)
     assert clusters(again) == clusters(cluster)
-    assert again[0].agent.membership.clocks.member >= former.member
+    assert again[0].agent.pool.membership.clocks.member >= former.member
     assert [
         FILE_NAME in record.getMessage() for record in caplog.records if "cannot read" in record.getMessage()
     ] == [True]
@@ -128,8 +128,8 @@ async def test_one_that_has_forgotten_everybody_and_comes_last_is_called(
 
 
 async def _lives(at: Running, other: Running) -> bool:
-    member = at.agent.roster.find(other.agent.agent_id)
-    return member is not None and member.status == "alive" and member.port == other.agent.membership.port
+    member = at.agent.node.roster.find(other.agent.agent_id)
+    return member is not None and member.status == "alive" and member.port == other.agent.pool.membership.port
 
 
 async def test_a_seed_that_comes_late_is_joined(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,4 +150,4 @@ async def test_a_seed_that_comes_late_is_joined(agents: Agents, monkeypatch: pyt
     async with silence:  # two that met before either had a cluster might both found one, which then merge
         late = await agents.alone("late", gossip_port=port)
     await early.until_ready()
-    assert early.agent.roster.cluster_id == late.agent.roster.cluster_id
+    assert early.agent.node.roster.cluster_id == late.agent.node.roster.cluster_id

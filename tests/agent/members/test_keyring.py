@@ -163,7 +163,7 @@ async def test_an_agent_of_another_key_or_label_gets_in_nowhere(
 
 
 async def _refused_thrice(running: object) -> bool:
-    return running.agent.membership.traffic().strangers >= 3  # type: ignore[attr-defined, no-any-return]
+    return running.agent.pool.membership.traffic().strangers >= 3  # type: ignore[attr-defined, no-any-return]
 
 
 def test_keygen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ async def test_forged_gossip_places_nothing(tmp_path: Path) -> None:
         own = (await agent.call("GET", "/v1/members"))[1]["members"][0]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for number in range(1, 9):
-                sender.sendto(ghost(number, own["tags"]), ("127.0.0.1", agent.agent.membership.port))
+                sender.sendto(ghost(number, own["tags"]), ("127.0.0.1", agent.agent.pool.membership.port))
 
         async def are_seen() -> bool:
             return len((await agent.call("GET", "/v1/members"))[1]["members"]) > 1
@@ -56,9 +56,9 @@ async def test_nothing_is_born_on_those_who_have_just_died(tmp_path: Path) -> No
         leader = next(running for running in members if running.agent.cluster.joined.catalog.leads())
         dead = next(running for running in members if running is not leader)
         ids = {running.agent.agent_id for running in members if running is not dead}
-        await eventually(lambda: _all_met(leader.agent.roster, ids | {dead.agent.agent_id}))
-        roster = leader.agent.roster
-        dead.agent.membership.leave = _say_nothing  # type: ignore[method-assign]
+        await eventually(lambda: _all_met(leader.agent.node.roster, ids | {dead.agent.agent_id}))
+        roster = leader.agent.node.roster
+        dead.agent.pool.membership.leave = _say_nothing  # type: ignore[method-assign]
         await dead.crash()
         await eventually(lambda: _is(not roster.is_live(dead.agent.agent_id)))
         status, made = await leader.call("PUT", "/v1/topics/orders", {"partitions": 24})

@@ -178,7 +178,7 @@ class Verdict:
         ids = {node.agent.agent_id for node in self._simulation.nodes if node.agent is not None}
         for node in self._simulation.nodes:
             assert node.agent is not None
-            alive = {member.name for member in node.agent.roster.members() if member.status == "alive"}
+            alive = {member.name for member in node.agent.node.roster.members() if member.status == "alive"}
             if alive != ids:
                 return f"{node.name} sees {len(alive)} alive, not {len(ids)}"
         return None
