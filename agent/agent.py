@@ -83,17 +83,14 @@ class Agent:
 
     @property
     def agent_id(self) -> str:
-        """For the directory's life."""
         return self._reached("directory", self.directory).identity.agent_id
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return self._reached("node", self.node).url
 
     @property
     def broker(self) -> Broker:
-        """What it can do."""
         return self._reached("node", self.node).broker
 
     @property

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from shoal.agent.bootstrap.cluster_finder import Starter
@@ -48,8 +49,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
     """As the directory says, or as bootstrap decides; `say` is told why the agent waits."""
     directory, config = node.directory, node.config
 
-    async def save_record(record: ClusterRecord) -> None:
-        await save_cluster(directory.disk, config.data, record)
+    save_record = partial(save_cluster, directory.disk, config.data)
 
     async def adopt(record: ClusterRecord) -> None:
         """First the record, then the identity that makes it binding."""
@@ -232,7 +232,7 @@ def _make_routes(node: Node, host: Host) -> RouteExchange:
 
     return RouteExchange(
         agent_id=node.agent_id,
-        boot=node.boot,
+        boot=node.life.run,
         peers=node.roster,
         watch=node.watch,
         rng=node.rng,
@@ -245,9 +245,6 @@ def _make_routes(node: Node, host: Host) -> RouteExchange:
 
 
 def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogService:
-    async def save(changed: ClusterRecord) -> None:
-        await save_cluster(node.directory.disk, node.config.data, changed)
-
     def leader() -> str | None:
         found = node.broker.catalog_leader()
         return None if found is None else found.agent_id
@@ -258,7 +255,7 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         peers=node.roster,
         watch=node.watch,
         rng=node.rng,
-        save=save,
+        save=partial(save_cluster, node.directory.disk, node.config.data),
         leader=leader,
         now_us=node.clock.now_us,
     )

@@ -248,12 +248,10 @@ class AgentConfig:
 
     @property
     def serf_address(self) -> tuple[str, int]:
-        """Where the Serf agent's RPC listens."""
         return parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
 
     @property
     def seeds(self) -> tuple[tuple[str, int], ...]:
-        """The addresses of --join, parsed."""
         return tuple(parse_host_port(text, "--join") for text in self.join)
 
     def for_core(self, core: int) -> AgentConfig:

@@ -273,5 +273,4 @@ class HardStateFile(_Store):
         await self._records.save(group.to_bytes(), _HARD_STATE.pack(*fields))
 
     async def remove(self, group: GroupId) -> None:
-        """With its replica."""
         await self._records.remove(group.to_bytes())

@@ -41,7 +41,6 @@ class _Slot:
 
 
 def encode_slot(sequence: int, key: bytes, payload: bytes, *, removed: bool = False) -> bytes:
-    """One slot, padded and checksummed."""
     assert len(key) + len(payload) <= MAX_RECORD_BYTES
     head = _HEAD.pack(_MAGIC, _VERSION, _REMOVED if removed else 0, len(key), len(payload), sequence)
     body = (head + key + payload).ljust(SLOT_BYTES - _CHECKSUM.size, b"\0")
@@ -143,7 +142,6 @@ class DoubledFile:
         return self._records.get(key)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """All records."""
         return iter(list(self._records.items()))
 
     async def save(self, key: bytes, payload: bytes) -> None:

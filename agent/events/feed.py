@@ -76,7 +76,6 @@ class EventFeed:
         return listener
 
     def after(self, number: int) -> list[Event]:
-        """The events kept that are newer."""
         newer = min(self.number - number, len(self._history))
         return [self._history[place] for place in range(len(self._history) - newer, len(self._history))]
 

@@ -24,7 +24,6 @@ class Losses:
         self._told: dict[tuple[GroupId, ReplicaId], tuple[str, int]] = {}
 
     async def on_lost(self, peer: str, payload: bytes) -> bytes:
-        """A peer's replica is lost."""
         key = decode_lost(payload)
         if key in self._told or len(self._told) < MAX_LOSSES:
             self._told[key] = (peer, self._now_ms())

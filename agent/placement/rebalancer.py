@@ -125,7 +125,6 @@ class Mover:
         """Groups that needed no step, whatever was permitted, while the members have been the same."""
 
     async def run(self) -> None:
-        """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(STEP_INTERVAL_S)

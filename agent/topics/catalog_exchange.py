@@ -28,16 +28,6 @@ logger = logging.getLogger(__name__)
 seldom = once_a_minute(logger)
 
 
-class _Asking:
-    """Questions to one peer whether it knows a version: one at a time, and the last one asked."""
-
-    __slots__ = ("asked", "lock")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.asked: CatalogVersion | None = None
-
-
 class CatalogExchange:
     """One per catalog service."""
 
@@ -51,7 +41,9 @@ class CatalogExchange:
         self._rng = rng
         self._leads = leads
         self._heard: dict[str, CatalogVersion] = {}
-        self._asking: dict[str, _Asking] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+        self._asked: dict[str, CatalogVersion] = {}
+        """The last version that each peer was asked for."""
 
     def look(self) -> None:
         """The member list has changed, or the state here is not enough: compare versions now."""
@@ -73,14 +65,12 @@ class CatalogExchange:
 
     async def _await_peer(self, peer: str, version: CatalogVersion) -> None:
         """One question to a peer at a time, for all who wait: many new topics never fill the link."""
-        asking = self._asking.setdefault(peer, _Asking())
-        async with asking.lock:
-            if asking.asked is not None and asking.asked >= version:
+        async with self._asking.setdefault(peer, asyncio.Lock()):
+            if peer in self._asked and self._asked[peer] >= version:
                 return
-            asking.asked = self._local.catalog.version
+            asked = self._asked[peer] = self._local.catalog.version
             try:
-                payload = asking.asked.to_bytes()
-                await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, payload, AWAIT_MS)
+                await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, asked.to_bytes(), AWAIT_MS)
             except (PeerUnavailable, PeerRequestFailed) as error:
                 logger.debug("_catalog: %s has not confirmed the version: %s", agent_name(peer), error)
 

@@ -78,7 +78,6 @@ class Copy:
         self._beginnings = 0
 
     def question(self) -> bytes:
-        """The next one."""
         return Question(self._mine, self._taking, len(self._data)).to_bytes()
 
     def add(self, answer: bytes) -> None:

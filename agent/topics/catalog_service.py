@@ -113,7 +113,6 @@ class CatalogService:
 
     @property
     def catalog(self) -> Catalog:
-        """The state here."""
         return self.local.catalog
 
     @property

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from shoal.agent.log_lines.names import agent_name, topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -41,13 +40,6 @@ logger = logging.getLogger("shoal.agent")
 seldom = once_a_minute(logger)
 
 
-class _Waiting(NamedTuple):
-    """Since when a birth has waited, and without a majority; ms. None: it has one."""
-
-    unled_ms: int
-    away_ms: int | None
-
-
 class CatalogUpkeep:
     """Call look() every UPKEEP_INTERVAL_S."""
 
@@ -58,13 +50,12 @@ class CatalogUpkeep:
         self._catalog = catalog
         self._now_ms = now_ms
         self._replace_after_ms = replace_after_ms
-        self._waiting: dict[tuple[bytes, int, int], _Waiting] = {}
-        """By topic, partition and generation."""
+        self._waiting: dict[tuple[bytes, int, int], tuple[int, int | None]] = {}
+        """By topic, partition and generation: since when a birth has waited, and without a majority."""
         self._unborn: dict[bytes, int] = {}
         self._lost_ms: dict[str, int] = {}
 
     async def look(self) -> None:
-        """Propose all that is due."""
         await self.look_at_births()
         await self.look_at_deletions()
 
@@ -98,7 +89,7 @@ class CatalogUpkeep:
                     away_ms = None
                 elif away_ms is None:
                     away_ms = now_ms
-                waiting[key] = _Waiting(unled_ms, away_ms)
+                waiting[key] = (unled_ms, away_ms)
                 is_away = away_ms is not None and now_ms - away_ms >= AWAY_MS
                 if (is_away or now_ms - unled_ms >= UNLED_MS) and birth.generation < MAX_GENERATION:
                     due.append(partition)

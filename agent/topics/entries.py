@@ -80,7 +80,6 @@ class Tombstone:
     waiting_for: frozenset[str]
 
     def cost(self) -> int:
-        """As of a topic."""
         return _TOPIC_COST + len(self.name) + sum(len(agent) + _NAME_COST for agent in self.waiting_for)
 
 
@@ -104,7 +103,6 @@ def partitions_in(mask: int) -> Iterator[int]:
 
 
 def mask_to_text(mask: int) -> str:
-    """Hexadecimal digits; mask_from_text() reads them."""
     return f"{mask:x}"
 
 
@@ -121,7 +119,6 @@ def mask_from_text(text: Any, partitions: int) -> int:
 
 
 def entry_document(entry: TopicEntry) -> dict[str, Any]:
-    """A topic as JSON; entry_from() reads it."""
     return {
         "name": entry.name,
         "id": entry.topic_id.hex(),
@@ -163,7 +160,6 @@ def entry_from(item: Any) -> TopicEntry:
 
 
 def settings_in(item: Any) -> TopicSettings:
-    """A topic's settings."""
     try:
         return settings_from_body(mapping_in(item))[0]
     except ShoalError as error:
@@ -191,7 +187,6 @@ def voters_in(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def generation_in(document: Mapping[str, Any], name: str) -> int:
-    """Of a birth."""
     generation = integer_in(document, name)
     if generation > MAX_GENERATION:
         raise CatalogError(f"{name} is no number of a birth: at most {MAX_GENERATION}")
@@ -199,7 +194,6 @@ def generation_in(document: Mapping[str, Any], name: str) -> int:
 
 
 def tombstone_document(tombstone: Tombstone) -> dict[str, Any]:
-    """A tombstone as JSON; tombstone_from() reads it."""
     return {
         "id": tombstone.topic_id.hex(),
         "name": tombstone.name,
@@ -239,14 +233,12 @@ def load_document(data: bytes, limit: int) -> Mapping[str, Any]:
 
 
 def mapping_in(value: Any) -> Mapping[str, Any]:
-    """An object."""
     if not isinstance(value, dict):
         raise CatalogError("an object is needed")
     return value
 
 
 def list_in(document: Mapping[str, Any], name: str) -> list[Any]:
-    """A list."""
     value = document.get(name)
     if not isinstance(value, list):
         raise CatalogError(f"{name} must be a list")
@@ -273,7 +265,6 @@ def id_in(document: Mapping[str, Any], name: str) -> bytes:
 
 
 def agent_id_in(value: Any) -> str:
-    """An agent id."""
     if not isinstance(value, str) or not 1 <= len(value) <= 64:
         raise CatalogError("an agent id is 1 to 64 characters")
     return value

@@ -103,7 +103,6 @@ def gathered(answers: Mapping[str, Sequence[Kept]]) -> list[KeptTopic]:
 
 
 def remembered_document(remembered: Mapping[bytes, Remembered]) -> list[dict[str, Any]]:
-    """For the cluster's file."""
     return [
         {"version": str(item.version), "topic": entry_document(item.entry)}
         for _, item in sorted(remembered.items())
