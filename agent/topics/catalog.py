@@ -13,6 +13,7 @@ names (catalog_version.py); numbers count in that lineage alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -35,8 +36,8 @@ from shoal.agent.topics.entries import (
     load_document,
     mapping_in,
     mask_from_text,
+    mask_of,
     mask_to_text,
-    partitions_in,
     settings_in,
     tombstone_document,
     tombstone_from,
@@ -238,33 +239,27 @@ class Catalog:
         self.topics[entry.name] = self._by_id[entry.topic_id] = entry
 
     def _born(self, births: tuple[Births, ...]) -> Outcome:
-        for topic_id, generation, partitions in births:
-            entry = self._by_id.get(topic_id)
-            if entry is None:
-                continue
-            unborn = entry.unborn
-            for partition in partitions_in(partitions & unborn):
-                if entry.partitions[partition].generation == generation:
-                    unborn &= ~(1 << partition)
-            if unborn != entry.unborn:
-                self._put(replace(entry, unborn=unborn))
+        for entry, _, present in self._present(births):
+            if present & entry.unborn:
+                self._put(replace(entry, unborn=entry.unborn & ~present))
         return "done"
 
     def led_of(self, births: tuple[Births, ...], *, born: bool) -> tuple[Births, ...]:
         """Those of the present generation that are born, or that are not."""
-        found = []
+        return tuple(
+            Births(entry.topic_id, generation, mask)
+            for entry, generation, present in self._present(births)
+            if (mask := present & (~entry.unborn if born else entry.unborn))
+        )
+
+    def _present(self, births: tuple[Births, ...]) -> Iterator[tuple[TopicEntry, int, int]]:
+        """Of topics that are here: entry, generation, and as a mask the partitions that are of it now."""
         for topic_id, generation, partitions in births:
             entry = self._by_id.get(topic_id)
-            if entry is None:
-                continue
-            mask = partitions & ((1 << len(entry.partitions)) - 1)
-            mask &= ~entry.unborn if born else entry.unborn
-            for partition in partitions_in(mask):
-                if entry.partitions[partition].generation != generation:
-                    mask &= ~(1 << partition)
-            if mask:
-                found.append(Births(topic_id, generation, mask))
-        return tuple(found)
+            if entry is not None:
+                known = enumerate(entry.partitions)
+                present = mask_of(number for number, birth in known if birth.generation == generation)
+                yield entry, generation, partitions & present
 
     def _bear_again(self, topic_id: bytes, rebirths: tuple[Rebirth, ...]) -> Outcome:
         entry = self._by_id.get(topic_id)

@@ -27,8 +27,8 @@ BIRTH_FAULTS: tuple[Fault, ...] = (
         1,
         "a birth that was given up is taken for one that was led",
         "agent/topics/catalog.py",
-        "                if entry.partitions[partition].generation == generation:\n",
-        "                if True:\n",
+        "(number for number, birth in known if birth.generation == generation)",
+        "(number for number, birth in known)",
         (A + "topics/test_entries.py::test_who_leads_a_birth_that_was_given_up_comes_too_late",),
     ),
     Fault(
