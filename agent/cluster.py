@@ -231,16 +231,12 @@ def _make_routes(node: Node, host: Host) -> RouteExchange:
         return (item for item in found if item is not None)
 
     return RouteExchange(
-        agent_id=node.agent_id,
-        boot=node.life.run,
         peers=node.roster,
         watch=node.watch,
         rng=node.rng,
         claims=claims,
         claim=claim,
         touched=lambda: [replica.group for replica in host.turns.take_touched()],
-        publish=node.roster.set_placement,
-        announce=node.roster.announce_placement,
     )
 
 

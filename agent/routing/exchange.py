@@ -51,8 +51,12 @@ logger = logging.getLogger(__name__)
 class Peers(Protocol):
     """What the exchange needs of the links and the member list."""
 
+    @property
+    def agent_id(self) -> str: ...
     async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes: ...
     def send_control(self, agent_id: str, kind: int, payload: bytes) -> bool: ...
+    def set_placement(self, run: str, version: int) -> None: ...
+    def announce_placement(self, run: str, version: int) -> None: ...
     def live_peers(self) -> list[str]: ...
     def placement_versions(self) -> dict[str, tuple[str, int]]:
         """What the live members gossip: (run, placement version)."""
@@ -67,32 +71,23 @@ class RouteExchange:
     def __init__(
         self,
         *,
-        agent_id: str,
-        boot: str,
         peers: Peers,
         watch: Watch,
         rng: random.Random,
         claims: Callable[[], Iterable[Claim]],
         claim: Callable[[GroupId], Claim | None],
         touched: Callable[[], Iterable[GroupId]],
-        publish: Callable[[str, int], None],
-        announce: Callable[[str, int], None],
     ) -> None:
         """`claims` and `claim`: the replicas held here, and one of them. `touched`: those whose logs may have
-        grown since this was last asked. `publish(run, version)`: into the tags; `announce(run, version)`: as
-        a route event.
-        """
+        grown since this was last asked."""
         self.table = RouteTable()
-        self.own = OwnClaims(agent_id, boot)
-        self._agent_id = agent_id
+        self._own = OwnClaims(peers.agent_id, watch.run)
         self._peers = peers
         self._watch = watch
         self._rng = rng
         self._claims = claims
         self._claim = claim
         self._touched = touched
-        self._publish = publish
-        self._announce = announce
         self._announced = 0
         self._may_announce_s = 0.0
         self._announcing: asyncio.TimerHandle | None = None
@@ -125,7 +120,7 @@ class RouteExchange:
 
     def _merge_own(self) -> None:
         before = self.table.version
-        self.table.apply(self.own.delta(*self.table.known(self._agent_id)))
+        self.table.apply(self._own.delta(*self.table.known(self._peers.agent_id)))
         if self.table.version != before:
             self._watch.changed()
 
@@ -139,9 +134,9 @@ class RouteExchange:
         """At most one route event in ANNOUNCE_MS, and always one after the last change."""
         self._announcing = None
         self._may_announce_s = asyncio.get_running_loop().time() + ANNOUNCE_MS / 1_000
-        if self._announced != self.own.placement_version:
-            self._announced = self.own.placement_version
-            self._announce(self.own.run, self._announced)
+        if self._announced != self._own.placement_version:
+            self._announced = self._own.placement_version
+            self._peers.announce_placement(self._own.run, self._announced)
 
     def _hint(self) -> None:
         delta = self.own.delta(self.own.run, self._hinted, MAX_HINT_CLAIMS)
@@ -193,7 +188,7 @@ class RouteExchange:
         published = (self.own.run, self.own.placement_version)
         if published != self._published:
             self._published = published
-            self._publish(*published)
+            self._peers.set_placement(*published)
 
     def _refresh_all(self) -> bool:
         held = {claim.group: claim for claim in self._claims()}
@@ -247,7 +242,7 @@ class RouteExchange:
                 self._pull_now.set()
         members = self._peers.known_members()
         for agent in self.table.agents():
-            if agent not in members and agent != self._agent_id:
+            if agent not in members and agent != self._peers.agent_id:
                 self.table.forget(agent)
                 self._watch.changed()
 

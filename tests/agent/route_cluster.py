@@ -47,21 +47,17 @@ class SimulatedAgent:
 
     def __init__(self, cluster: RouteCluster, name: str) -> None:
         self.cluster = cluster
-        self.name = name
+        self.name = self.agent_id = name
         self.held: dict[GroupId, Claim] = {}
         self.tag = "0.0"
         self._tag_due_s: float | None = None
         self.exchange = RouteExchange(
-            agent_id=name,
-            boot=f"boot-{name}",
             peers=self,
-            watch=Watch(name),
+            watch=Watch(f"boot-{name}"),
             rng=random.Random(cluster.rng.getrandbits(32)),
             claims=lambda: list(self.held.values()),
             claim=lambda group: self.held.get(group),
             touched=lambda: list(self.held),
-            publish=self._publish,
-            announce=self._announce,
         )
 
     def hold(self, claim: Claim) -> None:
@@ -69,7 +65,7 @@ class SimulatedAgent:
         self.held[claim.group] = claim
         self.exchange.group_changed(claim.group)
 
-    def _publish(self, run: str, version: int) -> None:
+    def set_placement(self, run: str, version: int) -> None:
         """As the roster does: at most once a second."""
         self.tag = f"{run.rpartition('.')[2]}.{version}"
         if self._tag_due_s is None:
@@ -83,7 +79,7 @@ class SimulatedAgent:
             process.core.set_tags({"name": self.name, "pv": self.tag}, self.cluster.pool.now_ms)
             self.cluster.pool._carry_out(process)
 
-    def _announce(self, run: str, version: int) -> None:
+    def announce_placement(self, run: str, version: int) -> None:
         process = self.cluster.pool.processes[self.name]
         if process.alive:
             process.core.send_user_event(PLACEMENT_EVENT, f"{self.name} {run} {version}".encode())

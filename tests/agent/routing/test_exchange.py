@@ -72,8 +72,8 @@ def test_route_events_are_few_and_the_last_change_is_always_told() -> None:
     async def changes() -> None:
         cluster = RouteCluster(2, 1, 3, hint_loss=1.0)
         agent = cluster.agents["n0"]
-        announce = agent.exchange._announce
-        agent.exchange._announce = lambda run, version: (told.append(version), announce(run, version))[1]
+        announce = agent.announce_placement
+        agent.announce_placement = lambda run, version: (told.append(version), announce(run, version))[1]  # type: ignore[method-assign]
 
         async def work() -> None:
             cluster.place()
@@ -218,6 +218,7 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: p
     monkeypatch.setattr("shoal.agent.routing.exchange.FRESHEN_TIMEOUT_MS", 20)
 
     class Silent:
+        agent_id = "own"
         asked = 0
 
         async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
@@ -230,6 +231,12 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: p
         def live_peers(self) -> list[str]:
             return ["silent"]
 
+        def set_placement(self, run: str, version: int) -> None:
+            pass
+
+        def announce_placement(self, run: str, version: int) -> None:
+            pass
+
         def placement_versions(self) -> dict[str, tuple[str, int]]:
             return {}
 
@@ -238,9 +245,8 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: p
 
     peers = Silent()
     exchange = RouteExchange(
-        agent_id="own", boot="b", peers=peers, watch=Watch("own"), rng=random.Random(1), claims=list,
-        claim=lambda _: None, touched=list, publish=lambda *_: None, announce=lambda *_: None,
-    )  # fmt: skip
+        peers=peers, watch=Watch("b"), rng=random.Random(1), claims=list, claim=lambda _: None, touched=list
+    )
     async with asyncio.timeout(30):
         first = asyncio.create_task(exchange.freshen_everywhere())
         await asyncio.sleep(0.001)
