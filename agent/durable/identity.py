@@ -158,12 +158,8 @@ class ReplicaRegistry(_Store):
         for key, payload in records.items():
             if key == _MADE_KEY:
                 continue
-            try:
-                term, index, state = _REGISTRY.unpack(payload)
-                group, replica_id = group_id_from_bytes(key), ReplicaId(term, index)
-                self._by_group[group] = ReplicaRecord(group, replica_id, ReplicaState(state))
-            except (struct.error, ValueError) as error:
-                raise IdentityError(f"a replica record that cannot be read: {error}") from error
+            record = _decode_record(key, payload)
+            self._by_group[record.group] = record
 
     @classmethod
     async def open(cls, disk: Disk, directory: str, *, was_made: bool = False) -> "ReplicaRegistry":
@@ -204,6 +200,14 @@ class ReplicaRegistry(_Store):
         """Only on a committed configuration without the replica, or a committed topic deletion (safety 4)."""
         self._by_group.pop(group, None)
         await self._records.remove(group.to_bytes())
+
+
+def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
+    try:
+        term, index, state = _REGISTRY.unpack(payload)
+        return ReplicaRecord(group_id_from_bytes(key), ReplicaId(term, index), ReplicaState(state))
+    except (struct.error, ValueError) as error:
+        raise IdentityError(f"a replica record that cannot be read: {error}") from error
 
 
 class HardStateFile(_Store):
