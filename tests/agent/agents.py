@@ -61,7 +61,7 @@ class Running:
 
     async def gossip_address(self) -> str:
         """Where others join; known before the agent is ready."""
-        await eventually(lambda: _true(hasattr(self.agent, "membership")))
+        await eventually(lambda: _true(self.agent.pool is not None))
         return f"127.0.0.1:{self.agent.pool.membership.port}"
 
     async def leave(self) -> Outcome:
