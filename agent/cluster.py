@@ -18,9 +18,10 @@ from shoal.agent.bootstrap.empty_cluster_guard import Guard
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
-from shoal.agent.host.host import Host
+from shoal.agent.host.host import Host, HostConfig
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.node import Node, Pool
+from shoal.agent.partition.opener import Stores
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.placement.assignments import Holding
 from shoal.agent.placement.lost_replicas import Losses
@@ -36,7 +37,6 @@ from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.catalog_upkeep import UPKEEP_INTERVAL_S, CatalogUpkeep
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
 from shoal.replication.config import RaftConfig
-from shoal.segment_store.config import LogConfig
 from shoal.segment_store.errors import StoreError
 
 SPARE_DELAY_MS = 5  # several small appends in a row, and nothing beside an election
@@ -176,7 +176,6 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         node.clock,
         bytes_per_s=node.config.scrub_bytes_per_s,
     )
-    scrubber.on_damage = host.mender.found
     guard = Guard(
         roster=node.roster,
         catalog=catalog,
@@ -199,26 +198,21 @@ async def _make_host(
         parts.push_async_callback(hard_states.close)
     except (IdentityError, StoreError) as error:
         raise StartError(str(error)) from None
+    raft_config = RaftConfig(
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        election_timeout_ms=config.election_timeout_ms,
+        quiet_after_ms=config.election_timeout_ms,
+        sync_stall_ms=2 * config.election_timeout_ms,
+        spare_delay_ms=min(SPARE_DELAY_MS, config.heartbeat_interval_ms),
+    )
     return Host(
         agent_id=node.agent_id,
-        cluster_id=cluster_id,
-        disk=directory.disk,
-        data_directory=config.data,
-        registry=registry,
-        hard_states=hard_states,
+        stores=Stores(directory.disk, config.data, cluster_id, registry, hard_states),
         links=node.links,
         clock=node.clock,
         rng=node.rng,
-        raft_config=RaftConfig(
-            heartbeat_interval_ms=config.heartbeat_interval_ms,
-            election_timeout_ms=config.election_timeout_ms,
-            quiet_after_ms=config.election_timeout_ms,
-            sync_stall_ms=2 * config.election_timeout_ms,
-            spare_delay_ms=min(SPARE_DELAY_MS, config.heartbeat_interval_ms),
-        ),
-        log_config=LogConfig(),
+        config=HostConfig(raft_config, power_held=directory.power_held),
         on_change=on_change,
-        power_held=directory.power_held,
     )
 
 

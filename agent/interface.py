@@ -9,19 +9,22 @@ fault and nothing else; documents are JSON-ready and have the shapes that docs/h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from shoal.agent.events.feed import EventFeed
+from shoal.agent.fetch import Admit, Fetch, FetchRequest, Lent, Offsets, Pieces
 from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.format.batch import Offset
 from shoal.format.hash_ranges import HashRange
 from shoal.membership.interface import KeyChange
 
-__all__ = ["Acks", "Answer", "Appended", "Submission"]
+__all__ = [
+    "Acks", "Admit", "Answer", "Appended", "Fetch", "FetchRequest", "Lent", "Offsets", "Pieces", "Submission"
+]  # fmt: skip
 
 MAX_PARTITIONS = 1_024  # per topic: each is a directory, a file and a Raft group on every holder
 MAX_REPLICATION_FACTOR = 7
@@ -29,8 +32,6 @@ MIN_SEGMENT_BYTES = 1 << 20
 MAX_SEGMENT_BYTES = 1 << 30
 
 Json = dict[str, Any]
-Admit: TypeAlias = Callable[[int], Awaitable[None]]
-"""Told how much memory reading will take, before it does; returns once that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,71 +62,6 @@ class Leader:
     local: bool
 
 
-class Lent(Protocol):
-    """Stored bytes that need no copy here; its length is what has not been written yet."""
-
-    def __len__(self) -> int: ...
-
-    def write_to(self, descriptor: int) -> int:
-        """Write what it takes at once: how many bytes. BlockingIOError and other OSErrors."""
-
-    def close(self) -> None: ...
-
-
-class Pieces(Protocol):
-    """Stored batches that are read while they are sent; `held_bytes` of memory meanwhile."""
-
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def held_bytes(self) -> int: ...
-
-    async def prepare_lending(self) -> None:
-        """Call it once before `lend`, where the answer can send what is lent."""
-
-    def lend(self) -> Lent | None:
-        """What comes next, if it is known to be good without being read; None where it has to be."""
-
-    def at_once(self) -> bytes | memoryview | None:
-        """As `next`, if that takes no waiting and nothing is wrong; None where `next` has to be awaited."""
-
-    async def next(self) -> bytes | memoryview | None:
-        """Whole batches, in memory that the next call uses again; None behind the last. Raises ShoalError."""
-
-    async def let_go(self) -> None:
-        """Keep no file until the next call."""
-
-
-class Fetch(Protocol):
-    """Whole stored batches from the one that holds the wanted offset: `frames`, or else `pieces`."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-    @property
-    def frames(self) -> Sequence[bytes | memoryview]: ...
-    @property
-    def pieces(self) -> Pieces | None: ...
-    @property
-    def base_offset(self) -> Offset: ...
-    @property
-    def next_offset(self) -> Offset: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_start_offset(self) -> Offset: ...
-
-
-class Offsets(Protocol):
-    """The three ends of a partition's log."""
-
-    @property
-    def log_start_offset(self) -> Offset: ...
-    @property
-    def high_watermark(self) -> Offset: ...
-    @property
-    def log_end_offset(self) -> Offset: ...
-
-
 class Configuration(Protocol):
     """The part of the agent's configuration that HTTP asks for."""
 
@@ -146,18 +82,7 @@ class Records(Protocol):
 
     async def append(self, topic: Topic, partition: int, submission: Submission) -> Appended: ...
     def begin_append(self, topic: Topic, partition: int, submission: Submission, answer: Answer) -> None: ...
-    async def read(
-        self,
-        topic: Topic,
-        partition: int,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int,
-        local: bool,
-        limit: int | None = None,
-        admit: Admit | None = None,
-    ) -> Fetch: ...
+    async def read(self, topic: Topic, partition: int, request: FetchRequest) -> Fetch: ...
     async def offsets(self, topic: Topic, partition: int) -> Offsets: ...
     async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool: ...
     async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset: ...

@@ -20,6 +20,7 @@ LINES_MAX = 4_000
 # Files that are rooms of their own: doors and values at the top of a package, above or below its folders.
 FILE_ROOMS = {
     "agent/config.py": "agent/config",
+    "agent/fetch.py": "agent/fetch",
     "agent/interface.py": "agent/interface",
     "agent/submission.py": "agent/submission",
     "agent/__main__.py": "agent/__main__",
@@ -50,13 +51,13 @@ ROOMS = {
         shoal/client/produce""",
     "agent/cli/terminal": "shoal/client shoal/client/http",
     "agent": """agent/bootstrap agent/config agent/durable agent/events agent/host agent/http
-        agent/http/admission agent/members agent/peers agent/placement agent/process agent/routing
-        agent/service agent/topics membership/interface membership/serf membership/wire replication
-        segment_store/config
-        segment_store/disk segment_store/errors shoal/__init__""",
-    "agent/service": """agent/config agent/durable agent/events agent/host agent/interface agent/members
-        agent/partition agent/peers agent/placement agent/process agent/routing agent/submission agent/topics
-        membership/interface replication/placement segment_store/check shoal/client/http""",
+        agent/http/admission agent/members agent/partition agent/peers agent/placement agent/process
+        agent/routing agent/service agent/topics membership/interface membership/serf membership/wire
+        replication segment_store/disk segment_store/errors shoal/__init__""",
+    "agent/service": """agent/config agent/durable agent/events agent/fetch agent/host agent/interface
+        agent/members agent/partition agent/peers agent/placement agent/process agent/routing
+        agent/submission agent/topics membership/interface replication/placement segment_store/check
+        shoal/client/http""",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
         agent/process agent/routing agent/topics replication replication/placement replication/roles
         segment_store/disk segment_store/errors""",
@@ -68,12 +69,11 @@ ROOMS = {
     "agent/members": """agent/config agent/durable agent/events agent/peers agent/process
         membership/config membership/interface membership/net membership/serf membership/serf_agent
         membership/wire replication/placement shoal/client/http""",
-    "agent/host": """agent/durable agent/partition agent/partition/state agent/peers agent/process
+    "agent/host": """agent/durable agent/fetch agent/partition agent/partition/state agent/peers agent/process
         agent/submission replication replication/roles replication/state segment_store/check
-        segment_store/config segment_store/disk segment_store/errors segment_store/format
-        segment_store/log""",
+        segment_store/disk segment_store/errors segment_store/format segment_store/log""",
     "agent/routing": "agent/durable agent/events agent/partition agent/peers replication/roles",
-    "agent/partition": """agent/durable agent/partition/state agent/peers agent/process
+    "agent/partition": """agent/durable agent/fetch agent/partition/state agent/peers agent/process
         agent/submission replication replication/raft replication/roles replication/state
         segment_store/check segment_store/config segment_store/disk segment_store/errors
         segment_store/log""",
@@ -94,7 +94,8 @@ ROOMS = {
     "agent/http/api": "agent/interface membership/interface",
     "agent/http/http1": "agent/http/admission",
     "agent/http/admission": "",
-    "agent/interface": "agent/events agent/submission membership/interface",
+    "agent/interface": "agent/events agent/fetch agent/submission membership/interface",
+    "agent/fetch": "",
     "agent/submission": "",
     "agent/events": "agent/process",
     "agent/process": "agent/config segment_store/errors",

@@ -21,24 +21,20 @@ HELPER_LINES_MIN = 6
 
 LARGE_CLASSES: dict[str, int] = {
     "agent/config.py:AgentConfig": 31,
-    "agent/host/host.py:Host": 33,
     "agent/http/admission/limits.py:HttpLimits": 29,
-    "agent/partition/replica.py:Replica": 27,
     "agent/topics/catalog_service.py:CatalogService": 27,
     "membership/config.py:GossipConfig": 31,
 }
 LONG_CONSTRUCTORS: dict[str, int] = {
-    "agent/host/host.py:Host": 14,
     "agent/members/contact.py:Meeting": 9,
-    "agent/partition/replica.py:Replica": 13,
     "agent/routing/exchange.py:RouteExchange": 10,
     "agent/topics/catalog_service.py:CatalogService": 9,
     "replication/raft.py:RaftCore": 12,
     "replication/roles/transitions.py:RaftState": 11,
 }
 LONG_FILES: dict[str, int] = {
-    "agent/host/host.py": 611,
-    "agent/partition/replica.py": 661,
+    "agent/host/host.py": 551,
+    "agent/partition/replica.py": 622,
     "agent/topics/catalog_service.py": 602,
     "replication/raft.py": 529,
     "replication/roles/leader.py": 526,

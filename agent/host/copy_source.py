@@ -8,9 +8,9 @@ receiver does with it stands in copy_target.py.
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
@@ -41,21 +41,17 @@ logger = logging.getLogger(__name__)
 class Shipper:
     """One per host; run() for its life."""
 
-    def __init__(
-        self, links: Links, find: Callable[[GroupId], Replica], led: Callable[[], list[Replica]]
-    ) -> None:
+    def __init__(self, links: Links, host: GroupHost) -> None:
         self._links = links
-        self._find = find
-        self._led = led
+        self._host = host
         self._offers: dict[tuple[GroupId, ReplicaId], asyncio.Task[None]] = {}
         links.handle_request(PeerMessage.SEGMENTS_PIECE, self.on_wanted)
 
     async def run(self) -> None:
-        """Until cancelled."""
         try:
             while True:
                 await asyncio.sleep(OFFER_INTERVAL_S)
-                for replica in self._led():
+                for replica in self._host.led_replicas():
                     if replica.core.first_index > 1:
                         for receiver in replica.core.needs_segments:
                             self._begin(replica, receiver)
@@ -97,7 +93,7 @@ class Shipper:
     async def on_wanted(self, _peer: str, payload: bytes) -> bytes:
         """Entries for a copy. Raises ShoalError: trimmed, damaged, and why this replica has none to lend."""
         group, wanted = decode_wanted(payload)
-        replica = self._find(group)
+        replica = self._host.replica(group)
         if replica.failure is not None:
             raise ShoalError(*replica.failure)
         if wanted.first_index < replica.log.first_index:

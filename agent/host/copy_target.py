@@ -17,14 +17,15 @@ has the whole state, in that and its log.
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
-from shoal.agent.partition.opener import Plan, Stores, Work, finish_install
+from shoal.agent.partition.opener import Stores, finish_install
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
     Offer,
@@ -37,7 +38,6 @@ from shoal.agent.peers.entry_messages import (
 )
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
-from shoal.agent.process.clock import Clock
 from shoal.errors import ShoalError
 from shoal.format.batch import BatchError, Flag, Frame, Kind, LogIdentity, LogIndex, Offset, Term, parse_frame
 from shoal.replication.interfaces import HardState
@@ -62,21 +62,6 @@ class CopyFailed(Exception):
     """This copy cannot become the log; the next offer begins another. The text says why."""
 
 
-class InstallHost(Protocol):
-    """What an installer asks of the host."""
-
-    clock: Clock
-
-    def replica(self, group: GroupId) -> Replica:
-        """Raises ShoalError when none is open here."""
-
-    def plan(self, group: GroupId) -> Plan:
-        """How it was opened."""
-
-    async def reopen(self, group: GroupId, work: Work) -> None:
-        """Close the replica, do the work, open it again; nothing else opens or deletes it meanwhile."""
-
-
 @dataclass(slots=True)
 class _Job:
     offer: Offer
@@ -86,7 +71,7 @@ class _Job:
 class Installer:
     """One per host. Its tasks end with `stop`."""
 
-    def __init__(self, links: Links, stores: Stores, host: InstallHost) -> None:
+    def __init__(self, links: Links, stores: Stores, host: GroupHost) -> None:
         self._links = links
         self._stores = stores
         self._host = host
@@ -110,9 +95,6 @@ class Installer:
             # What lies before this log was committed, and so is in the leader's: one that was trimmed further
             # than the leader's own (each replica of the catalog trims its log by itself) lacks nothing.
             return encode_held(core.last_index)
-        plan = self._host.plan(group)
-        if plan.folds is not None:
-            raise ShoalError("bad-request", "this group's state is built from its whole log")
         job = self._jobs.get(group)
         if job is not None:
             job.offer, job.source = offer, peer
@@ -121,12 +103,9 @@ class Installer:
         elif len(self._jobs) >= MAX_COPIES:
             raise ShoalError("overloaded", f"{MAX_COPIES} logs are being copied to this agent already")
         else:
-            self._begin(group, _Job(offer, peer))
+            job = self._jobs[group] = _Job(offer, peer)
+            self._tasks[group] = asyncio.ensure_future(self._run(group, job))
         return encode_held(LogIndex(0))
-
-    def _begin(self, group: GroupId, job: _Job) -> None:
-        self._jobs[group] = job
-        self._tasks[group] = asyncio.ensure_future(self._run(group, job))
 
     async def _run(self, group: GroupId, job: _Job) -> None:
         try:
@@ -158,7 +137,8 @@ class Installer:
             await self.abandon(group)
 
     async def _copy_and_install(self, group: GroupId, job: _Job) -> None:
-        replica, plan = self._host.replica(group), self._host.plan(group)
+        replica = self._host.replica(group)
+        plan = replica.plan
         copy = _Copy(self._stores, plan, replica.identity)
         logger.info(
             "%s: copying the log of %s from entry %d on", group, agent_name(job.source), job.offer.first_index
@@ -278,12 +258,9 @@ class _Copy:
         if self._goal is None:
             self._goal = piece.commit_index
         self._committed = max(self._committed, piece.commit_index)
-        await self._append(committed)
-
-    async def _append(self, frames: list[Frame]) -> None:
         if self._log is None:
-            self._log = await self._begin(frames[0])
-        await self._log.append(frames)
+            self._log = await self._begin(committed[0])
+        await self._log.append(committed)
         self.last_index, self._last_term = self._log.last_index, self._log.last_term
 
     async def _begin(self, first: Frame) -> PartitionLog:

@@ -39,7 +39,6 @@ class FreeSpace:
         self.size_bytes = 2**63
 
     async def look(self) -> None:
-        """Find out how much there is."""
         try:
             self.size_bytes, _ = await self._disk.free_bytes(self._directory)
         except OSError as error:

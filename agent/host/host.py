@@ -10,14 +10,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
 
-import pyarrow as pa
-
-from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRegistry, ReplicaState
+from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.fetch import Offsets
 from shoal.agent.host.copy_source import Shipper
 from shoal.agent.host.copy_target import INSTALL_FAULTS, Installer
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
@@ -25,22 +24,19 @@ from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
 from shoal.agent.host.open_group import OpenGroup
 from shoal.agent.host.peer_input import Receiving
-from shoal.agent.host.peer_liveness import Silence
+from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.host.repair import Mender
 from shoal.agent.host.scheduler import Turns
-from shoal.agent.host.stopped_groups import Stopped
 from shoal.agent.host.unsafe_recovery import Recovery
-from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
-from shoal.agent.partition.opener import DamagedReplica, Plan, ReplicaLost, Stores, Work, erase, open_replica
+from shoal.agent.partition.opener import DamagedReplica, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition.pending import Waiter
-from shoal.agent.partition.reader import Admit, Fetch, Offsets
+from shoal.agent.partition.plan import Plan
+from shoal.agent.partition.reader import Reader
 from shoal.agent.partition.replica import Replica
-from shoal.agent.partition.state.log_state import GroupState
 from shoal.agent.partition.state.retention import Retention
-from shoal.agent.partition.status import ReplicaStatus, ServingState, status_of, status_without_replica
-from shoal.agent.peers.frames import Piece
+from shoal.agent.partition.status import ReplicaStatus, ServingState, status_of
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.outbox import Outbox
 from shoal.agent.process.clock import Clock
@@ -50,8 +46,6 @@ from shoal.format.batch import Kind, LogIndex, Offset, Term
 from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.check.damage import merge, range_of
-from shoal.segment_store.config import LogConfig
-from shoal.segment_store.disk.disk import Disk
 from shoal.segment_store.errors import Damaged, ForeignIdentity, StoreError
 
 FREE_SPACE_INTERVAL_MS = 1_000
@@ -64,6 +58,23 @@ SMALL_BYTES_MAX = 64 * 2**10
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """How replicas are run. `power_held`: since this agent last ran, so its failure tore no write."""
+
+    raft: RaftConfig
+    retention_interval_ms: int = RETENTION_INTERVAL_MS
+    power_held: bool = False
+
+
+class _Unserved(NamedTuple):
+    """`is_broken`: the log says too little of itself to be mended."""
+
+    state: ServingState
+    reason: str
+    is_broken: bool = False
+
+
 class Host:
     """See the module. `run()` is one task of the agent's TaskGroup; everything else may be called while it
     runs."""
@@ -72,40 +83,27 @@ class Host:
         self,
         *,
         agent_id: str,
-        cluster_id: bytes,
-        disk: Disk,
-        data_directory: str,
-        registry: ReplicaRegistry,
-        hard_states: HardStateFile,
+        stores: Stores,
         links: Links,
         clock: Clock,
         rng: random.Random,
-        raft_config: RaftConfig,
-        log_config: LogConfig,
+        config: HostConfig,
         on_change: Callable[[GroupId], None],
-        retention_interval_ms: int = RETENTION_INTERVAL_MS,
-        power_held: bool = False,
     ) -> None:
         self.agent_id = agent_id
         self.clock = clock
-        self._stores = Stores(disk, data_directory, cluster_id, registry, hard_states)
-        self._links = links
+        self._stores = stores
         self._rng = rng
-        self._raft_config = raft_config
-        self._log_config = log_config
+        self._config = config
         self._on_change = on_change
-        self._retention_interval_ms = retention_interval_ms
-        self.clocks = PeerClocks(links, clock, agent_id, self.open_replicas, retention_interval_ms)
-        self._power_held = power_held  # since this agent last ran: no write was torn by its failure
+        self.clocks = PeerClocks(links, clock, agent_id, self.open_replicas, config.retention_interval_ms)
         self.cleared_writes: dict[GroupId, LogIndex] = {}
         """Of logs opened in this run: behind which entry something stood that no power failure can have torn,
         and was cleared for incomplete. It may have been acknowledged."""
         self._groups: dict[GroupId, OpenGroup] = {}
         self._colocated = frozenset({agent_id})
-        self._unserved: dict[GroupId, tuple[ServingState, str]] = {}
-        """Groups that could not be opened: state and reason."""
-        self._broken: set[GroupId] = set()
-        """Of those, the ones whose log says too little of itself to be mended."""
+        self._unserved: dict[GroupId, _Unserved] = {}
+        """Groups whose replicas are not open."""
         self._failed: dict[GroupId, None] = {}
         """Groups whose replicas have stopped, open as they are."""
         self._opening: set[GroupId] = set()
@@ -113,58 +111,43 @@ class Host:
         self._outbox = Outbox(links)
         self.turns = Turns(clock, self._outbox.flush)
         self.schedule = self.turns.schedule
-        disk.around_completions = self.turns.completions
+        self.send_append = links.send_append
         self._side_tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
-        self.free_space = FreeSpace(disk, data_directory)
-        self._received = Receiving(links, self.turns, self._open_replica, self.free_space.admits)
+        self.free_space = FreeSpace(stores.disk, stores.data_directory)
+        stores.disk.around_completions = self.turns.completions
         links.around_input = self.turns.burst
-        self._silence = Silence(links, self.open_replicas, clock, raft_config.heartbeat_interval_ms)
-        self._stopped = Stopped(links, self.stopped_groups, self._open_replica, clock)
-        self._shipper = Shipper(links, self.replica, self.led_replicas)
-        self._installer = Installer(links, self._stores, self)
-        self.mender = Mender(links, self, hard_states)
-        self.recovery = Recovery(links, self._stores, self)
-        self.newborns = Newborns(self, self._stores, self._open_replica)
+        Receiving(links, self, self.turns, self.free_space)
+        liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
+        self._duties = (
+            liveness.run,
+            self._watch_free_space,
+            self._watch_retention,
+            self.clocks.run,
+            Shipper(links, self).run,
+        )
+        self._installer = Installer(links, stores, self)
+        self.mender = Mender(links, self, stores.hard_states)
+        self.recovery = Recovery(links, stores, self)
+        self.newborns = Newborns(self, stores)
+
+    @property
+    def raft_config(self) -> RaftConfig:
+        return self._config.raft
 
     # Groups
 
-    async def open_group(
-        self,
-        group: GroupId,
-        *,
-        birth: Configuration,
-        schema: pa.Schema,
-        log_config: LogConfig | None = None,
-        retention: Retention | None = None,
-        machine: StateMachine | None = None,
-        state: GroupState | None = None,
-        replica_id: ReplicaId | None = None,
-        awaits_birth: bool = False,
-    ) -> None:
+    async def open_group(self, plan: Plan) -> None:
         """Register the replica, open its log, start its core. A lost or damaged replica is kept as a status
         only.
 
-        With `machine`, every committed DATA frame that it does not have is handed to it, in order, and
+        With a machine, every committed DATA frame that it does not have is handed to it, in order, and
         appends are answered once applied. Raises UnknownReplica, or DoubledError when the disk cannot
         register it.
         """
-        assert group not in self._groups
-        assert group not in self._opening
-        if self._stopping:
+        assert plan.group not in self._groups
+        assert plan.group not in self._opening
+        if self.turns.stopping:
             raise ShoalError("stopping", "the agent stops")
-        plan = Plan(
-            group,
-            birth,
-            schema,
-            log_config or self._log_config,
-            self._raft_config,
-            replica_id,
-            state,
-            machine,
-            retention or Retention(),
-            awaits_birth=awaits_birth,
-        )
         await self._open(plan)
 
     async def _open(self, plan: Plan) -> None:
@@ -172,7 +155,7 @@ class Host:
         made: list[OpenGroup] = []
 
         def observe(replica: Replica) -> tuple[ReplicaObserver, ...]:
-            made.append(OpenGroup.of(replica, plan, self.clocks))
+            made.append(OpenGroup.of(replica, self.clocks))
             return made[0].observers
 
         self._opening.add(group)
@@ -187,31 +170,27 @@ class Host:
             self.mender.wait(damaged)
             return
         except StoreError as error:
-            self._give_up(group, ServingState.FAILED, f"its log cannot be opened: {error}")
-            if isinstance(error, Damaged | ForeignIdentity):
-                self._broken.add(group)
+            is_broken = isinstance(error, Damaged | ForeignIdentity)
+            self._give_up(group, ServingState.FAILED, f"its log cannot be opened: {error}", is_broken)
             return
         finally:
             self._opening.discard(group)
         self._adopt(made[0])
 
-    def _give_up(self, group: GroupId, state: ServingState, reason: str) -> None:
+    def _give_up(self, group: GroupId, state: ServingState, reason: str, is_broken: bool = False) -> None:
         """The other groups are served all the same."""
         logger.error("%s: the replica here is %s: %s", group, state, reason)
-        self._unserved[group] = (state, reason)
+        self._unserved[group] = _Unserved(state, reason, is_broken)
         self.changed(group)
 
     def _adopt(self, entry: OpenGroup) -> None:
-        plan, replica = entry.plan, entry.replica
-        group = plan.group
+        replica, group = entry.replica, entry.replica.group
         self._unserved.pop(group, None)
-        self._broken.discard(group)
         self.newborns.note(replica)
-        if self._power_held and replica.log.cleared_behind is not None:
+        if self._config.power_held and replica.log.cleared_behind is not None:
             self.cleared_writes.setdefault(group, replica.log.cleared_behind)
         self._groups[group] = entry
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
-        replica.quarantined = plan.quarantined
         replica.core.set_colocated(self._colocated)
         self.mender.found(group)
         if entry.applier is not None:
@@ -240,12 +219,12 @@ class Host:
         entry = self._entry(group)
         entry.replica.say_last_words()
         self._take_out(group)
-        self._unserved[group] = ServingState.INSTALLING, "its log is being replaced or mended"
+        self._unserved[group] = _Unserved(ServingState.INSTALLING, "its log is being replaced or mended")
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
             await self._close(entry, "the log is being replaced or mended")
             await work()
-            await self._open(entry.plan)
+            await self._open(entry.replica.plan)
         except INSTALL_FAULTS as error:
             self._give_up(group, ServingState.FAILED, f"its log could not be replaced: {error}")
         finally:
@@ -254,27 +233,21 @@ class Host:
 
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
-        if not self._stopping:
+        if not self.turns.stopping:
             await self._open(replace(damaged.plan, quarantined=quarantined))
 
     def may_reopen(self, replica: Replica) -> bool:
-        """Whether it is the group's replica still, and can be closed and opened: what folds a state in its
-        log cannot."""
+        """Whether it is still the group's replica."""
         entry = self._groups.get(replica.group)
-        return entry is not None and entry.replica is replica and entry.plan.folds is None
+        return entry is not None and entry.replica is replica
 
     def damaged(self, group: GroupId) -> None:
-        """A replica has met damage."""
         self.mender.found(group)
 
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
         stored = self._stores.hard_states.get(group)
         return Term(0) if stored is None else stored[1].term
-
-    def plan(self, group: GroupId) -> Plan:
-        """How an open group was opened. Raises ShoalError as `replica`."""
-        return self._entry(group).plan
 
     async def _close(self, entry: OpenGroup, why: str) -> None:
         if entry.applier is not None:
@@ -324,7 +297,8 @@ class Host:
         """Those whose logs are open, serving or stopped."""
         return [entry.replica for entry in self._groups.values()]
 
-    def _open_replica(self, group: GroupId) -> Replica | None:
+    def open_replica(self, group: GroupId) -> Replica | None:
+        """None where no replica of the group is open here."""
         entry = self._groups.get(group)
         return None if entry is None else entry.replica
 
@@ -358,8 +332,7 @@ class Host:
         """What the group keeps from now on; a replica that does not serve keeps everything."""
         entry = self._groups.get(group)
         if entry is not None:
-            entry.trimmer.retention = retention
-            entry.plan = replace(entry.plan, retention=retention)
+            entry.replica.plan = replace(entry.replica.plan, retention=retention)
 
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
@@ -372,10 +345,11 @@ class Host:
         return entry
 
     def _refuse_absent(self, group: GroupId) -> NoReturn:
-        if self._stopping:
+        if self.turns.stopping:
             raise ShoalError("stopping", "the agent stops")
         if group in self._unserved:
-            raise ShoalError("damaged", "the replica here is {}: {}".format(*self._unserved[group]))
+            unserved = self._unserved[group]
+            raise ShoalError("damaged", f"the replica here is {unserved.state}: {unserved.reason}")
         if group in self._opening:
             raise ShoalError("not-ready", "the replica is being opened")
         raise ShoalError("not-leader", f"{group} has no replica on this agent", leader=None)
@@ -384,24 +358,20 @@ class Host:
         """Raises ShoalError when the group is not here."""
         unserved = self._unserved.get(group)
         if unserved is not None:
-            return status_without_replica(group, *unserved)
+            return ReplicaStatus(group, unserved.state, unserved.reason)
         return status_of(self.replica(group))
 
     def statuses(self) -> Iterator[ReplicaStatus]:
-        """All groups here."""
         return (self.status(group) for group in [*self._groups, *self._unserved])
-
-    def lost_replicas(self) -> list[GroupId]:
-        """Groups whose replica here never votes again, from the registry."""
-        return [record.group for record in self._stores.registry if record.state is ReplicaState.LOST]
 
     def beyond_repair(self) -> list[ReplicaRecord]:
         """Replicas here that will not vote again: lost ones, and those whose log cannot even be mended."""
+        broken = {group for group, unserved in self._unserved.items() if unserved.is_broken}
+        hopeless = broken | (self.mender.hopeless & self._unserved.keys())
         return [
             record
             for record in self._stores.registry
-            if record.state is ReplicaState.LOST
-            or (record.group in self._unserved and record.group in self._broken | self.mender.hopeless)
+            if record.state is ReplicaState.LOST or record.group in hopeless
         ]
 
     # Clients
@@ -458,34 +428,13 @@ class Host:
             await self.propose_control(group, Kind.TRIM, control, timeout_ms)
         return entry.replica.log.start_offset
 
-    async def read(
-        self,
-        group: GroupId,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int = 0,
-        local: bool = False,
-        limit: int | None = None,
-        admit: Admit | None = None,
-    ) -> Fetch:
-        """Committed batches from the one that holds `offset`. See reader.py."""
-        reader = self._entry(group).reader
-        return await reader.read(
-            offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, admit=admit
-        )
+    def reader(self, group: GroupId) -> Reader:
+        """Of an open replica, serving or stopped. Raises ShoalError as `replica`."""
+        return self._entry(group).reader
 
-    async def offsets(self, group: GroupId, *, local: bool = False) -> Offsets:
-        """Start, high watermark and end, confirmed by a majority unless `local`."""
-        return await self._entry(group).reader.offsets(local=local)
-
-    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset:
-        """See Reader."""
-        return await self._entry(group).reader.find_time(time_us, from_offset)
-
-    async def wait_past(self, group: GroupId, offset: Offset, wait_ms: int) -> bool:
-        """See Reader."""
-        return await self._entry(group).reader.wait_past(offset, wait_ms)
+    async def offsets(self, group: GroupId) -> Offsets:
+        """Start, high watermark and end, confirmed by a majority."""
+        return await self.reader(group).offsets()
 
     async def transfer_all(self, timeout_ms: int) -> int:
         """Hand over every leadership that another voter can take (SIGTERM); how many moved in time."""
@@ -500,11 +449,8 @@ class Host:
 
     async def run(self) -> None:
         """Serve deadlines until cancelled or stopped."""
-        self._side(self._silence.run())
-        self._side(self._watch_free_space())
-        self._side(self._watch_retention())
-        self._side(self.clocks.run())
-        self._side(self._shipper.run())
+        for duty in self._duties:
+            self._side(duty())
         try:
             await self.turns.run()
         finally:
@@ -529,20 +475,19 @@ class Host:
             await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
 
     async def _reopen_full(self) -> None:
-        """Replicas that a full disk stopped come back by recovery once there is room. One that folds a state
-        in its log stays stopped: that is rebuilt by a restart only."""
+        """Replicas that a full disk stopped come back by recovery once there is room."""
         for group, entry in list(self._groups.items()):
             failure = entry.replica.failure
-            if failure is None or failure[0] != "disk-full" or entry.plan.folds:
+            if failure is None or failure[0] != "disk-full":
                 continue
             logger.warning("%s: opening the replica again, since the disk has room", group)
             await self.close_group(group)
-            await self._open(entry.plan)
+            await self._open(entry.replica.plan)
 
     async def _watch_retention(self) -> None:
         """Leaders look at the age and size of their logs."""
         while True:
-            await asyncio.sleep(self._retention_interval_ms / 1000)
+            await asyncio.sleep(self._config.retention_interval_ms / 1000)
             for entry in list(self._groups.values()):
                 entry.trimmer.check()
 
@@ -553,13 +498,9 @@ class Host:
         if self._outbox.put(agent_id, group, message):
             self.turns.schedule_flush()
 
-    def send_append(self, agent_id: str, pieces: list[Piece]) -> None:
-        """Dropped when the outbox is full: Raft sends it again."""
-        self._links.send_append(agent_id, pieces)
-
     def changed(self, group: GroupId) -> None:
         """Tell the agent, whose trouble with the news is not the replica's."""
-        replica = self._open_replica(group)
+        replica = self.open_replica(group)
         if replica is not None and replica.failure is not None:
             self._failed[group] = None
         elif replica is not None:
@@ -580,7 +521,6 @@ class Host:
         await self._stores.hard_states.save_floor(replica.group, floor)
 
     def save_hint(self, replica: Replica) -> None:
-        """In passing."""
         self._side(self._save_hint(replica))
 
     async def _save_hint(self, replica: Replica) -> None:
@@ -593,7 +533,6 @@ class Host:
     async def stop(self) -> None:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
-        self._stopping = True
         self.turns.stop()
         if self._reopening:
             await asyncio.wait(list(self._reopening.values()))

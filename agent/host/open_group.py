@@ -1,18 +1,42 @@
-"""One open replica and the objects around it: what appends to it, reads it, applies it and trims it."""
+"""One open replica with the objects around it, and the host as its own parts see it.
 
+Law of this file: shapes only. The host (host.py) builds its parts and gives each itself; none of them imports
+it.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
-from shoal.agent.partition.opener import Plan
+from shoal.agent.partition.opener import DamagedReplica, Work
 from shoal.agent.partition.reader import Reader
-from shoal.agent.partition.replica import Replica
+from shoal.agent.partition.replica import Replica, ReplicaHost
 from shoal.agent.partition.trimmer import Trimmer
+from shoal.format.batch import LogIndex, Term
 
 
-@dataclass(slots=True)
+class GroupHost(ReplicaHost, Protocol):
+    """The host as its parts see it; what each method does stands in host.py."""
+
+    def open_replica(self, group: GroupId) -> Replica | None: ...
+    def open_replicas(self) -> Sequence[Replica]: ...
+    def led_replicas(self) -> Sequence[Replica]: ...
+    def stopped_groups(self) -> Collection[GroupId]: ...
+    def replica(self, group: GroupId) -> Replica: ...
+    def stored_term(self, group: GroupId) -> Term: ...
+    def may_reopen(self, replica: Replica) -> bool: ...
+    async def reopen(self, group: GroupId, work: Work) -> None: ...
+    async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None: ...
+    async def close_group(self, group: GroupId, why: str) -> None: ...
+    async def retire_group(self, group: GroupId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class OpenGroup:
     """One per replica whose log is open."""
 
@@ -21,19 +45,13 @@ class OpenGroup:
     reader: Reader
     applier: Applier | None
     trimmer: Trimmer
-    plan: Plan
 
     @classmethod
-    def of(cls, replica: Replica, plan: Plan, clocks: PeerClocks) -> "OpenGroup":
+    def of(cls, replica: Replica, clocks: PeerClocks) -> "OpenGroup":
         """The objects around a replica that is being built."""
-        return cls(
-            replica,
-            Appender(replica),
-            Reader(replica, lambda: replica.host.schedule(replica)),
-            None if plan.machine is None else Applier(replica, plan.machine),
-            Trimmer(replica, plan.retention, clocks, plan.machine),
-            plan,
-        )
+        machine = replica.plan.machine
+        applier = None if machine is None else Applier(replica, machine)
+        return cls(replica, Appender(replica), Reader(replica), applier, Trimmer(replica, clocks))
 
     @property
     def observers(self) -> tuple[ReplicaObserver, ...]:

@@ -5,33 +5,26 @@ group's message costs that replica, not the link and all groups behind it.
 """
 
 import logging
-from collections.abc import Callable
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.free_space import FreeSpace
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.host.scheduler import Turns
-from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.frames import FrameType, PeerWireError, decode_append, decode_group_messages
 from shoal.agent.peers.links import Links
 from shoal.replication.errors import WireError
-from shoal.replication.messages import Message, decode
+from shoal.replication.messages import decode
 
 logger = logging.getLogger(__name__)
 
 
 class Receiving:
-    """One per host. `replica_of`: None for a group of which no replica is open here. `admits`: whether the
-    disk has room for so many bytes of a group's entries; what is not taken is sent again."""
+    """One per host. Entries for which the disk has no room are not taken; their leader sends them again."""
 
-    def __init__(
-        self,
-        links: Links,
-        turns: Turns,
-        replica_of: Callable[[GroupId], Replica | None],
-        admits: Callable[[GroupId, int], bool],
-    ) -> None:
+    def __init__(self, links: Links, host: GroupHost, turns: Turns, free_space: FreeSpace) -> None:
+        self._host = host
         self._turns = turns
-        self._admits = admits
-        self._replica_of = replica_of
+        self._free_space = free_space
         links.handle(FrameType.GROUPS, self.on_messages)
         links.handle(FrameType.APPEND, self.on_append)
 
@@ -45,22 +38,19 @@ class Receiving:
         """A leader's entries. Raises PeerWireError."""
         self._turns.inputs += 1
         group, data, position = decode_append(payload)
-        if self._admits(group, len(payload) - position):
+        if self._free_space.admits(group, len(payload) - position):
             self._give(agent_id, group, data, payload, position)
 
     def _give(
         self, agent_id: str, group: GroupId, data: bytes, payload: bytes = b"", position: int = 0
     ) -> None:
-        replica = self._replica_of(group)
+        replica = self._host.open_replica(group)
         if replica is None:
             return  # its group is not open here
         try:
             message = decode(data)
         except WireError as error:
             raise PeerWireError(f"a message for {group}: {error}") from error
-        self._step(replica, agent_id, message, payload, position)
-
-    def _step(self, replica: Replica, agent_id: str, message: Message, payload: bytes, position: int) -> None:
         try:
             if payload:
                 replica.receive_append(agent_id, message, payload, position)

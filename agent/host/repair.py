@@ -14,14 +14,15 @@ another replica in its place. Nothing is ever cut because a checksum is wrong.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
-from shoal.agent.partition.opener import DamagedReplica, Work
+from shoal.agent.partition.opener import DamagedReplica
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
     EntryId,
@@ -34,7 +35,6 @@ from shoal.agent.peers.entry_messages import (
 )
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
-from shoal.agent.process.clock import Clock
 from shoal.errors import ShoalError
 from shoal.format.batch import BatchError, Frame, LogIdentity, LogIndex, Term, parse_frame
 from shoal.replication.errors import WireError
@@ -76,35 +76,10 @@ class _Stretch(NamedTuple):
     was committed before them."""
 
 
-class MendHost(Protocol):
-    """What a mender asks of the host."""
-
-    agent_id: str
-    clock: Clock
-
-    def replica(self, group: GroupId) -> Replica:
-        """Raises ShoalError when none is open here."""
-
-    def schedule(self, replica: Replica) -> None:
-        """Give it a turn soon."""
-
-    def stored_term(self, group: GroupId) -> Term:
-        """What the disk knows for certain that this replica has entered."""
-
-    def may_reopen(self, replica: Replica) -> bool:
-        """Whether it is the group's replica still, and can be closed and opened."""
-
-    async def reopen(self, group: GroupId, work: Work) -> None:
-        """Close the replica, do the work on its files, open it again."""
-
-    async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
-        """The log is whole but for these entries: open the replica as it was asked for."""
-
-
 class Mender:
     """One per host. Its tasks end with `stop`."""
 
-    def __init__(self, links: Links, host: MendHost, hard_states: HardStateFile) -> None:
+    def __init__(self, links: Links, host: GroupHost, hard_states: HardStateFile) -> None:
         self._links = links
         self._host = host
         self._hard_states = hard_states
@@ -147,7 +122,7 @@ class Mender:
 
     # ---- replicas that run -----------------------------------------------------------------------
 
-    def found(self, group: GroupId, _ranges: Sequence[DamagedRange] = ()) -> None:
+    def found(self, group: GroupId) -> None:
         """Damage was met in the log of an open replica, whose `damaged_ranges` name it."""
         try:
             replica = self._host.replica(group)
@@ -163,7 +138,7 @@ class Mender:
         damaged = [
             (item.first_index, item.last_index)
             for item in replica.damaged_ranges
-            if item.costs_entries and item.first_index not in replica.quarantined
+            if item.costs_entries and item.first_index not in replica.plan.quarantined
         ]
         replica.core.damaged(damaged, self._host.clock.now_ms())
         self._host.schedule(replica)
@@ -222,7 +197,7 @@ class Mender:
         if missing is None:
             return False
         is_open_question = (
-            missing.index > replica.core.commit_index and missing.index not in replica.quarantined
+            missing.index > replica.core.commit_index and missing.index not in replica.plan.quarantined
         )
         if is_open_question and _rule_out(stretch, missing, answers):
             return True  # it seems so: what acknowledges nothing more is certain, and asks again
@@ -342,7 +317,7 @@ class Mender:
             *(item.id for item in damaged.present if not item.learner),
         }
         others = voters - {damaged.replica_id}
-        if plan.machine is not None or plan.folds is not None or damaged.unread is not None:
+        if plan.machine is not None or damaged.unread is not None:
             return False
         if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
             return False
@@ -441,7 +416,6 @@ class Mender:
             await waiting.log.close()
 
     async def stop(self) -> None:
-        """The agent ends."""
         for group in [*self._tasks, *self._waiting]:
             await self.abandon(group)
 

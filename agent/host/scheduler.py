@@ -54,7 +54,9 @@ class Burst:
         self._turns.in_burst = True
 
     def __exit__(self, *_: object) -> None:
-        self._turns.end_burst(at_once=self._at_once)
+        self._turns.in_burst = False
+        if self._turns.is_wanted:
+            self._turns.end_burst(at_once=self._at_once)
 
 
 class Turns:
@@ -67,7 +69,7 @@ class Turns:
         self._scheduled: asyncio.Handle | None = None
         self._serving = False
         self.in_burst = False
-        self._wanted = False
+        self.is_wanted = False
         """A turn was asked for, and is planned, or follows at the end of the burst."""
         self.burst = Burst(self, at_once=False)
         """Input that is handed out, or an append. Where nothing else arrived in this round of the event loop,
@@ -87,26 +89,23 @@ class Turns:
         """What the event loop is about to run, once it was asked for."""
         self.inputs = 0
         """Counted up by whoever hands input out: deadlines wait until no more arrives."""
-        self._stopping = False
+        self.stopping = False
 
     def schedule(self, replica: Replica) -> None:
         """Give the replica a turn once the input of this round of the event loop has been stepped."""
         self._dirty[replica] = None
-        if not self._wanted:
+        if not self.is_wanted:
             self.schedule_flush()
 
     def schedule_flush(self) -> None:
         """There is something in the outbox; a turn under way takes it along."""
         if self._scheduled is None and not self._serving:
-            self._wanted = True
+            self.is_wanted = True
             if not self.in_burst:
                 self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
     def end_burst(self, *, at_once: bool) -> None:
         """Give whoever is scheduled its turn: now where the burst came alone or `at_once`, else soon."""
-        self.in_burst = False
-        if not self._wanted:
-            return
         scheduled, ready = self._scheduled, self._ready
         if ready is None:
             # What runs in this round and the next; asyncio's own loop tells, another one need not.
@@ -119,7 +118,6 @@ class Turns:
             self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
     def forget(self, replica: Replica) -> None:
-        """The replica is closed."""
         self._dirty.pop(replica, None)
         self._deadline_of.pop(replica, None)
         self._campaigning.pop(replica, None)
@@ -132,10 +130,14 @@ class Turns:
 
     def _turn(self) -> None:
         self._scheduled = None
-        self._wanted = False
+        self.is_wanted = False
         self._serving = True
         if self._dirty:
-            dirty = self._take_dirty()
+            dirty, self._dirty = self._dirty, {}
+            if len(dirty) > MAX_TURNS:
+                waiting = iter(dirty)
+                dirty = dict.fromkeys(islice(waiting, MAX_TURNS))
+                self._dirty = dict.fromkeys(waiting)
             now_ms = self._clock.now_ms()
             for replica in dirty:
                 if replica.failure is None:
@@ -147,14 +149,6 @@ class Turns:
             # Who was left, or scheduled meanwhile, has its turn in the next round, after what arrives in it.
             self.schedule_flush()
 
-    def _take_dirty(self) -> dict[Replica, None]:
-        dirty, self._dirty = self._dirty, {}
-        if len(dirty) > MAX_TURNS:
-            waiting = iter(dirty)
-            dirty = dict.fromkeys(islice(waiting, MAX_TURNS))
-            self._dirty = dict.fromkeys(waiting)
-        return dirty
-
     def _give_turn(self, replica: Replica, now_ms: int) -> None:
         try:
             replica.turn(now_ms)
@@ -163,9 +157,6 @@ class Turns:
             logger.exception("%s: the replica failed in its turn; this is a bug", replica.group)
             replica.fail("damaged", "an internal error; see the agent's log")
             return
-        self._set_deadline(replica)
-
-    def _set_deadline(self, replica: Replica) -> None:
         nearest = replica.deadline()
         known = self._deadline_of.get(replica)
         if nearest is None or (known is not None and known <= nearest):
@@ -181,14 +172,14 @@ class Turns:
 
     async def run(self) -> None:
         """Serve deadlines until stopped or cancelled."""
-        while not self._stopping:
+        while not self.stopping:
             await self._sleep_until_deadline()
             await self._let_input_in()
             self._serve_deadlines()
 
     def stop(self) -> None:
         """`run` ends soon."""
-        self._stopping = True
+        self.stopping = True
         self._wake_up.set()
 
     async def _sleep_until_deadline(self) -> None:
@@ -214,7 +205,11 @@ class Turns:
 
     def _serve_deadlines(self) -> None:
         now_ms = self._clock.now_ms()
-        self._forget_decided(now_ms)
+        self._campaigning = {
+            replica: since_ms
+            for replica, since_ms in self._campaigning.items()
+            if replica.core.role in CAMPAIGNING and now_ms - since_ms < CAMPAIGN_MS
+        }
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, _, replica = heapq.heappop(self._deadlines)
             if self._deadline_of.get(replica) != deadline_ms:
@@ -226,13 +221,6 @@ class Turns:
                 self._wake(replica, now_ms)
             else:
                 self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
-
-    def _forget_decided(self, now_ms: int) -> None:
-        self._campaigning = {
-            replica: since_ms
-            for replica, since_ms in self._campaigning.items()
-            if replica.core.role in CAMPAIGNING and now_ms - since_ms < CAMPAIGN_MS
-        }
 
     def _may_wake(self, replica: Replica, now_ms: int) -> bool:
         """Whether it would not begin an election now, or there is room for one more. What else such a replica

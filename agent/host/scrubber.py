@@ -1,7 +1,7 @@
 """Reads every stored byte of this agent again and again, slowly, to find damage before a reader does.
 
 Law of this file: it keeps time and rate. What a look does stands in segment_store/check/scrub.py, what a
-finding is in segment_store/check/damage.py; what becomes of one is decided by whoever sets `on_damage`. One
+finding is in segment_store/check/damage.py; what becomes of one is repair.py's business. One
 look at a time over all replicas, of bounded size, at most `bytes_per_s` on the average; where it stopped is
 remembered over restarts, so that an agent that never runs for long gets around too.
 """
@@ -10,11 +10,12 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.durable.whole_file import read_whole
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.replica import Replica
 from shoal.agent.process.clock import Clock
@@ -36,8 +37,6 @@ SAVE_INTERVAL_MS = 60_000
 CURSOR_FILE = "scrub"
 MAX_CURSOR_BYTES = 1024
 
-OnDamage = Callable[[GroupId, Sequence[DamagedRange]], None]
-
 logger = logging.getLogger(__name__)
 seldom = once_a_minute(logger)
 
@@ -50,12 +49,6 @@ class ScrubStatistics:
     passes: int = 0
     ranges_found: int = 0
     last_pass_ms: int | None = None
-
-
-class Scrubbed(Protocol):
-    """What the scrubber needs of the host."""
-
-    def open_replicas(self) -> Sequence[Replica]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +89,13 @@ class Pace:
         return self._free_at_ms - now_ms
 
 
-def _report_only(group: GroupId, found: Sequence[DamagedRange]) -> None:
-    """What `on_damage` is until somebody repairs: the log and the replica's status have it already."""
-
-
 class Scrubber:
-    """See the module. `run()` is one task of the agent's TaskGroup. `on_damage(group, ranges)` is called for
-    every look that found any, the first time and each time around, from the loop; it must not raise."""
+    """See the module. `run()` is one task of the agent's TaskGroup. The host hears of every look that found
+    damage, the first time and each time around."""
 
     def __init__(
         self,
-        host: Scrubbed,
+        host: GroupHost,
         disk: Disk,
         data_directory: str,
         clock: Clock,
@@ -114,7 +103,6 @@ class Scrubber:
         bytes_per_s: int,
         pass_interval_ms: int = PASS_INTERVAL_MS,
     ) -> None:
-        self.on_damage: OnDamage = _report_only
         self.statistics = ScrubStatistics()
         self._host = host
         self._disk = disk
@@ -137,17 +125,14 @@ class Scrubber:
             self.statistics.passes += 1
             self.statistics.last_pass_ms = self._clock.now_ms() - started_ms
             await self._save(None)
-            await asyncio.sleep(max(0, self._interval_ms() - self.statistics.last_pass_ms) / 1000)
-
-    def _interval_ms(self) -> int:
-        """From the begin of one pass to that of the next: a thousand idle partitions cost a look each,
-        however little there is to read."""
-        many = len(list(self._host.open_replicas())) - FEW_REPLICAS
-        return max(self._pass_interval_ms, many * REPLICA_INTERVAL_MS)
+            # A thousand idle partitions cost a look each, however little there is to read.
+            many = len(self._host.open_replicas()) - FEW_REPLICAS
+            interval_ms = max(self._pass_interval_ms, many * REPLICA_INTERVAL_MS)
+            await asyncio.sleep(max(0, interval_ms - self.statistics.last_pass_ms) / 1000)
 
     async def _pass(self, cursor: Cursor | None, pace: Pace) -> None:
         """Once over everything that is open, from the cursor on."""
-        for replica in sorted(self._host.open_replicas(), key=_group_of):
+        for replica in sorted(self._host.open_replicas(), key=lambda replica: replica.group):
             index = LogIndex(0)
             if cursor is not None:
                 if replica.group < cursor.group:
@@ -181,7 +166,7 @@ class Scrubber:
                 self.statistics.ranges_found += 1
                 logger.error("%s: damage found by the scrubber: %s", replica.group, item)
         replica.damaged_ranges = tuple(merge([*known, *found]))
-        self.on_damage(replica.group, found)
+        self._host.damaged(replica.group)
 
     def _forget_healed(self, replica: Replica, found: Sequence[DamagedRange]) -> None:
         """A whole look did not meet these again."""
@@ -194,13 +179,7 @@ class Scrubber:
     async def _load(self) -> Cursor | None:
         """Where the last life stopped; None to begin anew, also where that cannot be read."""
         try:
-            if not await self._disk.exists(self._path):
-                return None
-            file = await self._disk.open(self._path)
-            try:
-                return Cursor.from_bytes(await file.read(0, MAX_CURSOR_BYTES))
-            finally:
-                await file.close()
+            return Cursor.from_bytes(await read_whole(self._disk, self._path, MAX_CURSOR_BYTES) or b"")
         except OSError as error:
             logger.warning("cannot read the scrubber's position in %s, starting over: %s", self._path, error)
             return None
@@ -217,7 +196,3 @@ class Scrubber:
                 await file.close()
         except OSError as error:
             seldom.warning("cannot save the scrubber's position in %s: %s", self._path, error)
-
-
-def _group_of(replica: Replica) -> GroupId:
-    return replica.group

@@ -16,14 +16,14 @@ import logging
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
-from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
-from shoal.agent.partition.opener import Plan, Stores, Work, finish_recovery
-from shoal.agent.partition.replica import Replica, StampClock
+from shoal.agent.partition.opener import Stores, finish_recovery
+from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_group
 from shoal.errors import ShoalError
@@ -74,49 +74,10 @@ class Assessment:
         }
 
 
-class RecoveryHost(Protocol):
-    """What recovery asks of the host."""
-
-    agent_id: str
-
-    @property
-    def clocks(self) -> StampClock:
-        """What entries are stamped by."""
-
-    def replica(self, group: GroupId) -> Replica:
-        """Raises ShoalError when none is open here."""
-
-    def plan(self, group: GroupId) -> Plan:
-        """How it was opened."""
-
-    async def reopen(self, group: GroupId, work: Work) -> None:
-        """Close the replica, do the work, open it again."""
-
-
-class StatusHost(Protocol):
-    """What says how far the replicas here are."""
-
-    def has(self, group: GroupId) -> bool: ...
-    def status(self, group: GroupId) -> Any: ...
-
-
-def check_lineage(host: StatusHost, epoch: int) -> None:
-    """epoch: of the catalog as it is known here. The replica of its log here may go on by force only while no
-    other one did. ShoalError recovery-refused, no-leader (none is here)."""
-    if not host.has(CATALOG_GROUP):
-        raise ShoalError("no-leader", "this agent holds no replica of the catalog")
-    if recoveries(epoch) > host.status(CATALOG_GROUP).term >> EPOCH_BITS:
-        raise ShoalError(
-            "recovery-refused",
-            "the catalog was recovered at another agent already, and this one follows it: what its own log"
-            " has was left behind",
-        )
-
-
 class Recovery:
     """One per host."""
 
-    def __init__(self, links: Links, stores: Stores, host: RecoveryHost) -> None:
+    def __init__(self, links: Links, stores: Stores, host: GroupHost) -> None:
         self._links = links
         self._stores = stores
         self._host = host
@@ -171,11 +132,10 @@ class Recovery:
             assessment.own.last_index,
             ", ".join(map(agent_name, assessment.silent)),
         )
-        plan = self._host.plan(group)
-        await self._host.reopen(group, lambda: self._begin_epoch(replica, plan))
+        await self._host.reopen(group, lambda: self._begin_epoch(replica))
         return assessment
 
-    async def _begin_epoch(self, replica: Replica, plan: Plan) -> None:
+    async def _begin_epoch(self, replica: Replica) -> None:
         """In an order in which a crash leaves the old replica, perhaps with an entry that makes it no voter
         (the command may be repeated), or the new one."""
         stores, group = self._stores, replica.group
@@ -184,12 +144,13 @@ class Recovery:
         old_id, state = stored
         term = Term((state.term >> EPOCH_BITS) + 1 << EPOCH_BITS)
         await stores.hard_states.save(group, old_id, HardState(term, None, state.commit_index))
-        new_id = await self._append_configuration(replica, plan, term)
+        new_id = await self._append_configuration(replica, term)
         record = ReplicaRecord(group, new_id, ReplicaState.RECOVERING)
         await stores.registry.put(record)
         await finish_recovery(stores, record)
 
-    async def _append_configuration(self, replica: Replica, plan: Plan, term: Term) -> ReplicaId:
+    async def _append_configuration(self, replica: Replica, term: Term) -> ReplicaId:
+        plan = replica.plan
         log = await PartitionLog.open(
             self._stores.disk,
             self._stores.directory(replica.group),

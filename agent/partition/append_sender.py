@@ -57,7 +57,6 @@ class Sender:
         self._stopped = False
 
     def send(self, request: AppendRequest) -> None:
-        """Put the request with its frames on its way."""
         runs = request.runs
         assert runs
         if self._behind and (queue := self._behind.get(request.receiver)) is not None:
@@ -117,7 +116,6 @@ class Sender:
         return all(self._core.term_at(frame.stamp.index) == frame.stamp.term for frame in frames)
 
     async def stop(self) -> None:
-        """End all reading."""
         self._stopped = True
         if self._tasks:
             await asyncio.wait(self._tasks)

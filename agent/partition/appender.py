@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from shoal.agent.partition.batcher import GatheredBatch, GatherQueue, Queued, merge
+from shoal.agent.partition.batcher import GatherQueue, Queued, merge
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.replica import Replica
@@ -20,7 +20,6 @@ from shoal.errors import ShoalError
 from shoal.format.batch import (
     BatchError,
     Flag,
-    Frame,
     LogIndex,
     Message,
     Offset,
@@ -34,6 +33,8 @@ from shoal.format.records import RecordColumns, columns_to_message
 FLUSH_BYTES = 2**20
 """Gathered bytes that no longer wait for the sync under way: a write of this size is worth its own."""
 SUBMISSION_OVERHEAD_BYTES = 256
+UNSTORABLE = (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError)
+"""What encoding raises for columns that are no records."""
 
 
 class Appender(ReplicaObserver):
@@ -42,11 +43,6 @@ class Appender(ReplicaObserver):
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._gathering = GatherQueue()
-
-    @property
-    def gathering_bytes(self) -> int:
-        """Bytes that wait to become a batch."""
-        return self._gathering.size_bytes
 
     def begin(self, submission: Submission, deadline_ms: int, answer: Answer) -> None:
         """Propose whole batches at once, or queue columns for the next gathered batch. `answer` is told.
@@ -77,13 +73,15 @@ class Appender(ReplicaObserver):
             if kept is not None:
                 self._answer_duplicate(kept, deadline_ms, answer)
                 return
-            messages = (_join(messages, replica.schema),)
+            messages = (_join(messages, replica.plan.schema),)
         first = last = replica.propose_message(messages[0], producer)
         for message in messages[1:]:
             try:
                 last = replica.propose_message(message, None)
             except ShoalError as error:
-                raise _indefinite(error, first, last) from error
+                done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
+                detail = f"{error.detail}; the first {done} records of the request were proposed before"
+                raise ShoalError(error.code, detail, definite=False, **error.extra) from error
         count = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
         result = Appended(first.stamp.base_offset, count)
         self._wait(last.stamp.index, result, submission.acks, deadline_ms, answer)
@@ -134,8 +132,7 @@ class Appender(ReplicaObserver):
         ):
             taken = queue.take()
             if len(taken) > 1:
-                if fresh := [item for item in taken if self._is_fresh(item)]:
-                    self._propose_gathered(fresh)
+                self._propose_gathered([item for item in taken if self._is_fresh(item)])
             elif self._is_fresh(taken[0]):
                 self._propose_alone(taken[0])
             if (
@@ -175,21 +172,25 @@ class Appender(ReplicaObserver):
     def _message(self, columns: RecordColumns) -> Message:
         try:
             return columns_to_message(columns, self._replica.host.clock.now_us())
-        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+        except UNSTORABLE as error:
             raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
 
     def _propose_gathered(self, fresh: list[Queued]) -> None:
-        if len(fresh) == 1:
-            self._propose_alone(fresh[0])
+        if len(fresh) < 2:
+            for item in fresh:
+                self._propose_alone(item)
             return
         gathered = merge(fresh)
         try:
             message = columns_to_message(gathered.columns, self._replica.host.clock.now_us())
-        except (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError):
-            self._propose_one_by_one(fresh)
+        except UNSTORABLE:
+            # Some submission's records fit no batch: no other one is refused for them.
+            for item in fresh:
+                self._propose_alone(item)
             return
+        table = encode_producer_table(gathered.ranges) if gathered.ranges else b""
         try:
-            frame = self._propose_batch(message, gathered)
+            frame = self._replica.propose_message(message, None, table, Flag.GATHERED if table else Flag.NONE)
         except ShoalError as refused:
             _refuse(fresh, refused)
             return
@@ -198,17 +199,6 @@ class Appender(ReplicaObserver):
         for item, first_row in zip(fresh, gathered.first_rows, strict=True):
             result = Appended(Offset(base + first_row), len(item.columns.values))
             self._wait(index, result, item.submission.acks, item.deadline_ms, item.answer)
-
-    def _propose_one_by_one(self, fresh: list[Queued]) -> None:
-        """Somebody's records fit no batch: find whose, so that nobody else is refused for them."""
-        for item in fresh:
-            self._propose_alone(item)
-
-    def _propose_batch(self, message: Message, gathered: GatheredBatch) -> Frame:
-        replica = self._replica
-        if not gathered.ranges:
-            return replica.propose_message(message, None)
-        return replica.propose_message(message, None, encode_producer_table(gathered.ranges), Flag.GATHERED)
 
     def role_changed(self) -> None:
         """What was never proposed is refused for certain: its client may go to the new leader at once."""
@@ -228,17 +218,15 @@ def _refuse(queued: Sequence[Queued], error: ShoalError) -> None:
             )
 
 
-def _indefinite(error: ShoalError, first: Frame, last: Frame) -> ShoalError:
-    done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
-    detail = f"{error.detail}; the first {done} records of the request were proposed before"
-    return ShoalError(error.code, detail, definite=False, **error.extra)
-
-
 def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
     """One message with the rows of all: columns are concatenated, never rows."""
     if len(messages) == 1:
         return messages[0]
-    batches = [to_record_batch(_framed(message), schema) for message in messages]
+    batches = []
+    for message in messages:
+        head = (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"))
+        framed = b"".join((*head, message.metadata, message.body))  # as Arrow encapsulates a message
+        batches.append(to_record_batch(framed, schema))
     table = pa.Table.from_batches(batches, schema).combine_chunks()
     try:
         return message_from_batch(table.to_batches()[0])
@@ -246,10 +234,3 @@ def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
         raise ShoalError(
             "too-large", f"one sequence is one batch, and this one is too large: {error}"
         ) from error
-
-
-def _framed(message: Message) -> bytes:
-    """As Arrow writes an encapsulated message."""
-    return b"".join(
-        (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"), message.metadata, message.body)
-    )

@@ -7,12 +7,11 @@ more than what came since. Frames are read from the log asynchronously.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
 
 from shoal.agent.partition.observer import ReplicaObserver
+from shoal.agent.partition.plan import StateMachine
 from shoal.agent.partition.replica import Replica
-from shoal.format.batch import Frame, Kind, LogIndex, Offset
+from shoal.format.batch import Kind, LogIndex, Offset
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 
 READ_BYTES = 2**20
@@ -23,16 +22,6 @@ BEHIND_MS = 100
 """Between two looks at a state that lacks what the log has no more: it comes from a peer."""
 
 logger = logging.getLogger(__name__)
-
-
-class StateMachine(NamedTuple):
-    """apply: takes one committed DATA frame; what it has already changes nothing. next_offset: of the first
-    record that it does not have. saved_offset: what came before it survives a crash without the log, which
-    may drop that and nothing else."""
-
-    apply: Callable[[Frame], None]
-    next_offset: Callable[[], int]
-    saved_offset: Callable[[], int]
 
 
 class Applier(ReplicaObserver):
@@ -47,7 +36,6 @@ class Applier(ReplicaObserver):
         self.applied_index = LogIndex(replica.log.first_index - 1)
 
     def committed(self) -> None:
-        """There is something to hand over."""
         self._wake.set()
 
     def start(self) -> None:

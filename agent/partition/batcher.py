@@ -119,12 +119,7 @@ class GatheredBatch(NamedTuple):
 
 
 def merge(queued: list[Queued]) -> GatheredBatch:
-    """Lay the records of all submissions behind one another; one alone is its own batch."""
-    if len(queued) == 1:
-        alone = queued[0]
-        producer = alone.submission.producer
-        own = [] if producer is None else [GatheredRange(producer, 0, len(alone.columns.values))]
-        return GatheredBatch(alone.columns, [0], own)
+    """Lay the records of all submissions behind one another."""
     columns = RecordColumns()
     first_rows: list[int] = []
     ranges: list[GatheredRange] = []

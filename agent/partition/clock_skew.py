@@ -72,7 +72,6 @@ class PeerClocks:
         return now_us if agreed else None
 
     async def run(self) -> None:
-        """Until cancelled."""
         for rounds in itertools.count():
             now_ms = self._clock.now_ms()
             peers = {voter for replica in self._replicas() for voter in _voters(replica)} - {self._agent_id}

@@ -1,12 +1,27 @@
-"""Frames of one replica that its log has not been given yet, and through it all its newest frames in memory.
+"""Frames of one replica that its log has not been given yet: staged ones, and those that run ahead of it.
 
-Law of this file: a contiguous run of frames that ends at the fold's tail. Entries before it are the log's,
+Law of this file: a frame from a leader is staged until the ready after its request says whether it is
+appended. Frames ahead are a contiguous run that ends at the fold's tail. Entries before it are the log's,
 which keeps the newest of them in memory. While the log waits for a truncation it may hold an abandoned branch
 under the numbers from here on, and is not asked for those. The core's bounds on uncommitted entries bound the
 run.
 """
 
-from shoal.format.batch import Frame, LogIndex
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.partition.state.log_state import FoldError, check_chain, decode_configuration
+from shoal.agent.peers.frames import PeerWireError
+from shoal.format.batch import (
+    BatchError,
+    Frame,
+    Kind,
+    LogIdentity,
+    LogIndex,
+    Term,
+    control_payload,
+    parse_frame,
+)
+from shoal.replication.interfaces import Configuration
+from shoal.replication.messages import AppendRequest
 from shoal.segment_store.log.log import PartitionLog
 
 
@@ -15,25 +30,21 @@ class FramesAhead:
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
-        self._frames: dict[LogIndex, Frame] = {}
+        self.frames: dict[LogIndex, Frame] = {}
         self._first = LogIndex(log.last_index + 1)
 
-    def __len__(self) -> int:
-        return len(self._frames)
-
     def append(self, frame: Frame) -> None:
-        """The next frame."""
-        if not self._frames:
+        if not self.frames:
             self._first = frame.stamp.index
-        self._frames[frame.stamp.index] = frame
+        self.frames[frame.stamp.index] = frame
 
     def get(self, index: LogIndex) -> Frame | None:
         """The frame of this index, if the log has not been given it."""
-        return self._frames.get(index)
+        return self.frames.get(index)
 
     def run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Frame]:
         """Frames in memory from `first` on, at least one if it is, up to `last` and to `max_bytes` in all."""
-        ahead, frames = self._frames, list[Frame]()
+        ahead, frames = self.frames, list[Frame]()
         index = first
         if not ahead or first < self._first:
             end = LogIndex(min(last, self._first - 1)) if ahead else last
@@ -53,12 +64,56 @@ class FramesAhead:
     def truncate(self, from_index: LogIndex) -> None:
         """The fold lost everything from here on."""
         index = max(from_index, self._first)
-        while self._frames.pop(index, None) is not None:
+        while self.frames.pop(index, None) is not None:
             index = LogIndex(index + 1)
 
     def given(self) -> None:
         """The log has been given everything up to its last entry."""
-        frames, last = self._frames, self._log.last_index
+        frames, last = self.frames, self._log.last_index
         while frames and self._first <= last:
             del frames[self._first]
             self._first = LogIndex(self._first + 1)
+
+
+class StagedFrames:
+    """Frames by index and term. The replica bounds `size_bytes`."""
+
+    def __init__(self, group: GroupId, identity: LogIdentity) -> None:
+        self._group = group
+        self._identity = identity
+        self.frames: dict[tuple[LogIndex, Term], Frame] = {}
+        self.size_bytes = 0
+
+    def take(self, message: AppendRequest, payload: bytes, position: int) -> tuple[Configuration, ...]:
+        """Stage the request's frames, which begin at `position`; the configurations among them. Raises
+        PeerWireError when frames and request differ."""
+        configurations: tuple[Configuration, ...] = ()
+        for frame in self._parse(message, payload, position):
+            stamp = frame.stamp
+            self.frames[stamp.index, stamp.term] = frame
+            if stamp.kind is Kind.CONFIGURATION:
+                configurations += (decode_configuration(control_payload(frame.data)),)
+        self.size_bytes += len(payload) - position
+        return configurations
+
+    def _parse(self, message: AppendRequest, payload: bytes, position: int) -> list[Frame]:
+        frames: list[Frame] = []
+        try:
+            for run in message.runs:
+                for _ in range(run.first, run.last + 1):
+                    frame = parse_frame(payload, position, self._identity)
+                    if frame.stamp.term != run.term:
+                        raise PeerWireError(f"a frame of term {frame.stamp.term} in {run}")
+                    position += len(frame.data)
+                    frames.append(frame)
+            check_chain(frames, LogIndex(message.previous_index + 1), message.previous_term)
+        except (BatchError, FoldError) as error:
+            raise PeerWireError(f"frames of {self._group}: {error}") from error
+        if position != len(payload):
+            raise PeerWireError(f"frames of {self._group}: {len(payload) - position} bytes too many")
+        return frames
+
+    def clear(self) -> None:
+        """The core has decided about all of them."""
+        self.frames.clear()
+        self.size_bytes = 0

@@ -21,19 +21,16 @@ from shoal.agent.durable.identity import HardStateFile, ReplicaRecord, ReplicaRe
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.new_directories import NewDirectories
 from shoal.agent.log_lines.names import agent_name
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Observe, Replica, ReplicaHost
 from shoal.agent.partition.state.log_state import (
     Checkpoint,
     FoldError,
-    GroupState,
     PartitionState,
     decode_configuration,
 )
-from shoal.agent.partition.state.retention import Retention
 from shoal.agent.process.pace import Pace
 from shoal.format.batch import Kind, LogIdentity, LogIndex, control_payload
-from shoal.replication.config import RaftConfig
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId, StoredReplica, birth_term
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.replication.raft import RaftCore
@@ -63,7 +60,7 @@ class DamagedReplica(Exception):
 
     def __init__(
         self,
-        plan: "Plan",
+        plan: Plan,
         log: PartitionLog,
         damage: Sequence[Damaged],
         hard_state: HardState,
@@ -136,6 +133,10 @@ class Stores:
         object.__setattr__(self, "shared", SharedFiles(self.disk))
         object.__setattr__(self, "new_directories", NewDirectories(self.disk))
 
+    def identity(self, group: GroupId) -> LogIdentity:
+        """What the checksums of the partition's frames are seeded with."""
+        return LogIdentity(self.cluster_id, group.topic_id, group.partition)
+
     def directory(self, group: GroupId) -> str:
         """Of one partition: ids only, never a name (safety 4)."""
         return f"{self.data_directory}/topics/{group.topic_id.hex()}/{group.partition}"
@@ -144,33 +145,6 @@ class Stores:
         """Where a copy of the partition's log is made. It is part of the log only once it has taken its
         place."""
         return f"{self.data_directory}/{COPIES_DIRECTORY}/{group.topic_id.hex()}/{group.partition}"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How one group is to be opened. `replica_id`: of a replica added after birth; at birth its ordinal
-    stands in `birth`. `folds`: a state machine in the log itself; `machine`: one fed with committed frames
-    by the host."""
-
-    group: GroupId
-    birth: Configuration
-    schema: pa.Schema
-    log_config: LogConfig
-    raft_config: RaftConfig
-    replica_id: ReplicaId | None = None
-    folds: GroupState | None = None
-    machine: StateMachine | None = None
-    retention: Retention = field(default_factory=Retention)
-    quarantined: frozenset[LogIndex] = frozenset()
-    """Batches of records of which no voter has an intact copy: the replica goes on without them."""
-    awaits_birth: bool = False
-    """The catalog has not taken yet that this birth of the group is led: nobody is served before."""
-
-    def own_id(self, agent_id: str) -> ReplicaId | None:
-        """Of the replica on that agent; None where the group was not born there."""
-        if self.replica_id is not None:
-            return self.replica_id
-        return next((item.id for item in self.birth.replicas if item.agent_id == agent_id), None)
 
 
 async def open_replica(
@@ -190,8 +164,7 @@ async def open_replica(
             raise UnknownReplica(f"replica {record.replica_id} of {plan.group} was removed from its group")
         await erase(stores, plan.group)
         record = None
-    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
-    directory = stores.directory(plan.group)
+    identity, directory = stores.identity(plan.group), stores.directory(plan.group)
     if record is None or record.state is ReplicaState.CREATING:
         record, is_new = await _give_birth(stores, host.agent_id, plan)
         await stores.births.pass_one()
@@ -238,7 +211,7 @@ async def _start(
     election; who comes when somebody has may not, whatever it forgot."""
     stored = stores.hard_states.get(plan.group)
     assert stored is not None
-    identity = LogIdentity(stores.cluster_id, plan.group.topic_id, plan.group.partition)
+    identity = stores.identity(plan.group)
     for item in log.damage:
         logger.error("%s: damage found at the start: %s", plan.group, item)
     try:
@@ -251,27 +224,13 @@ async def _start(
             stored[1], state.configurations, log.term_runs(), log.first_index, log.last_index, commit_index
         )
         now_ms = host.clock.now_ms()
-        core = RaftCore(record.replica_id, found, plan.raft_config, rng, now_ms, leads_from_birth=leads)
+        core = RaftCore(record.replica_id, found, host.raft_config, rng, now_ms, leads_from_birth=leads)
     except DamagedReplica:
         raise
     except BaseException:
         await log.close()
         raise
-    return Replica(
-        host=host,
-        group=plan.group,
-        replica_id=record.replica_id,
-        identity=identity,
-        schema=plan.schema,
-        log=log,
-        state=state,
-        core=core,
-        floor=floor,
-        max_append_bytes=plan.raft_config.max_append_bytes,
-        answers_on_apply=plan.machine is not None,
-        awaits_birth=plan.awaits_birth,
-        observe=observe,
-    )
+    return Replica(host, plan, identity, log, state, core, floor, observe)
 
 
 async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
@@ -320,12 +279,11 @@ async def erase(stores: Stores, group: GroupId) -> None:
 async def holds_records(stores: Stores, group: GroupId, schema: pa.Schema) -> bool:
     """Whether a log that is not open may have taken a record: one that cannot be read may."""
     directory = stores.directory(group)
-    there = await stores.disk.exists(directory)
-    if not there:
+    is_there = await stores.disk.exists(directory)
+    if not is_there:
         return False
-    identity = LogIdentity(stores.cluster_id, group.topic_id, group.partition)
     try:
-        log = await PartitionLog.open(stores.disk, directory, identity, schema, LogConfig())
+        log = await PartitionLog.open(stores.disk, directory, stores.identity(group), schema, LogConfig())
     except StoreError:
         return True
     try:
@@ -343,18 +301,14 @@ async def _give_birth(stores: Stores, agent_id: str, plan: Plan) -> tuple[Replic
     await stores.registry.put(record)
     is_new = await stores.new_directories.make(stores.directory(plan.group))
     await stores.hard_states.remove(plan.group)  # with what is left of a birth that a crash cut short
-    await stores.hard_states.save(plan.group, replica_id, _first_hard_state(plan, replica_id))
+    # A voter of the birth is born with the vote for the replica that the birth makes the leader, even where
+    # that one may have begun long ago. A replica that was added later has voted for nobody.
+    is_born = plan.birth.find(replica_id) is not None
+    first = plan.birth.hard_state_at_birth() if is_born else HardState(birth_term(replica_id))
+    await stores.hard_states.save(plan.group, replica_id, first)
     record = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(record)
     return record, is_new
-
-
-def _first_hard_state(plan: Plan, replica_id: ReplicaId) -> HardState:
-    """A voter of the birth is born with the vote for whom the birth makes the leader, even where that one
-    may have begun long ago; who was added later has voted for nobody."""
-    if plan.birth.find(replica_id) is not None:
-        return plan.birth.hard_state_at_birth()
-    return HardState(birth_term(replica_id))
 
 
 async def _lose(stores: Stores, record: ReplicaRecord, reason: str) -> ReplicaLost:
@@ -398,7 +352,7 @@ async def _fold_or_damage(
     ]
     if not damage:  # what lies before is mended while the replica runs
         try:
-            return await fold_log(log, plan.birth, plan.folds, hard_state.commit_index, plan.quarantined)
+            return await fold_log(log, plan.birth, hard_state.commit_index, plan.quarantined)
         except Damaged:
             damage = [item for item in await log.verify(start) if not _is_quarantined(item, plan.quarantined)]
             if not damage:
@@ -424,7 +378,6 @@ def _is_quarantined(item: Damaged, quarantined: frozenset[LogIndex]) -> bool:
 async def fold_log(
     log: PartitionLog,
     birth: Configuration,
-    folds: GroupState | None,
     commit_hint: LogIndex,
     quarantined: frozenset[LogIndex] = frozenset(),
 ) -> PartitionState:
@@ -432,7 +385,7 @@ async def fold_log(
 
     Raises StoreError; FoldError as StoreError, since it is the stored log that is wrong.
     """
-    state = PartitionState(birth, folds)
+    state = PartitionState(birth)
     if log.last_index == 0:
         return state
     first = _fold_start(log, commit_hint)

@@ -31,15 +31,11 @@ class WaitQueue:
     def __init__(self) -> None:
         self._committing: deque[Waiter] = deque()
         self._syncing: deque[Waiter] = deque()
-        self._deadline_ms: int | None = None
+        self.deadline_ms: int | None = None
+        """When `expire` may find something; None while nobody waits."""
 
     def __len__(self) -> int:
         return len(self._committing) + len(self._syncing)
-
-    @property
-    def deadline_ms(self) -> int | None:
-        """When `expire` may find something; None while nobody waits."""
-        return self._deadline_ms
 
     @property
     def awaits_sync(self) -> bool:
@@ -53,16 +49,14 @@ class WaitQueue:
             insort(queue, waiter, key=lambda other: other.entry)
         else:
             queue.append(waiter)
-        if self._deadline_ms is None or waiter.deadline_ms < self._deadline_ms:
-            self._deadline_ms = waiter.deadline_ms
+        if self.deadline_ms is None or waiter.deadline_ms < self.deadline_ms:
+            self.deadline_ms = waiter.deadline_ms
 
     def synced(self, index: LogIndex) -> None:
-        """The local disk holds everything up to `index`."""
         if self._syncing:
             _answer_up_to(self._syncing, index)
 
     def committed(self, index: LogIndex) -> None:
-        """Everything up to `index` is committed."""
         if self._committing:
             _answer_up_to(self._committing, index)
         if self._syncing:
@@ -80,19 +74,19 @@ class WaitQueue:
 
     def expire(self, now_ms: int) -> None:
         """Answer everyone whose time is up. The entry may still commit: a timeout is not definite."""
-        if self._deadline_ms is None or now_ms < self._deadline_ms:
+        if self.deadline_ms is None or now_ms < self.deadline_ms:
             return
         self._committing = _expire(self._committing, now_ms)
         self._syncing = _expire(self._syncing, now_ms)
         deadlines = [waiter.deadline_ms for queue in (self._committing, self._syncing) for waiter in queue]
-        self._deadline_ms = min(deadlines, default=None)
+        self.deadline_ms = min(deadlines, default=None)
 
     def fail_all(self, code: ErrorCode, detail: str) -> None:
         """The replica stops: nobody will learn more from it."""
         for queue in (self._committing, self._syncing):
             while queue:
                 _refuse(queue.popleft(), code, detail)
-        self._deadline_ms = None
+        self.deadline_ms = None
 
 
 def _answer_up_to(queue: deque[Waiter], index: LogIndex) -> None:

@@ -9,12 +9,10 @@ batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, TypeAlias
+from collections.abc import Sequence
+from typing import NoReturn
 
-import pyarrow as pa
-
+from shoal.agent.fetch import Fetch, FetchRequest, Offsets, Pieces
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.errors import ErrorCode, ShoalError
@@ -32,35 +30,6 @@ MAX_FETCH_BYTES = 64 * 2**20
 LONG_FETCH_BYTES = 512 * 2**10
 """From here on a fetch may be read while it is sent: two pieces, below which there is nothing to gain."""
 WRITTEN_POLL_MS = 2
-
-Admit: TypeAlias = Callable[[int], Awaitable[None]]
-"""Told how much memory a long fetch takes, before it does; returns once that may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offsets:
-    """Ends of one partition. `log_end_offset` counts what is not committed yet."""
-
-    log_start_offset: Offset
-    high_watermark: Offset
-    log_end_offset: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Whole stored batches, the first containing the wanted offset; control frames (no rows) may lie between.
-
-    `base_offset`: of the first frame. `next_offset`: where to go on. No frames: nothing new in time, unless
-    they are still in the log and come out of `pieces`.
-    """
-
-    schema: pa.Schema
-    frames: list[bytes | memoryview]
-    base_offset: Offset
-    next_offset: Offset
-    high_watermark: Offset
-    log_start_offset: Offset
-    pieces: FetchPieces | None = None
 
 
 class FetchPieces:
@@ -80,15 +49,12 @@ class FetchPieces:
         ShoalError damaged, trimmed, internal: the fetch ends there, and another one may begin there."""
         try:
             return await self._stored.next()
+        except Damaged as error:
+            raise damaged(self._replica, error) from error
+        except OffsetOutOfRange as error:
+            raise ShoalError("trimmed", f"removed while it was being read: {error}") from error
         except StoreError as error:
-            raise self._said(error) from error
-
-    def _said(self, error: StoreError) -> ShoalError:
-        if isinstance(error, Damaged):
-            return damaged(self._replica, error)
-        if isinstance(error, OffsetOutOfRange):
-            return ShoalError("trimmed", f"removed while it was being read: {error}")
-        return ShoalError("internal", f"the log cannot be read: {error}")
+            raise ShoalError("internal", f"the log cannot be read: {error}") from error
 
     async def let_go(self) -> None:
         """Keep no file of the log until the next piece is asked for."""
@@ -105,13 +71,12 @@ def damaged(replica: Replica, error: Damaged) -> ShoalError:
 class Reader(ReplicaObserver):
     """One per replica."""
 
-    def __init__(self, replica: Replica, schedule_wake: Callable[[], None]) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._waiting: set[asyncio.Future[None]] = set()
         self._asking: asyncio.Future[LogIndex] | None = None
         self._next_round: asyncio.Future[LogIndex] | None = None
         self._token = 0
-        self._schedule = schedule_wake
 
     # Waiting for a commit
 
@@ -143,22 +108,17 @@ class Reader(ReplicaObserver):
         """
         self._replica.require_leader()
         if self._asking is None:
-            self._asking = self._ask()
-            asked = self._asking
+            asked = _question()
+            self._ask(asked)
         else:
-            if self._next_round is None:
-                self._next_round = asyncio.get_running_loop().create_future()
-                self._next_round.add_done_callback(_retrieve)
-            asked = self._next_round
+            asked = self._next_round = self._next_round or _question()
         try:
             async with asyncio.timeout(READ_INDEX_TIMEOUT_MS / 1000):
                 return await asyncio.shield(asked)
         except TimeoutError:
             raise ShoalError("no-leader", "no majority confirmed this leader in time") from None
 
-    def _ask(self) -> asyncio.Future[LogIndex]:
-        asked: asyncio.Future[LogIndex] = asyncio.get_running_loop().create_future()
-        asked.add_done_callback(_retrieve)
+    def _ask(self, asked: asyncio.Future[LogIndex]) -> None:
         self._token += 1
         try:
             self._replica.core.read_index(self._token, self._replica.host.clock.now_ms())
@@ -167,8 +127,8 @@ class Reader(ReplicaObserver):
         except NotLeader:
             self._replica.require_leader()
             raise
-        self._schedule()
-        return asked
+        self._asking = asked
+        self._replica.host.schedule(self._replica)
 
     def reads_confirmed(self, read_states: Sequence[tuple[int, LogIndex]]) -> None:
         """Answer the question under way, and ask for those who came meanwhile."""
@@ -179,15 +139,10 @@ class Reader(ReplicaObserver):
                     asking.set_result(index)
         if self._asking is None and self._next_round is not None:
             following, self._next_round = self._next_round, None
-            self._begin(following)
-
-    def _begin(self, following: asyncio.Future[LogIndex]) -> None:
-        try:
-            self._asking = self._ask()
-        except ShoalError as error:
-            following.set_exception(error)
-            return
-        self._asking.add_done_callback(lambda asked: _pass_on(asked, following))
+            try:
+                self._ask(following)
+            except ShoalError as error:
+                following.set_exception(error)
 
     def role_changed(self) -> None:
         """A deposed leader's questions are never answered (Ready)."""
@@ -202,17 +157,13 @@ class Reader(ReplicaObserver):
 
     # Reading
 
-    def known_offsets(self) -> Offsets:
-        """As this replica knows them, unconfirmed."""
-        replica = self._replica
-        state = replica.state
-        return Offsets(replica.log.start_offset, state.high_watermark, state.tail.end_offset)
-
-    async def offsets(self, *, local: bool) -> Offsets:
+    async def offsets(self, *, local: bool = False) -> Offsets:
         """Confirmed by a majority, unless `local`. Raises ShoalError."""
         if not local:
             await self.confirm()
-        return self.known_offsets()
+        replica = self._replica
+        state = replica.state
+        return Offsets(replica.log.start_offset, state.high_watermark, state.tail.end_offset)
 
     async def wait_past(self, offset: Offset, wait_ms: int) -> bool:
         """Whether the high watermark has passed the offset (it lies beyond it): at once if it has, else when
@@ -241,33 +192,18 @@ class Reader(ReplicaObserver):
             self._replica.met(error)
             raise ShoalError("damaged", f"the index is damaged here: {error}") from error
 
-    async def read(
-        self,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int,
-        local: bool,
-        limit: int | None = None,
-        admit: Admit | None = None,
-    ) -> Fetch:
-        """Whole batches from the one that holds `offset`, at most to the one that holds the last of `limit`
-        records; with `admit` a long fetch leaves them in the log. Raises ShoalError trimmed, beyond-end,
-        not-leader, damaged."""
-        replica = self._replica
-        wanted = _Wanted(min(max_bytes, MAX_FETCH_BYTES), limit, admit)
-        if local:
-            if replica.failure is not None:
-                replica.require_leader()
-        else:
+    async def read(self, request: FetchRequest) -> Fetch:
+        """Raises ShoalError trimmed, beyond-end, not-leader, damaged."""
+        replica, offset, local = self._replica, request.offset, request.local
+        if not local or replica.failure is not None:
             replica.require_leader()
-        deadline_ms = replica.host.clock.now_ms() + wait_ms
+        deadline_ms = replica.host.clock.now_ms() + request.wait_ms
         confirmed = local
         while True:
             if offset < replica.log.start_offset:
                 await self._refuse("trimmed", f"offset {offset} has been removed", local)
             if offset < replica.state.high_watermark:
-                return await self._fetch_when_written(offset, wanted)
+                return await self._fetch_when_written(request)
             remaining_ms = deadline_ms - replica.host.clock.now_ms()
             if offset > replica.state.high_watermark and not confirmed:
                 await self.confirm()
@@ -276,7 +212,7 @@ class Reader(ReplicaObserver):
             if offset > replica.state.high_watermark and (remaining_ms <= 0 or not local):
                 await self._refuse("beyond-end", f"offset {offset} lies beyond the end", local)
             if remaining_ms <= 0:
-                return await self._empty(offset, local)
+                return await self._empty(request)
             await self._next_commit(remaining_ms)
             if not local:
                 replica.require_leader()
@@ -295,21 +231,21 @@ class Reader(ReplicaObserver):
             code, detail, log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark
         )
 
-    async def _empty(self, offset: Offset, local: bool) -> Fetch:
-        offsets = await self.offsets(local=local)
+    async def _empty(self, request: FetchRequest) -> Fetch:
+        offset, offsets = request.offset, await self.offsets(local=request.local)
         if offsets.high_watermark > offset:
             # It came while the end was confirmed.
-            return await self._fetch_when_written(offset, _Wanted(1, 1, None))
+            return await self._fetch_when_written(FetchRequest(offset, 1, limit=1))
         return Fetch(
-            self._replica.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
+            self._replica.plan.schema, [], offset, offset, offsets.high_watermark, offsets.log_start_offset
         )
 
-    async def _fetch_when_written(self, offset: Offset, wanted: _Wanted) -> Fetch:
+    async def _fetch_when_written(self, request: FetchRequest) -> Fetch:
         """The group may commit an entry before this replica's own log was given it: then wait for the log."""
-        clock = self._replica.host.clock
+        clock, offset = self._replica.host.clock, request.offset
         deadline_ms = clock.now_ms() + READ_INDEX_TIMEOUT_MS
         while True:
-            fetch = await self._fetch(offset, wanted)
+            fetch = await self._fetch(request)
             if fetch is not None:
                 return fetch
             if offset < self._replica.log.start_offset:
@@ -318,20 +254,21 @@ class Reader(ReplicaObserver):
                 raise ShoalError("not-ready", f"offset {offset} is committed, and not written here yet")
             await asyncio.sleep(WRITTEN_POLL_MS / 1000)
 
-    async def _fetch(self, offset: Offset, wanted: _Wanted) -> Fetch | None:
+    async def _fetch(self, request: FetchRequest) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
-        log = self._replica.log
+        log, offset, limit, admit = self._replica.log, request.offset, request.limit, request.admit
         try:
             first = await log.find_offset(offset)
             last = self._replica.readable_index
             if first > last:
                 return None
             # Beyond what is written nothing is looked up: then the bytes decide where it ends.
-            if wanted.limit is not None and offset + wanted.limit <= log.end_offset:
-                last = min(last, await log.find_offset(Offset(offset + wanted.limit - 1)))
-            stored = await log.pieces(first, self._sound(first, last), wanted.max_bytes)
-            if wanted.admit is not None and stored.size_bytes >= LONG_FETCH_BYTES:
-                await wanted.admit(stored.held_bytes)
+            if limit is not None and offset + limit <= log.end_offset:
+                last = min(last, await log.find_offset(Offset(offset + limit - 1)))
+            max_bytes = min(request.max_bytes, MAX_FETCH_BYTES)
+            stored = await log.pieces(first, self._sound(first, last), max_bytes)
+            if admit is not None and stored.size_bytes >= LONG_FETCH_BYTES:
+                await admit(stored.held_bytes)
                 await stored.begin()
                 pieces = FetchPieces(self._replica, stored)
                 return self._found([], stored.base_offset, stored.next_offset, pieces)
@@ -356,32 +293,20 @@ class Reader(ReplicaObserver):
         frames: list[bytes | memoryview],
         base_offset: Offset,
         next_offset: Offset,
-        pieces: FetchPieces | None,
+        pieces: Pieces | None,
     ) -> Fetch:
         replica = self._replica
         high_watermark, log_start = replica.state.high_watermark, replica.log.start_offset
-        return Fetch(replica.schema, frames, base_offset, next_offset, high_watermark, log_start, pieces)
+        return Fetch(replica.plan.schema, frames, base_offset, next_offset, high_watermark, log_start, pieces)
 
 
-class _Wanted(NamedTuple):
-    """How much of a fetch, and how. `max_bytes`: bounded by MAX_FETCH_BYTES."""
-
-    max_bytes: int
-    limit: int | None
-    admit: Admit | None
+def _question() -> asyncio.Future[LogIndex]:
+    asked: asyncio.Future[LogIndex] = asyncio.get_running_loop().create_future()
+    asked.add_done_callback(_retrieve)
+    return asked
 
 
 def _retrieve(asked: asyncio.Future[LogIndex]) -> None:
     """Whoever asked may have run out of time: an error that nobody awaits any more is no bug."""
     if not asked.cancelled():
         asked.exception()
-
-
-def _pass_on(asked: asyncio.Future[LogIndex], following: asyncio.Future[LogIndex]) -> None:
-    if following.done():
-        return
-    error = asked.exception()
-    if error is not None:
-        following.set_exception(error)
-    else:
-        following.set_result(asked.result())

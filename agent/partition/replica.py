@@ -12,18 +12,17 @@ is appended.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol, TypeAlias
-
-import pyarrow as pa
+from typing import Protocol, TypeAlias
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.append_sender import Sender
 from shoal.agent.partition.disk_queue import DiskOrder
-from shoal.agent.partition.frames_ahead import FramesAhead
+from shoal.agent.partition.frames_ahead import FramesAhead, StagedFrames
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.copy_leases import Shipments
-from shoal.agent.partition.state.log_state import FoldError, PartitionState, check_chain, decode_configuration
+from shoal.agent.partition.state.log_state import FoldError, PartitionState
 from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.frames import PeerWireError, Piece, encode_append
 from shoal.agent.process.clock import Clock
@@ -31,7 +30,6 @@ from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import (
     MAX_FRAME_BYTES,
     STAMP_BYTES,
-    BatchError,
     Flag,
     Frame,
     Kind,
@@ -41,10 +39,9 @@ from shoal.format.batch import (
     ProducerStamp,
     Term,
     control_frame,
-    control_payload,
-    parse_frame,
     stamp_message,
 )
+from shoal.replication.config import RaftConfig
 from shoal.replication.errors import NotLeader, Overloaded, TransferInProgress
 from shoal.replication.interfaces import Configuration, HardState, Proposal, ReplicaId, Run
 from shoal.replication.interfaces import Replica as RaftReplica
@@ -86,6 +83,10 @@ class ReplicaHost(Protocol):
     clock: Clock
 
     @property
+    def raft_config(self) -> RaftConfig:
+        """Of every group."""
+
+    @property
     def clocks(self) -> "StampClock":
         """What entries are stamped by."""
 
@@ -122,28 +123,22 @@ class Replica:
 
     def __init__(
         self,
-        *,
         host: ReplicaHost,
-        group: GroupId,
-        replica_id: ReplicaId,
+        plan: Plan,
         identity: LogIdentity,
-        schema: pa.Schema,
         log: PartitionLog,
         state: PartitionState,
         core: RaftCore,
         floor: LogIndex,
-        max_append_bytes: int,
-        answers_on_apply: bool,
-        awaits_birth: bool = False,
         observe: Observe,
     ) -> None:
         """`floor`: the entry that the log must still hold, as stored outside it. `observe` makes the
         observers of this replica; it is called once, when everything else is there."""
         self.host = host
-        self.group = group
-        self.replica_id = replica_id
+        self.plan = plan
+        self.group = plan.group
+        self.replica_id = core.replica_id
         self.identity = identity
-        self.schema = schema
         self.log = log
         self.state = state
         self.core = core
@@ -159,21 +154,18 @@ class Replica:
             self._durable,
             self._disk_failed,
         )
+        most_bytes = host.raft_config.max_append_bytes
         self.sender = Sender(
-            core, self.ahead, log, max_append_bytes, self._ship_append, lambda: host.schedule(self), self.met
+            core, self.ahead, log, most_bytes, self._ship_append, lambda: host.schedule(self), self.met
         )
         self.failure: tuple[ErrorCode, str] | None = None
         """Error code and reason once this replica has stopped for good."""
         self.damaged_ranges: tuple[DamagedRange, ...] = ()
         """What of the log is known not to verify now: found by the scrubber, taken out by repair."""
-        self.quarantined: frozenset[LogIndex] = frozenset()
-        """Entries that nobody can read any more: they are unreadable, and hold nothing up."""
-        self.awaits_birth = awaits_birth
+        self.awaits_birth = plan.awaits_birth
         """The group may have been given up for another one while nobody led it: it takes and says nothing
         before the catalog has taken that somebody does."""
-        self._answers_on_apply = answers_on_apply
-        self._staged: dict[tuple[LogIndex, int], Frame] = {}
-        self._staged_bytes = 0
+        self._staged = StagedFrames(plan.group, identity)
         self._addresses: dict[ReplicaId, str] = {}
         self._roll_index = LogIndex(0)
         self._ready_follows = False
@@ -221,7 +213,11 @@ class Replica:
     def require_leader(self) -> None:
         """Raises ShoalError not-leader, no-leader, or why this replica has stopped if nobody else votes."""
         if self.failure is not None:
-            self._refuse_stopped(*self.failure)
+            code, reason = self.failure
+            if code in ("damaged", "internal") and set(self.core.configuration.voters) - {self.replica_id}:
+                # For clients the fault is over once another replica leads.
+                raise ShoalError("no-leader", f"the replica here has stopped: {reason}", term=self.core.term)
+            raise ShoalError(code, reason)
         if self.core.role is Role.LEADER:
             if self.awaits_birth and self.is_unborn:
                 raise ShoalError("no-leader", BIRTH_PENDING, term=self.core.term)
@@ -230,12 +226,6 @@ class Replica:
         if leader is None:
             raise ShoalError("no-leader", "no leader is known here", term=self.core.term)
         raise ShoalError("not-leader", f"agent {leader} leads", leader=leader, term=self.core.term)
-
-    def _refuse_stopped(self, code: ErrorCode, reason: str) -> NoReturn:
-        """Raises ShoalError: what stopped one replica is over for clients once another leads."""
-        if code in ("damaged", "internal") and set(self.core.configuration.voters) - {self.replica_id}:
-            raise ShoalError("no-leader", f"the replica here has stopped: {reason}", term=self.core.term)
-        raise ShoalError(code, reason)
 
     def propose_message(
         self, message: Message, producer: ProducerStamp | None, control: bytes = b"", flags: Flag = Flag.NONE
@@ -354,7 +344,7 @@ class Replica:
     ) -> Frame:
         tail = self.state.tail
         return control_frame(
-            self.schema,
+            self.plan.schema,
             self.identity,
             kind=kind,
             control=control,
@@ -390,17 +380,10 @@ class Replica:
             raise PeerWireError("frames came beside a message that names none")
         if not self._accepts(agent_id, message):
             return
-        size = len(payload)
-        waiting = self._staged_bytes + self.disk.unsynced_bytes
-        if waiting and waiting + size > MAX_STAGED_BYTES:
+        waiting = self._staged.size_bytes + self.disk.unsynced_bytes
+        if waiting and waiting + len(payload) > MAX_STAGED_BYTES:
             return  # the disk is slower than the leader, which will send it again
-        configurations: tuple[Configuration, ...] = ()
-        for frame in self._parse_frames(message, payload, position):
-            stamp = frame.stamp
-            self._staged[stamp.index, stamp.term] = frame
-            if stamp.kind is Kind.CONFIGURATION:
-                configurations += (decode_configuration(control_payload(frame.data)),)
-        self._staged_bytes += size - position
+        configurations = self._staged.take(message, payload, position)
         # What the frames say is what will be in the log: it overrides what the request says of it.
         if message.configurations != configurations:
             message = replace(message, configurations=configurations)
@@ -417,23 +400,6 @@ class Replica:
             self._addresses[message.sender] = agent_id
         return True
 
-    def _parse_frames(self, message: AppendRequest, payload: bytes, position: int) -> list[Frame]:
-        frames: list[Frame] = []
-        try:
-            for run in message.runs:
-                for _ in range(run.first, run.last + 1):
-                    frame = parse_frame(payload, position, self.identity)
-                    if frame.stamp.term != run.term:
-                        raise PeerWireError(f"a frame of term {frame.stamp.term} in {run}")
-                    position += len(frame.data)
-                    frames.append(frame)
-            check_chain(frames, LogIndex(message.previous_index + 1), message.previous_term)
-        except (BatchError, FoldError) as error:
-            raise PeerWireError(f"frames of {self.group}: {error}") from error
-        if position != len(payload):
-            raise PeerWireError(f"frames of {self.group}: {len(payload) - position} bytes too many")
-        return frames
-
     def _address(self, replica_id: ReplicaId) -> str | None:
         replica = self.core.configuration.by_id.get(replica_id)
         return replica.agent_id if replica is not None else self._addresses.get(replica_id)
@@ -446,15 +412,15 @@ class Replica:
             return
         ready = self.core.ready()
         if ready is None:
-            self._clear_staged()
+            self._staged.clear()
             return
         try:
             frames = self._frames_to_write(ready)
         except FoldError as error:
             self.fail("damaged", f"a leader's entry does not continue this log: {error}")
             return
-        if self._staged:
-            self._clear_staged()
+        if self._staged.frames:
+            self._staged.clear()
         for message in ready.messages:
             self._send(message)
         if frames:  # the disk works while whoever waited for earlier entries is answered
@@ -463,7 +429,7 @@ class Replica:
             self._commit(ready.commit_index)
         if not frames:
             self.disk.submit(ready, frames)
-        if len(self.ahead) and not self.disk.log_is_behind:
+        if self.ahead.frames and not self.disk.log_is_behind:
             self.ahead.given()
         if ready.read_states:
             for confirmed in self._observers.reads_confirmed:
@@ -495,11 +461,6 @@ class Replica:
         if deadline_ms is not None and deadline_ms <= now_ms:
             self.waiting.expire(now_ms)
 
-    def _clear_staged(self) -> None:
-        if self._staged:
-            self._staged.clear()
-            self._staged_bytes = 0
-
     def _frames_to_write(self, ready: Ready) -> list[Frame]:
         """The frames of the ready's runs, folded, in order; what the core has cut is cut here too."""
         if ready.truncate_from is not None:
@@ -530,7 +491,7 @@ class Replica:
             if index == noop_index:
                 frame = self._opening_frame(index, run.term)
             else:
-                frame = self._staged[index, run.term]
+                frame = self._staged.frames[index, run.term]
                 flags = frame.stamp.flags
                 if flags and flags & Flag.FIRST_OF_SEGMENT:
                     self._roll_index = index
@@ -585,7 +546,7 @@ class Replica:
         if not self.state.commit(commit_index):
             return
         committed = self.state.committed.last_index
-        if not self._answers_on_apply:
+        if self.plan.machine is None:
             self.waiting.committed(committed)
         for tell in self._observers.committed:
             tell()
@@ -597,7 +558,7 @@ class Replica:
 
     def applied(self, index: LogIndex) -> None:
         """The group's state machine has taken everything up to `index`: now its producers may know."""
-        if self._answers_on_apply:
+        if self.plan.machine is not None:
             self.waiting.committed(index)
 
     def met(self, error: Damaged) -> None:
@@ -642,7 +603,7 @@ class Replica:
             words = self.core.last_words(self.host.clock.now_ms())
         except Exception:
             # A bug in the core may be why it stops. The others hear of it all the same: see
-            # stopped_groups.py.
+            # peer_liveness.py.
             logger.exception("%s: cannot tell the followers of the stop; this is a bug", self.group)
             return
         for message in words:

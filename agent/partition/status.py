@@ -1,7 +1,7 @@
 """What a host says of its replicas: frozen values for routes, status pages and metrics."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.replica import Replica
@@ -22,24 +22,23 @@ class ServingState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
+class ReplicaStatus(NamedTuple):
     """One replica as it sees itself. `reason`: why its state is not ACTIVE. `role`: a replica that leads a
     birth that the catalog has not taken yet says that it follows nobody. `damaged_ranges`: parts of its log
-    that are known not to verify."""
+    that are known not to verify. The defaults are those of a replica that is not open."""
 
     group: GroupId
     state: ServingState
     reason: str
-    role: Role
-    term: Term
-    leader_agent_id: str | None
-    log_start_offset: Offset
-    high_watermark: Offset
-    log_end_offset: Offset
-    commit_index: LogIndex
-    configuration: Configuration | None
-    size_bytes: int
+    role: Role = Role.FOLLOWER
+    term: Term = Term(0)
+    leader_agent_id: str | None = None
+    log_start_offset: Offset = Offset(0)
+    high_watermark: Offset = Offset(0)
+    log_end_offset: Offset = Offset(0)
+    commit_index: LogIndex = LogIndex(0)
+    configuration: Configuration | None = None
+    size_bytes: int = 0
     damaged_ranges: tuple[DamagedRange, ...] = ()
 
 
@@ -61,12 +60,4 @@ def status_of(replica: Replica) -> ReplicaStatus:
         replica.core.configuration,
         replica.log.size_bytes,
         replica.damaged_ranges,
-    )
-
-
-def status_without_replica(group: GroupId, state: ServingState, reason: str) -> ReplicaStatus:
-    """Of a replica that could not be opened."""
-    zero = Offset(0)
-    return ReplicaStatus(
-        group, state, reason, Role.FOLLOWER, Term(0), None, zero, zero, zero, LogIndex(0), None, 0
     )

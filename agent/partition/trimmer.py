@@ -8,12 +8,11 @@ dropped. Files go behind the log's own writes.
 import asyncio
 import logging
 
-from shoal.agent.partition.applier import StateMachine
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SegmentAges
-from shoal.agent.partition.state.retention import Retention, droppable, encode_trim, known_from
+from shoal.agent.partition.state.retention import droppable, encode_trim, known_from
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset
 from shoal.segment_store.errors import LogClosed, StoreError
@@ -24,16 +23,8 @@ logger = logging.getLogger(__name__)
 class Trimmer(ReplicaObserver):
     """One per replica. `check` is called from time to time; commits are heard of by themselves."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        retention: Retention,
-        clocks: PeerClocks,
-        machine: StateMachine | None = None,
-    ) -> None:
+    def __init__(self, replica: Replica, clocks: PeerClocks) -> None:
         self._replica = replica
-        self.retention = retention
-        self._machine = machine
         self._clocks = clocks
         self._removals: set[asyncio.Future[None]] = set()
         self._stopped = False
@@ -55,8 +46,9 @@ class Trimmer(ReplicaObserver):
         pinned_index = replica.shipments.pinned_index(replica.host.clock.now_ms())
         if pinned_index is not None:  # somebody copies from here; the check after that is in time
             before = min(before, pinned_index)
-        if self._machine is not None:  # what it has not saved stands in the log alone
-            before = min(before, known_from(log.spans(), self._machine.saved_offset()))
+        machine = replica.plan.machine
+        if machine is not None:  # what it has not saved stands in the log alone
+            before = min(before, known_from(log.spans(), machine.saved_offset()))
         if before <= log.first_index or self._stopped or replica.failure is not None:
             return
         if replica.disk.log_is_behind or log.last_index < before:
@@ -84,7 +76,7 @@ class Trimmer(ReplicaObserver):
             return
         self.committed()
         self._note(by_this_leader=replica.is_leader)
-        if not replica.serves or replica.state.group_state is not None:
+        if not replica.serves:
             return
         try:
             self._propose()
@@ -104,7 +96,7 @@ class Trimmer(ReplicaObserver):
             self._ages.note(replica.log.spans(), now_ms, by_this_leader=by_this_leader)
 
     def _propose(self) -> None:
-        replica, retention = self._replica, self.retention
+        replica, retention = self._replica, self._replica.plan.retention
         spans = replica.log.spans()
         if not spans:
             return

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.agent.config import ConfigError, parse_host_port
+from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
-from shoal.agent.host.unsafe_recovery import check_lineage
+from shoal.agent.host.host import Host
+from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.interface import Document
 from shoal.agent.members import tags
 from shoal.agent.members.gossip_keys import KeyService
@@ -216,7 +218,7 @@ class Broker(RecordService, TopicService):
         host = self._parts().host
         if topic == documents.CATALOG_TOPIC:
             group = CATALOG_GROUP
-            check_lineage(host, self._catalog.epoch)
+            _check_lineage(host, self._catalog.epoch)
         else:
             group = self._group(self.topic(topic), partition)
         assessment = await (host.recovery.recover(group) if carry_out else host.recovery.assess(group))
@@ -229,3 +231,16 @@ class Broker(RecordService, TopicService):
     def knows_address(self, address: str) -> bool:
         """Whether a member lives there, as far as gossip says."""
         return self._roster.knows_address(address)
+
+
+def _check_lineage(host: Host, epoch: int) -> None:
+    """epoch: of the catalog as it is known here. The replica of its log here may go on by force only while no
+    other one did. ShoalError recovery-refused, no-leader (none is here)."""
+    if not host.has(CATALOG_GROUP):
+        raise ShoalError("no-leader", "this agent holds no replica of the catalog")
+    if recoveries(epoch) > host.status(CATALOG_GROUP).term >> EPOCH_BITS:
+        raise ShoalError(
+            "recovery-refused",
+            "the catalog was recovered at another agent already, and this one follows it: what its own log"
+            " has was left behind",
+        )

@@ -132,7 +132,6 @@ class ClusterView:
         self._topics: dict[str, tuple[TopicEntry, Topic]] = {}  # asked for with every request; see topic()
 
     def attach(self, joined: Joined) -> None:
-        """The agent belongs to a cluster."""
         self._cluster = joined
         self._watch.changed()
 

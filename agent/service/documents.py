@@ -226,7 +226,10 @@ def topic_document(view: Overview, entry: TopicEntry) -> dict[str, Any]:
         shown = partition_document(view, entry, partition)
         end = None if leadership is None or shown["leader"] is None else leadership.log_end_offset
         claims = view.routes.claims_about(GroupId(entry.topic_id, partition))
-        shown["replicas"] = [_with_lag(replica, claims, end) for replica in shown["replicas"]]
+        for replica in shown["replicas"]:  # how far its log reaches, and how much it lacks of the leader's
+            claim = claims.get(replica["id"])
+            reached = replica["log_end_offset"] = None if claim is None else claim.log_end_offset
+            replica["lag"] = None if reached is None or end is None else max(0, end - reached)
         partitions.append(
             shown
             | {
@@ -248,14 +251,6 @@ def topic_document(view: Overview, entry: TopicEntry) -> dict[str, Any]:
     if not entry.settings.fsync:
         document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'
     return document
-
-
-def _with_lag(replica: dict[str, Any], claims: Mapping[str, Claim], end: int | None) -> dict[str, Any]:
-    """How far a replica's log reaches, and how much it lacks of the leader's; None where nobody has said."""
-    claim = claims.get(replica["id"])
-    reached = None if claim is None else claim.log_end_offset
-    lag = None if reached is None or end is None else max(0, end - reached)
-    return replica | {"log_end_offset": reached, "lag": lag}
 
 
 def damage_document(topic: str, partition: int, item: DamagedRange) -> dict[str, Any]:

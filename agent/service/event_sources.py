@@ -25,14 +25,8 @@ from shoal.agent.topics.catalog import Catalog
 from shoal.membership.interface import Member, MemberEvent
 
 WAIT_MS = 60_000
-MEMBER_KINDS = {
-    "joined": "joined",
-    "suspected": "suspected",
-    "failed": "failed",
-    "left": "left",
-    "updated": "updated",
-    "reaped": "forgotten",
-}
+MEMBER_KINDS = {kind: kind for kind in ("joined", "suspected", "failed", "left", "updated")}
+MEMBER_KINDS["reaped"] = "forgotten"
 TAGS_OF_PROGRESS = frozenset((tags.TAG_PLACEMENT, tags.TAG_CATALOG, tags.TAG_TOPICS))
 DELETED = PartitionView(None, is_mine=False, missing=(), is_concern=False)
 
@@ -66,7 +60,6 @@ class EventSources:
     # ---- members ---------------------------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
-        """Membership's on_event."""
         kind = MEMBER_KINDS.get(event.kind)
         member = event.member
         if kind is None or not tags.is_ours(member, self._roster.cluster, self._roster.cluster_id):

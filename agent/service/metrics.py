@@ -86,10 +86,18 @@ def _members(members: Sequence[tuple[str, bool]]) -> Metric:
 
 def _partitions(statuses: Sequence[tuple[str, int, Any]]) -> list[Metric]:
     described = (
-        ("shoal_partition_leader", "1 where this agent leads the partition.", _is_leader),
+        (
+            "shoal_partition_leader",
+            "1 where this agent leads the partition.",
+            lambda status: int(status.role.name == "LEADER"),
+        ),
         ("shoal_partition_term", "Raft term.", lambda status: status.term),
         ("shoal_partition_log_start_offset", "First offset held.", lambda status: status.log_start_offset),
-        ("shoal_partition_high_watermark", "Offset after the last committed record.", _high_watermark),
+        (
+            "shoal_partition_high_watermark",
+            "Offset after the last committed record.",
+            lambda status: status.high_watermark,
+        ),
         (
             "shoal_partition_log_end_offset",
             "Offset after the last record.",
@@ -112,7 +120,7 @@ def _partitions(statuses: Sequence[tuple[str, int, Any]]) -> list[Metric]:
 
 
 def _scrub(scrub: ScrubStatistics) -> list[Metric]:
-    last_pass_s = 0.0 if scrub.last_pass_ms is None else scrub.last_pass_ms / 1_000
+    last_pass_s = (scrub.last_pass_ms or 0) / 1_000
     return [
         CounterMetricFamily(
             "shoal_scrub_bytes", "Stored bytes read again and verified.", value=scrub.bytes_read
@@ -129,11 +137,3 @@ def _scrub(scrub: ScrubStatistics) -> list[Metric]:
             "shoal_scrub_last_pass_seconds", "How long the last whole pass took.", value=last_pass_s
         ),
     ]
-
-
-def _is_leader(status: Any) -> int:
-    return int(status.role.name == "LEADER")
-
-
-def _high_watermark(status: Any) -> int:
-    return int(status.high_watermark)

@@ -23,22 +23,16 @@ def catalog_check(
     if service.halted is not None:
         return service.halted
     if not has_leader:
-        return _own_catalog_fault(host) or "the catalog has no leader"
+        status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
+        if status is None or status.state is ServingState.ACTIVE:
+            return "the catalog has no leader"
+        return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
     if service.local.astray:
         return "the state of the catalog here is of another lineage than its log, and waits for a copy"
     newest = max(versions, default=NO_VERSION)
     if service.catalog.version < newest:
         return f"at version {service.catalog.version} of {newest}"
     return "ok"
-
-
-def _own_catalog_fault(host: Host) -> str | None:
-    """Why this agent's own replica of the catalog cannot help to elect a leader; None when it can, or when
-    it holds none."""
-    status = host.status(CATALOG_GROUP) if host.has(CATALOG_GROUP) else None
-    if status is None or status.state is ServingState.ACTIVE:
-        return None
-    return f"the catalog has no leader, and its replica here is {status.state}: {status.reason}"
 
 
 def disk_check(host: Host) -> str:

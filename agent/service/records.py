@@ -6,12 +6,13 @@ refuses is told here so that a client can go on: to the leader, or to another ho
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.host.host import Host
 from shoal.agent.interface import Topic
-from shoal.agent.partition.reader import Admit, Fetch, Offsets
 from shoal.agent.partition.status import ServingState
 from shoal.agent.service.cluster_view import ClusterView, not_leader
 from shoal.agent.service.time_search import offset_at_time
@@ -20,36 +21,17 @@ from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 
 
-class _LedHere:
-    """The host and the partition's group, while something is asked of them; refusals are translated."""
-
-    __slots__ = ("_partition", "_records", "_topic")
-
-    def __init__(self, records: RecordService, topic: Topic, partition: int) -> None:
-        self._records = records
-        self._topic = topic
-        self._partition = partition
-
-    def __enter__(self) -> tuple[Host, GroupId]:
-        return self._records.held_here(self._topic, self._partition)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, ShoalError):
-            raise self._records.translated(error, self._topic, self._partition) from None
-
-
 class RecordService(ClusterView):
     """See the module. Raises ShoalError not-leader, with the leader's URL, for what is led elsewhere."""
 
-    def held_here(self, topic: Topic, partition: int) -> tuple[Host, GroupId]:
-        """The host, when it holds the partition. ShoalError not-leader otherwise."""
-        host = self._parts().host
-        group = self._group(topic, partition)
-        if not host.has(group):
-            raise self._elsewhere(topic, partition)
-        return host, group
+    @contextmanager
+    def _led_here(self, topic: Topic, partition: int) -> Iterator[tuple[Host, GroupId]]:
+        """The host and the partition's group, while something is asked of them; refusals are translated."""
+        host, group = self._parts().host, self._group(topic, partition)
+        try:
+            yield host, group
+        except ShoalError as error:
+            raise self._translated(error, topic, partition) from None
 
     def _elsewhere(self, topic: Topic, partition: int) -> ShoalError:
         leader = self._leader_of(GroupId(topic.id, partition))
@@ -62,7 +44,10 @@ class RecordService(ClusterView):
         """The replica here does not serve: its leader does, or soon another holder, who is named. Alone it
         says what is wrong."""
         host, group = self._parts().host, self._group(topic, partition)
-        if not host.has(group) or (status := host.status(group)).state is ServingState.ACTIVE:
+        if not host.has(group):
+            return self._elsewhere(topic, partition)
+        status = host.status(group)
+        if status.state is ServingState.ACTIVE:
             return error
         elsewhere = self._elsewhere(topic, partition)
         if elsewhere.code == "not-leader":
@@ -78,7 +63,7 @@ class RecordService(ClusterView):
         why = f"the replica here is {status.state}: {status.reason}; others are at {', '.join(others)}"
         return ShoalError("no-leader", f"{elsewhere.detail}; {why}", replica_urls=list(others))
 
-    def translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
+    def _translated(self, error: ShoalError, topic: Topic, partition: int) -> ShoalError:
         """The host knows agents, not URLs: say who leads in a way that a client can use."""
         if not error.definite:  # what may have happened here must not be tried elsewhere
             return error
@@ -94,52 +79,39 @@ class RecordService(ClusterView):
 
     async def append(self, topic: Topic, partition: int, submission: Submission) -> Appended:
         """Records, gathered with all that arrive at the same time, or whole batches, into one partition."""
-        with _LedHere(self, topic, partition) as (host, group):
+        with self._led_here(topic, partition) as (host, group):
             return await host.append(group, submission)
 
     def begin_append(self, topic: Topic, partition: int, submission: Submission, answer: Answer) -> None:
         """The same; `answer` gets the outcome. Raises ShoalError when nothing was proposed. Without the
         context manager: its three calls would be one in a hundred of an append's."""
-        host, group = self.held_here(topic, partition)
+        host, group = self._parts().host, self._group(topic, partition)
         try:
             host.begin_append(group, submission, answer)
         except ShoalError as error:
-            raise self.translated(error, topic, partition) from None
+            raise self._translated(error, topic, partition) from None
 
-    async def read(
-        self,
-        topic: Topic,
-        partition: int,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int,
-        local: bool,
-        limit: int | None = None,
-        admit: Admit | None = None,
-    ) -> Fetch:
-        """Committed batches from the one that holds `offset`, to that of the record `limit` - 1 further."""
-        with _LedHere(self, topic, partition) as (host, group):
-            return await host.read(
-                group, offset, max_bytes=max_bytes, wait_ms=wait_ms, local=local, limit=limit, admit=admit
-            )
+    async def read(self, topic: Topic, partition: int, request: FetchRequest) -> Fetch:
+        """Committed batches from the one that holds the offset on."""
+        with self._led_here(topic, partition) as (host, group):
+            return await host.reader(group).read(request)
 
     async def offsets(self, topic: Topic, partition: int) -> Offsets:
         """The ends of the log, by a read index."""
-        with _LedHere(self, topic, partition) as (host, group):
-            return await host.offsets(group)
+        with self._led_here(topic, partition) as (host, group):
+            return await host.reader(group).offsets()
 
     async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
         """Whether something beyond the offset was committed in time, while this agent leads."""
-        with _LedHere(self, topic, partition) as (host, group):
-            return await host.wait_past(group, offset, wait_ms)
+        with self._led_here(topic, partition) as (host, group):
+            return await host.reader(group).wait_past(offset, wait_ms)
 
     async def trim(self, topic: Topic, partition: int, before: Offset, timeout_ms: int) -> Offset:
         """Drop the segments wholly before the offset, on all replicas; where the log then starts."""
-        with _LedHere(self, topic, partition) as (host, group):
+        with self._led_here(topic, partition) as (host, group):
             return await host.trim(group, before, timeout_ms)
 
     async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset:
         """The first offset whose record is at or after the time; the end if there is none."""
-        with _LedHere(self, topic, partition) as (host, group):
-            return await offset_at_time(host, group, time_us)
+        with self._led_here(topic, partition) as (host, group):
+            return await offset_at_time(host.reader(group), time_us)

@@ -1,6 +1,6 @@
 """Where in a partition a moment lies: the first record at or after a time.
 
-Law of this file: it reads committed batches through the host, like any consumer. Producers' timestamps need
+Law of this file: it reads committed batches through a reader, like any consumer. Producers' timestamps need
 not rise with the offsets, so no halving finds the place; but the log's index has the newest timestamp of each
 entry, and of whole segments, and names the next batch that may have such a record. One batch is read then.
 Where the index does not know (it was written by an earlier version, or the entry is damaged), batches are
@@ -9,42 +9,30 @@ looked through by their stamps alone.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.agent.durable.ids import GroupId
-from shoal.agent.partition.reader import Fetch, Offsets
+from shoal.agent.fetch import FetchRequest
+from shoal.agent.partition.reader import Reader
 from shoal.format.batch import Offset, parse_stamp, timestamps_of
 
 ONE_BATCH_BYTES = 1  # a read gives one, however large
 READ_BYTES = 4 << 20  # one step where the index does not know; between steps the loop serves others
 
 
-class Reads(Protocol):
-    """What the search needs of the host."""
-
-    async def offsets(self, group: GroupId) -> Offsets: ...
-    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset: ...
-    async def read(
-        self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
-    ) -> Fetch: ...
-
-
-async def offset_at_time(host: Reads, group: GroupId, time_us: int) -> Offset:
+async def offset_at_time(reader: Reader, time_us: int) -> Offset:
     """The first offset whose record's timestamp is at or after `time_us`; the high watermark if there is
     none.
 
     Raises ShoalError as reads do.
     """
-    ends = await host.offsets(group)
+    ends = await reader.offsets()
     position, step_bytes = ends.log_start_offset, ONE_BATCH_BYTES
     while position < ends.high_watermark:
-        position = await host.find_time(group, time_us, position)
+        position = await reader.find_time(time_us, position)
         if position >= ends.high_watermark:
             break
-        fetch = await host.read(group, position, max_bytes=step_bytes, wait_ms=0, local=True)
+        fetch = await reader.read(FetchRequest(position, step_bytes, local=True))
         for frame in fetch.frames:
             stamp, _ = parse_stamp(frame, 0)
             if stamp.record_count and stamp.max_timestamp_us >= time_us:

@@ -16,6 +16,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
 from shoal.agent.topics.local_catalog import LocalCatalog
@@ -172,16 +173,18 @@ class TopicReplicas:
 
     async def open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
         settings, birth = entry.settings, entry.partitions[partition]
-        await self._groups.open_group(
-            GroupId(entry.topic_id, partition),
-            birth=Configuration.birth(birth.voters, birth.generation),
-            schema=DEFAULT_SCHEMA,
-            log_config=LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
+        group = GroupId(entry.topic_id, partition)
+        plan = Plan(
+            group,
+            Configuration.birth(birth.voters, birth.generation),
+            DEFAULT_SCHEMA,
+            LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
+            replica_id,
             retention=_retention_of(settings),
-            replica_id=replica_id,
             awaits_birth=bool(entry.unborn >> partition & 1),
         )
-        tell_cleared_write(self._groups, GroupId(entry.topic_id, partition))
+        await self._groups.open_group(plan)
+        tell_cleared_write(self._groups, group)
 
     def dead_topics(self) -> dict[bytes, set[int]]:
         """Deleted topics, with the partitions that may be here. Only a committed deletion counts (safety 4):

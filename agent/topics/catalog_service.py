@@ -22,7 +22,7 @@ from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.partition.plan import Plan, StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.process.clock import is_set_within
@@ -135,15 +135,16 @@ class CatalogService:
         self._work.set()
 
     async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
-        await self._groups.open_group(
+        plan = Plan(
             CATALOG_GROUP,
-            birth=Configuration.birth(self.birth),
-            schema=DEFAULT_SCHEMA,
-            log_config=LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES),
-            retention=CATALOG_RETENTION,
+            Configuration.birth(self.birth),
+            DEFAULT_SCHEMA,
+            LogConfig(segment_bytes=CATALOG_SEGMENT_BYTES),
+            replica_id,
             machine=StateMachine(self.apply, self.local.next_offset, self.local.saved_offset),
-            replica_id=replica_id,
+            retention=CATALOG_RETENTION,
         )
+        await self._groups.open_group(plan)
         tell_cleared_write(self._groups, CATALOG_GROUP)
 
     async def open_replica(self, group: GroupId, replica_id: ReplicaId) -> None:

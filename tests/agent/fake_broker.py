@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from fake_gossip_keys import FakeKeyedGossip
 
 from shoal.agent.events.feed import EventFeed
+from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.topics.settings import check_topic_form, check_topic_name, settings_from_body
@@ -45,24 +45,6 @@ CLUSTER_ID = b"fake cluster id."
 @dataclasses.dataclass(frozen=True, slots=True)
 class FakeTopic(Topic):
     settings: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeFetch:
-    schema: pa.Schema
-    frames: list[bytes]
-    base_offset: Offset
-    next_offset: Offset
-    high_watermark: Offset
-    log_start_offset: Offset
-    pieces: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class FakeOffsets:
-    log_start_offset: Offset
-    high_watermark: Offset
-    log_end_offset: Offset
 
 
 @dataclasses.dataclass
@@ -464,18 +446,8 @@ class FakeBroker:
         log = self._log(topic, partition)
         return log.append(records, submission.producer, consecutive=submission.consecutive)
 
-    async def read(
-        self,
-        topic: Topic,
-        partition: int,
-        offset: Offset,
-        *,
-        max_bytes: int,
-        wait_ms: int,
-        local: bool,
-        limit: int | None = None,
-        admit: Any = None,
-    ) -> FakeFetch:
+    async def read(self, topic: Topic, partition: int, request: FetchRequest) -> Fetch:
+        offset, max_bytes, wait_ms, local, limit, _ = request
         self._raise_injected()
         log = self._log(topic, partition, local=local)
         end = min(log.end, self.known_end) if local else log.end
@@ -510,13 +482,11 @@ class FakeBroker:
             size += len(data)
             following = first + count
         high_watermark = Offset(end if local else log.end)
-        return FakeFetch(
-            topic.schema, frames, Offset(base), Offset(following), high_watermark, Offset(log.start)
-        )
+        return Fetch(topic.schema, frames, Offset(base), Offset(following), high_watermark, Offset(log.start))
 
-    async def offsets(self, topic: Topic, partition: int) -> FakeOffsets:
+    async def offsets(self, topic: Topic, partition: int) -> Offsets:
         log = self._log(topic, partition)
-        return FakeOffsets(Offset(log.start), Offset(log.end), Offset(log.end))
+        return Offsets(Offset(log.start), Offset(log.end), Offset(log.end))
 
     async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
         self._raise_injected()

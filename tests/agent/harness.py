@@ -14,7 +14,10 @@ from listening import stop_listening
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.host import Host
+from shoal.agent.fetch import FetchRequest
+from shoal.agent.host.host import Host, HostConfig
+from shoal.agent.partition.opener import Stores
+from shoal.agent.partition.plan import Plan
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.submission import Submission
@@ -107,18 +110,12 @@ class Node:
         )
         self.host = Host(
             agent_id=self.agent_id,
-            cluster_id=CLUSTER,
-            disk=self.disk,
-            data_directory=self.directory,
-            registry=self.registry,
-            hard_states=self.hard_states,
+            stores=Stores(self.disk, self.directory, CLUSTER, self.registry, self.hard_states),
             links=self.links,
             clock=clock,
             rng=random.Random(hash(self.agent_id) + self.life),
-            raft_config=self.raft_config,
-            log_config=self.log_config,
+            config=HostConfig(self.raft_config, retention_interval_ms=20),
             on_change=self.changes.append,
-            retention_interval_ms=20,
         )
         app = web.Application()
         app.router.add_get("/v1/peer", self._accept)
@@ -141,7 +138,8 @@ class Node:
 
     async def open(self, birth: Configuration, group: GroupId = GROUP, **options: Any) -> None:
         """Open the group with the default schema."""
-        await self.host.open_group(group, birth=birth, schema=DEFAULT_SCHEMA, **options)
+        options = {"log_config": self.log_config} | options
+        await self.host.open_group(Plan(group, birth, DEFAULT_SCHEMA, **options))
 
     async def stop(self) -> None:
         """Without handing over: peers see a dead process."""
@@ -266,7 +264,7 @@ async def _read_values(node: Node, group: GroupId, *, local: bool) -> list[str]:
     values: list[str] = []
     offset = node.host.status(group).log_start_offset
     while True:
-        fetch = await node.host.read(group, offset, max_bytes=2**20, local=local)
+        fetch = await node.host.reader(group).read(FetchRequest(offset, max_bytes=2**20, local=local))
         if not fetch.frames:
             return values
         rows: list[bytes] = []

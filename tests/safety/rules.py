@@ -589,7 +589,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         25,
         "an agent does not say which of its replicas have stopped",
-        "agent/host/stopped_groups.py",
+        "agent/host/peer_liveness.py",
         "        return encode_stopped(named)\n",
         "        return b''\n",
         (A + "host/test_quiet_leader.py::test_what_a_stopped_leader_says_at_last_may_be_lost",),
@@ -639,7 +639,7 @@ FAULTS: tuple[Fault, ...] = (
         27,
         "a state machine's log drops what its state on disk lacks",
         "agent/partition/trimmer.py",
-        "            before = min(before, known_from(log.spans(), self._machine.saved_offset()))\n",
+        "            before = min(before, known_from(log.spans(), machine.saved_offset()))\n",
         "            pass\n",
         (A + "host/test_machine_logs.py::test_nothing_goes_that_a_state_machine_has_not_saved",),
     ),

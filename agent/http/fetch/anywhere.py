@@ -20,7 +20,7 @@ from shoal.agent.http.core.leader import (
 )
 from shoal.agent.http.rows.row_pieces import Rows
 from shoal.agent.http.rows.selection import Portion, Received, frames_in
-from shoal.agent.interface import Admit, Fetch, Leader, Topic
+from shoal.agent.interface import Admit, Fetch, FetchRequest, Leader, Topic
 from shoal.errors import ShoalError
 from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, Offset, parse_stamp
 
@@ -80,16 +80,9 @@ async def fetch_rows(
 
 async def read_here(call: Call, topic: Topic, wanted: Wanted, admit: Admit) -> Fetch:
     """From this agent's log; ShoalError not-leader when it may not."""
-    return await call.context.broker.read(
-        topic,
-        wanted.partition,
-        Offset(wanted.offset),
-        max_bytes=wanted.max_bytes,
-        wait_ms=wanted.wait_ms,
-        local=wanted.local,
-        limit=wanted.limit,
-        admit=admit,
-    )
+    offset, most, limit = Offset(wanted.offset), wanted.max_bytes, wanted.limit
+    request = FetchRequest(offset, most, wanted.wait_ms, wanted.local, limit, admit)
+    return await call.context.broker.read(topic, wanted.partition, request)
 
 
 async def _fetch_here(

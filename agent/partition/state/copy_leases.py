@@ -26,7 +26,6 @@ class Shipments:
         self._wanted[receiver] = (index, now_ms + PIN_MS)
 
     def done(self, receiver: ReplicaId) -> None:
-        """It has everything."""
         self._wanted.pop(receiver, None)
 
     def pinned_index(self, now_ms: int) -> LogIndex | None:

@@ -77,7 +77,6 @@ class Ordered(NamedTuple):
 
     @property
     def recent(self) -> bytes:
-        """Its sequences, packed."""
         return self.packed[_PRODUCER.size :]
 
     @property

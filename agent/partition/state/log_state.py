@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shoal.agent.partition.state.idempotence import KeptSequence, ProducerTable, ProducerTableError
 from shoal.agent.partition.state.retention import RetentionError, decode_trim
@@ -46,28 +46,9 @@ class FoldError(ValueError):
     """A frame or a checkpoint does not continue the log folded so far: the log, not the caller, is wrong."""
 
 
-class GroupState(Protocol):
-    """State that rides in the partition's own log: folded entry by entry, carried by every checkpoint."""
-
-    def fold(self, frame: Frame) -> None:
-        """Take one GROUP_STATE frame, in log order."""
-
-    def undo_from(self, from_index: LogIndex) -> None:
-        """The log was cut from this entry on."""
-
-    def settle(self, commit_index: LogIndex) -> None:
-        """Entries up to here are committed and never cut."""
-
-    def to_bytes(self) -> bytes:
-        """What a checkpoint carries."""
-
-    def restore(self, data: bytes) -> None:
-        """Replace the state by a checkpoint's."""
-
-
 class Checkpoint(NamedTuple):
     """The fold of the log before an entry (safety 18). `last_index` and `last_term` name the last entry
-    folded, 0 for none."""
+    folded, 0 for none. `group_state`: of consumer groups; nothing writes one yet."""
 
     last_index: LogIndex
     last_term: Term
@@ -159,10 +140,8 @@ EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0, 0, 0)
 class PartitionState:
     """The fold of one replica's log up to its in-memory end."""
 
-    def __init__(self, birth: Configuration, group_state: GroupState | None = None) -> None:
-        self._birth = birth
+    def __init__(self, birth: Configuration) -> None:
         self.producers = ProducerTable()
-        self.group_state = group_state
         self.committed: Tail = EMPTY_TAIL
         """After the last entry that is committed and in this replica's log: its `end_offset` is the high
         watermark."""
@@ -226,8 +205,6 @@ class PartitionState:
             self.producers.restore(checkpoint.producers)
         except ProducerTableError as error:
             raise FoldError(f"the checkpoint at {stamp.index}: {error}") from error
-        if self.group_state is not None:
-            self.group_state.restore(checkpoint.group_state)
         self._configurations = [checkpoint.configuration]
         end = Offset(checkpoint.end_offset)
         self.tail = self.committed = Tail(
@@ -260,8 +237,6 @@ class PartitionState:
                 self._record_producers(frame, elapsed_us)
         elif kind == Kind.CONFIGURATION:
             self._configurations.append(decode_configuration(control_payload(frame.data)))
-        elif kind == Kind.GROUP_STATE and self.group_state is not None:
-            self.group_state.fold(frame)
         elif kind == Kind.TRIM:
             self._fold_trim(frame)
         self.tail = Tail(
@@ -328,8 +303,6 @@ class PartitionState:
             uncommitted.pop()
         self.tail = uncommitted[-1] if uncommitted else self.committed
         self.producers.undo_from(from_index)
-        if self.group_state is not None:
-            self.group_state.undo_from(from_index)
         configurations = self._configurations
         while len(configurations) > 1 and configurations[-1].index >= from_index:
             configurations.pop()
@@ -346,8 +319,6 @@ class PartitionState:
             committed = uncommitted.popleft()
         self.committed = committed
         self.producers.settle(committed.last_index)
-        if self.group_state is not None:
-            self.group_state.settle(committed.last_index)
         configurations = self._configurations
         while len(configurations) > 1 and configurations[1].index <= committed.last_index:
             configurations.pop(0)
@@ -388,7 +359,7 @@ class PartitionState:
             tail.append_time_us,
             self.configuration,
             self.producers.to_bytes(),
-            b"" if self.group_state is None else self.group_state.to_bytes(),
+            b"",
             tail.elapsed_us,
         )
 

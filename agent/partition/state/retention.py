@@ -109,23 +109,22 @@ class PeerDifferences:
         return found is not None and now_ms - found[1] <= MAX_OPINION_AGE_MS
 
     def heard(self, now_ms: int) -> list[PeerTime]:
-        """What was heard lately."""
         return [time for time, at_ms in self._found.values() if now_ms - at_ms <= MAX_OPINION_AGE_MS]
 
     def majority_agrees(self, own_id: str, own_offset_us: int, voters: Sequence[str], now_ms: int) -> bool:
         """Whether this agent and those voters that were heard lately, and are at most a minute off, are a
         majority of the voters. Who was not heard agrees with nobody."""
         agreeing = sum(
-            voter == own_id or (self.is_fresh(voter, now_ms) and self._is_near(voter, own_offset_us))
+            voter == own_id
+            or (
+                self.is_fresh(voter, now_ms)
+                and abs(self._found[voter][0].believed_us - own_offset_us) <= MAX_CLOCK_JUMP_US
+            )
             for voter in voters
         )
         return 2 * agreeing > len(voters)
 
-    def _is_near(self, agent_id: str, own_offset_us: int) -> bool:
-        return abs(self._found[agent_id][0].believed_us - own_offset_us) <= MAX_CLOCK_JUMP_US
-
     def keep_only(self, agent_ids: Collection[str]) -> None:
-        """Forget everybody else."""
         self._found = {name: found for name, found in self._found.items() if name in agent_ids}
 
 

@@ -15,7 +15,8 @@ from memory_disk import MemoryDisk
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry, ReplicaState
 from shoal.agent.durable.paired_file import DoubledError
 from shoal.agent.host.copy_target import _Copy
-from shoal.agent.partition.opener import Plan, Stores, finish_install, open_replica
+from shoal.agent.partition.opener import Stores, finish_install, open_replica
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.entry_messages import Offer, decode_held, encode_offer
@@ -256,6 +257,7 @@ class Promised:
 
     agent_id = "1" * 32
     clock = clocks = SystemClock()
+    raft_config = RAFT
 
 
 async def stores_on(disk: MemoryDisk) -> Stores:
@@ -265,7 +267,7 @@ async def stores_on(disk: MemoryDisk) -> Stores:
 
 
 def make_plan() -> Plan:
-    return Plan(GROUP, Configuration.birth(("1" * 32, "2" * 32)), DEFAULT_SCHEMA, SMALL, RAFT)
+    return Plan(GROUP, Configuration.birth(("1" * 32, "2" * 32)), DEFAULT_SCHEMA, SMALL)
 
 
 async def write_logs(stores: Stores) -> None:

@@ -11,7 +11,8 @@ from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.host.copy_target import Installer
-from shoal.agent.partition.opener import Plan, Stores, Work, open_replica
+from shoal.agent.partition.opener import Stores, Work, open_replica
+from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.peers.entry_messages import Offer, Piece, decode_wanted, encode_offer, encode_piece
@@ -36,7 +37,7 @@ BIRTH = Configuration.birth(("1" * 32, "2" * 32, "3" * 32))
 SENDER = "2" * 32
 SENDER_ID = ReplicaId(0, 1)
 VOTED_FOR = ReplicaId(0, 2)
-PLAN = Plan(GROUP, BIRTH, DEFAULT_SCHEMA, LogConfig(), RAFT)
+PLAN = Plan(GROUP, BIRTH, DEFAULT_SCHEMA, LogConfig())
 
 
 class OneReplica:
@@ -44,6 +45,7 @@ class OneReplica:
 
     agent_id = "1" * 32
     clock = SystemClock()
+    raft_config = RAFT
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
@@ -55,9 +57,6 @@ class OneReplica:
 
     def replica(self, _: Any) -> Replica:
         return self.opened
-
-    def plan(self, _: Any) -> Plan:
-        return PLAN
 
     async def reopen(self, _: Any, work: Work) -> None:
         await self.opened.close("opened anew")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.fetch import FetchRequest
+from shoal.agent.partition.plan import StateMachine
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset, ProducerStamp, producer_id_from_text
@@ -205,7 +206,7 @@ async def test_a_follower_refuses_with_the_leader(tmp_path: Path) -> None:
         for call in (
             follower.host.append(GROUP, Submission.of([message("x")], timeout_ms=500)),
             follower.host.append(GROUP, Submission.of(columns("x"), timeout_ms=500)),
-            follower.host.read(GROUP, Offset(0), max_bytes=1),
+            follower.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=1)),
         ):
             with pytest.raises(ShoalError) as refused:
                 await call
@@ -243,16 +244,18 @@ async def test_reads_wait_wake_and_state_the_end(tmp_path: Path) -> None:
     """A long poll wakes on commit; an empty one ends in time; beyond the end is an error with the range."""
     async with Cluster(str(tmp_path), 1) as cluster:
         node = await cluster.leader()
-        polling = asyncio.create_task(node.host.read(GROUP, Offset(0), max_bytes=100, wait_ms=120_000))
+        polling = asyncio.create_task(
+            node.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=100, wait_ms=120_000))
+        )
         await asyncio.sleep(0.02)
         assert not polling.done()
         await cluster.append("a")
         fetch = await asyncio.wait_for(polling, 40)
         assert (fetch.base_offset, fetch.next_offset, fetch.high_watermark) == (0, 1, 1)
-        empty = await node.host.read(GROUP, Offset(1), max_bytes=100, wait_ms=20)
+        empty = await node.host.reader(GROUP).read(FetchRequest(Offset(1), max_bytes=100, wait_ms=20))
         assert (empty.frames, empty.next_offset) == ([], 1)
         with pytest.raises(ShoalError) as refused:
-            await node.host.read(GROUP, Offset(2), max_bytes=100, wait_ms=20)
+            await node.host.reader(GROUP).read(FetchRequest(Offset(2), max_bytes=100, wait_ms=20))
         assert refused.value.code == "beyond-end"
         assert refused.value.extra == {"log_start_offset": 0, "high_watermark": 1}
 
@@ -263,9 +266,9 @@ async def test_a_fetch_is_bounded_and_continues(tmp_path: Path) -> None:
         node = await cluster.leader()
         for number in range(10):
             await cluster.append(f"{number}", f"{number}+")
-        fetch = await node.host.read(GROUP, Offset(5), max_bytes=1)
+        fetch = await node.host.reader(GROUP).read(FetchRequest(Offset(5), max_bytes=1))
         assert (fetch.base_offset, fetch.next_offset, len(fetch.frames)) == (4, 6, 1)
-        fetch = await node.host.read(GROUP, fetch.next_offset, max_bytes=2**20)
+        fetch = await node.host.reader(GROUP).read(FetchRequest(fetch.next_offset, max_bytes=2**20))
         assert (fetch.base_offset, fetch.next_offset) == (6, 20)
 
 
@@ -328,7 +331,7 @@ async def test_a_vanished_directory_makes_a_replica_lost(tmp_path: Path) -> None
         status = victim.host.status(GROUP)
         assert status.state == "lost"
         assert "is gone" in status.reason
-        assert victim.host.lost_replicas() == [GROUP]
+        assert [item.group for item in victim.host.beyond_repair()] == [GROUP]
         assert not directory.exists()
         with pytest.raises(ShoalError, match="damaged"):
             await victim.host.append(GROUP, Submission.of([message("x")], timeout_ms=100))

@@ -14,8 +14,9 @@ from memory_disk import Fault, MemoryDisk
 from shoal.agent.durable.identity import HardStateFile, ReplicaState
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.host.free_space import MIN_FREE_BYTES
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.partition.plan import StateMachine
 from shoal.agent.partition.status import ServingState
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
@@ -119,7 +120,7 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         assert (refused.code, refused.definite) == ("disk-full", True)
         assert 12 <= taken <= 26
         assert node.host.status(GROUP).state == "active"
-        assert (await node.host.read(GROUP, Offset(0), max_bytes=1)).next_offset == 1
+        assert (await node.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=1))).next_offset == 1
 
 
 @pytest.mark.parametrize("feeds", [False, True])
@@ -273,7 +274,8 @@ async def test_who_waits_at_a_replica_that_is_removed_may_ask_again() -> None:
 
 def unhear(node: Node) -> None:
     """Frames of its peers are lost on the way to it."""
-    node.links._handlers = {frame_type: lambda *_: None for frame_type in node.links._handlers}
+    node.__dict__["handlers"] = handlers = node.links._handlers
+    node.links._handlers = {frame_type: lambda *_: None for frame_type in handlers}
 
 
 def mute(node: Node) -> None:
@@ -285,7 +287,7 @@ def mute(node: Node) -> None:
 def heal(node: Node) -> None:
     """Both directions work again."""
     del node.links.send_control, node.links.send_bulk  # type: ignore[method-assign]
-    node.links._handlers = {4: node.host._received.on_messages, 5: node.host._received.on_append}
+    node.links._handlers = node.__dict__.pop("handlers")
 
 
 async def test_what_is_not_committed_is_seen_by_nobody() -> None:
@@ -304,7 +306,7 @@ async def test_what_is_not_committed_is_seen_by_nobody() -> None:
         )
         assert appended.base_offset == 2
         assert await read_values(leader, local=True) == ["a", "b"]
-        fetch = await leader.host.read(GROUP, Offset(1), max_bytes=1 << 20, local=True)
+        fetch = await leader.host.reader(GROUP).read(FetchRequest(Offset(1), max_bytes=1 << 20, local=True))
         assert (fetch.next_offset, fetch.high_watermark) == (2, 2)
         for node in others:
             await cluster.start(node)

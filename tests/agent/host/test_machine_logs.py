@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.agent import cluster as cluster_module
 from shoal.agent.durable.ids import CATALOG_GROUP
-from shoal.agent.host.host import Host
-from shoal.agent.partition.applier import StateMachine
+from shoal.agent.host.host import HostConfig
+from shoal.agent.partition.plan import StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.format.batch import Frame
@@ -104,8 +106,7 @@ async def test_the_catalogs_log_stays_small_and_newcomers_know_everything(
     when the first is gone they know every topic and make new ones. So does the first one, restarted."""
     monkeypatch.setattr(catalog_follow, "CATALOG_SEGMENT_BYTES", SMALL_BYTES)
     monkeypatch.setattr(catalog_follow, "CATALOG_RETENTION", Retention(size_bytes=SMALL_BYTES))
-    defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": 20}
-    monkeypatch.setattr(Host.__init__, "__kwdefaults__", defaults)
+    monkeypatch.setattr(cluster_module, "HostConfig", partial(HostConfig, retention_interval_ms=20))
     async with agents_in(tmp_path) as agents:
         first = await agents.alone("a0")
         made = await change_until_trimmed(first)

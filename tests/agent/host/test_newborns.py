@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.host.newborns import Newborns, is_led_here
 from shoal.agent.partition.opener import UnknownReplica
 from shoal.agent.partition.replica import BIRTH_PENDING, Replica
@@ -80,7 +81,7 @@ async def test_the_first_leader_waits_for_the_catalog(tmp_path: Path) -> None:
         assert (error.code, error.retriable) == ("no-leader", True)
         assert BIRTH_PENDING in error.detail
         for refusal in (
-            leader.host.read(GROUP, Offset(0), max_bytes=100),
+            leader.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=100)),
             leader.host.offsets(GROUP),
         ):
             with pytest.raises(ShoalError, match=BIRTH_PENDING):
@@ -126,8 +127,8 @@ async def test_who_leads_without_a_majority_tells_nobody() -> None:
     """The catalog would take a birth for final whose other voters are gone."""
     core = SimpleNamespace(commit_index=0)
     replica: Any = SimpleNamespace(group=GROUP, is_unborn=True, is_leader=True, core=core)
-    host: Any = SimpleNamespace()
-    newborns = Newborns(host, host, lambda _: replica)
+    host: Any = SimpleNamespace(open_replica=lambda _: replica)
+    newborns = Newborns(host, host)
     told: list[int] = []
     newborns.on_led = lambda: told.append(core.commit_index)
     newborns.note(replica)

@@ -13,6 +13,7 @@ import pytest
 from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.replica import Replica
 from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
@@ -64,7 +65,7 @@ async def another_leads(cluster: Cluster, stopped: Node) -> Node:
 
 async def read_all(node: Node) -> None:
     for offset in range(6):
-        await node.host.read(GROUP, Offset(offset), max_bytes=100)
+        await node.host.reader(GROUP).read(FetchRequest(Offset(offset), max_bytes=100))
 
 
 async def test_a_sector_that_takes_nothing_under_an_idle_leader() -> None:
@@ -120,7 +121,7 @@ async def test_what_a_stopped_leader_says_at_last_may_be_lost() -> None:
 
 async def test_more_groups_than_a_liveness_frame_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are named in turn."""
-    monkeypatch.setattr("shoal.agent.host.stopped_groups.MAX_STOPPED_GROUPS", 2)
+    monkeypatch.setattr("shoal.agent.host.peer_liveness.MAX_STOPPED_GROUPS", 2)
     groups = [GROUP, *(GroupId(b"t" * 16, number) for number in range(1, 5))]
     cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
     async with cluster:

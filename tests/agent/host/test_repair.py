@@ -14,6 +14,7 @@ import pytest
 from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.host.repair import Mender, _is_overruled
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
@@ -121,13 +122,13 @@ async def test_a_flipped_bit_under_a_running_replica_is_mended(where: str) -> No
         before = place.bytes()
         place.hit()
         with pytest.raises(ShoalError) as refused:
-            await node.host.read(GROUP, 7, max_bytes=1, local=True)  # type: ignore[arg-type]
+            await node.host.reader(GROUP).read(FetchRequest(7, max_bytes=1, local=True))  # type: ignore[arg-type]
         assert refused.value.code == "damaged"
         assert node.host.status(GROUP).state == "active"
         (damaged,) = node.host.status(GROUP).damaged_ranges
         assert (damaged.first_offset, damaged.end_offset) == (7, 8)
         for offset in (0, 6, 8):
-            await node.host.read(GROUP, offset, max_bytes=1, local=True)  # type: ignore[arg-type]
+            await node.host.reader(GROUP).read(FetchRequest(offset, max_bytes=1, local=True))  # type: ignore[arg-type]
         await until(lambda: not node.host.status(GROUP).damaged_ranges)
         assert place.bytes() == before
         await whole(cluster)
@@ -144,11 +145,11 @@ async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
             place.hit()
         for _ in range(2):
             with pytest.raises(ShoalError, match="damaged"):
-                await leader.host.read(GROUP, 5, max_bytes=1)  # type: ignore[arg-type]
+                await leader.host.reader(GROUP).read(FetchRequest(5, max_bytes=1))  # type: ignore[arg-type]
             assert (
                 await leader.host.append(GROUP, Submission.of([message("more")], timeout_ms=30_000))
             ).count == 1
-            await leader.host.read(GROUP, 6, max_bytes=1)  # type: ignore[arg-type]
+            await leader.host.reader(GROUP).read(FetchRequest(6, max_bytes=1))  # type: ignore[arg-type]
             await until(lambda: all(node.host.status(GROUP).damaged_ranges for node in cluster.nodes))
         assert leader.leads
         places[2].hit()  # a second flip of the same bit heals it
@@ -239,9 +240,9 @@ async def test_what_every_voter_has_lost_is_quarantined(count: int, caplog: pyte
         assert (await store(cluster, "more")).base_offset == COUNT
         leader = await cluster.leader()
         with pytest.raises(ShoalError, match="damaged"):
-            await leader.host.read(GROUP, 37, max_bytes=1)  # type: ignore[arg-type]
+            await leader.host.reader(GROUP).read(FetchRequest(37, max_bytes=1))  # type: ignore[arg-type]
         for offset in (36, 38, 39, COUNT):
-            await leader.host.read(GROUP, offset, max_bytes=1)  # type: ignore[arg-type]
+            await leader.host.reader(GROUP).read(FetchRequest(offset, max_bytes=1))  # type: ignore[arg-type]
         assert "QUARANTINED" in caplog.text
         assert leader.host.status(GROUP).damaged_ranges
         places[-1].hit()  # heals
@@ -648,7 +649,7 @@ async def test_a_peers_wrong_bytes_are_not_taken() -> None:
         place.hit()
         spoiled = place.bytes()
         with pytest.raises(ShoalError, match="damaged"):
-            await node.host.read(GROUP, 7, max_bytes=1, local=True)  # type: ignore[arg-type]
+            await node.host.reader(GROUP).read(FetchRequest(7, max_bytes=1, local=True))  # type: ignore[arg-type]
         await until(lambda: asked >= len(answers))
         assert place.bytes() == spoiled
         assert node.host.status(GROUP).damaged_ranges

@@ -71,6 +71,12 @@ def make() -> tuple[Turns, VirtualClock, list[int], Any]:
     return Turns(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
 
 
+def serve(turns: Turns) -> None:
+    """As the disk does once it has handed out what it had."""
+    with turns.completions:
+        pass
+
+
 async def test_a_turn_served_at_once_does_not_come_again() -> None:
     """What the disk's completions have scheduled is served in their own round, and only there."""
     turns, _, flushes, replica = make()
@@ -94,12 +100,12 @@ async def test_who_was_touched_is_told_once() -> None:
     closed: Any = FakeReplica()
     for item in (replica, other, closed):
         turns.schedule(item)
-    turns.end_burst(at_once=True)
+    serve(turns)
     turns.forget(closed)
     assert turns.take_touched() == [replica, other]
     assert not turns.take_touched()
     turns.schedule(other)
-    turns.end_burst(at_once=True)
+    serve(turns)
     assert turns.take_touched() == [other]
 
 
@@ -224,7 +230,7 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
     for replica in [*followers, leader]:
         replica.core.deadline_ms = clock.ms + 5
         turns.schedule(replica)
-    turns.end_burst(at_once=True)
+    serve(turns)
 
     async def begun_after(pause_ms: int) -> int:
         clock.ms += pause_ms
@@ -289,7 +295,7 @@ async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
 
     replica.turn = turn
     turns.schedule(replica)
-    turns.end_burst(at_once=True)
+    serve(turns)
     assert len(begun) == 1
     await asyncio.sleep(0)
     assert len(begun) == 2

@@ -118,7 +118,7 @@ async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> N
     cut = PowerCut(disk, crash_at, rng)
     done = False
     with contextlib.suppress(OSError, DoubledError, StoreError):
-        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica, plan)  # type: ignore[arg-type]
+        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica)  # type: ignore[arg-type]
         done = True
     cut.end()
     stores = await stores_on(disk)
@@ -127,7 +127,7 @@ async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> N
     if replica.replica_id == old_id:
         assert not done
         await replica.close("the test is over")
-        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica, plan)  # type: ignore[arg-type]
+        await Recovery(_NoLinks(), stores, host)._begin_epoch(replica)  # type: ignore[arg-type]
         replica = await open_replica(stores, host, plan, rng)  # type: ignore[arg-type]
     assert (replica.replica_id,) == replica.core.configuration.voters
     assert replica.core.term >> EPOCH_BITS in (1, 2)

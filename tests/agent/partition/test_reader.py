@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
@@ -37,10 +38,10 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_the_end(tmp_path: Path) 
         assert old.leads
         questions = [
             asyncio.create_task(outcome(old.host.offsets(GROUP))),
-            asyncio.create_task(outcome(old.host.read(GROUP, Offset(1), max_bytes=1))),
-            asyncio.create_task(outcome(old.host.read(GROUP, Offset(2), max_bytes=1))),
+            asyncio.create_task(outcome(old.host.reader(GROUP).read(FetchRequest(Offset(1), max_bytes=1)))),
+            asyncio.create_task(outcome(old.host.reader(GROUP).read(FetchRequest(Offset(2), max_bytes=1)))),
         ]
-        fetch = await old.host.read(GROUP, Offset(0), max_bytes=1)
+        fetch = await old.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=1))
         assert fetch.next_offset == 1
         others = [node for node in cluster.nodes if node is not old]
         successor = await until(lambda: next((node for node in others if node.leads), None))
@@ -51,9 +52,11 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_the_end(tmp_path: Path) 
             assert isinstance(answer, ShoalError), answer
             assert answer.code in ("no-leader", "not-leader")
         assert (await successor.host.offsets(GROUP)).high_watermark == 2
-        assert (await old.host.read(GROUP, Offset(0), max_bytes=1, local=True)).high_watermark == 1
+        assert (
+            await old.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=1, local=True))
+        ).high_watermark == 1
         with pytest.raises(ShoalError) as refused:
-            await old.host.read(GROUP, Offset(2), max_bytes=1, local=True)
+            await old.host.reader(GROUP).read(FetchRequest(Offset(2), max_bytes=1, local=True))
         assert (refused.value.code, refused.value.extra["high_watermark"]) == ("not-leader", 1)
 
 
@@ -72,9 +75,9 @@ async def test_a_limit_spares_what_nobody_wants(tmp_path: Path) -> None:
             (4, 17, 21),
             (4, 99, 24),
         ):
-            fetch = await host.read(GROUP, Offset(offset), max_bytes=2**20, limit=limit)
+            fetch = await host.reader(GROUP).read(FetchRequest(Offset(offset), max_bytes=2**20, limit=limit))
             assert (fetch.base_offset, fetch.next_offset) == (offset // 3 * 3, end), (offset, limit)
-        fetch = await host.read(GROUP, Offset(5), max_bytes=1, limit=9)
+        fetch = await host.reader(GROUP).read(FetchRequest(Offset(5), max_bytes=1, limit=9))
         assert fetch.next_offset == 6
 
 

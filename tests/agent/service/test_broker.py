@@ -129,12 +129,17 @@ class FakeHost:
     def has(self, group: Any) -> bool:
         return group in self.groups
 
-    async def offsets(self, group: Any) -> Any:
+    def reader(self, group: Any) -> Any:
+        if group not in self.groups:
+            raise ShoalError("not-leader", "there is no replica here", leader=None)
+        return self
+
+    async def offsets(self) -> Any:
         if self.error is not None:
             raise self.error
         return "offsets"
 
-    async def wait_past(self, group: Any, offset: int, wait_ms: int) -> bool:
+    async def wait_past(self, offset: int, wait_ms: int) -> bool:
         if self.error is not None:
             raise self.error
         return offset < 5

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.partition.reader import Fetch, Offsets
+from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.service.time_search import offset_at_time
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -24,7 +24,7 @@ from shoal.format.records import RecordColumns, columns_to_batch
 GROUP = GroupId(b"t" * 16, 0)
 
 
-class FakeHost:
+class FakeReader:
     """A log of batches; each read gives one. `knows`: whether its index has the timestamps."""
 
     def __init__(self, batches: Sequence[Sequence[int]], start: int, *, knows: bool) -> None:
@@ -50,20 +50,19 @@ class FakeHost:
             offset += len(times)
         self.ends = Offsets(Offset(min(start, offset)), Offset(offset), Offset(offset))
 
-    async def offsets(self, group: GroupId) -> Offsets:
+    async def offsets(self) -> Offsets:
         return self.ends
 
-    async def find_time(self, group: GroupId, time_us: int, from_offset: Offset) -> Offset:
+    async def find_time(self, time_us: int, from_offset: Offset) -> Offset:
         for frame in self.frames:
             end = frame.stamp.base_offset + frame.stamp.record_count
             if end > from_offset and (not self.knows or frame.stamp.max_timestamp_us >= time_us):
                 return frame.stamp.base_offset
         return self.ends.log_end_offset
 
-    async def read(
-        self, group: GroupId, offset: Offset, *, max_bytes: int, wait_ms: int, local: bool
-    ) -> Fetch:
+    async def read(self, request: FetchRequest) -> Fetch:
         self.reads += 1
+        offset = request.offset
         frame = next(
             frame for frame in self.frames if offset < frame.stamp.base_offset + frame.stamp.record_count
         )
@@ -88,6 +87,6 @@ async def test_it_finds_what_a_plain_scan_finds(batches: list[list[int]], time_u
     is read at most."""
     times = [time for batch in batches for time in batch]
     expected = next((offset for offset, time in enumerate(times) if time >= time_us), len(times))
-    host = FakeHost(batches, 0, knows=knows)
-    assert await offset_at_time(host, GROUP, time_us) == expected
-    assert host.reads <= (1 if knows else len(batches))
+    reader = FakeReader(batches, 0, knows=knows)
+    assert await offset_at_time(reader, time_us) == expected
+    assert reader.reads <= (1 if knows else len(batches))

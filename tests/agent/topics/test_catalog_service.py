@@ -19,6 +19,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.members.roster import Roster
+from shoal.agent.partition.plan import Plan
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_version
 from shoal.agent.submission import Appended, Submission
@@ -155,15 +156,14 @@ class FakeGroups:
     def replica_records(self) -> Iterator[ReplicaRecord]:
         return iter(list(self.records.values()))
 
-    async def open_group(self, group: GroupId, **arguments: Any) -> None:
+    async def open_group(self, plan: Plan) -> None:
         if self.refuse:
             self.refuse -= 1
             raise OSError("the disk says no")
         self.on_open()
-        self.opened[group] = arguments
-        own = [item.id for item in arguments["birth"].replicas if item.agent_id == SELF]
-        replica_id = arguments["replica_id"] or next(iter(own), ReplicaId(0, 0))
-        self.records[group] = ReplicaRecord(group, replica_id, ReplicaState.ACTIVE)
+        self.opened[plan.group] = {name: getattr(plan, name) for name in Plan.__slots__}
+        replica_id = plan.own_id(SELF) or ReplicaId(0, 0)
+        self.records[plan.group] = ReplicaRecord(plan.group, replica_id, ReplicaState.ACTIVE)
 
     async def delete_group(self, group: GroupId) -> None:
         self.on_delete(group)

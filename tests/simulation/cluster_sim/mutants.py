@@ -20,7 +20,7 @@ from cluster_sim.knobs import Knobs
 from cluster_sim.simulation import ClusterSimulation
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.host.host import Host
-from shoal.agent.host.stopped_groups import Stopped
+from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.members.roster import Roster, is_drained
 from shoal.agent.partition import pending as waiting
 from shoal.agent.partition.clock_skew import PeerClocks
@@ -237,7 +237,7 @@ def stop_without_a_word() -> list[Patch]:
     """A leader whose replica stops tells nobody, and its agent names it to nobody."""
     return [
         (Replica, "say_last_words", lambda _: None),
-        (Stopped, "names", lambda _: encode_stopped([])),
+        (PeerLiveness, "name_stopped", lambda _: encode_stopped([])),
     ]
 
 

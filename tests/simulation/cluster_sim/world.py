@@ -7,6 +7,7 @@ it, and nothing else; every replacement is undone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -38,11 +39,10 @@ from cluster_sim.crowd import HOARD_BYTES, PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
-from shoal.agent.host.host import Host
+from shoal.agent.host.host import HostConfig
 from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow
-from shoal.segment_store.config import LogConfig
 
 EPOCH_S = 1_700_000_000
 TIME_READERS = (
@@ -189,9 +189,8 @@ def replacements(
         places.append((node_module, "limits_for", lambda files: replace(limits_for(files), **few)))
     if small_segments:
         places.append((shoal.agent.topics.settings, "MIN_SEGMENT_BYTES", SMALL_SEGMENT_BYTES))
-        places.append((cluster_module, "LogConfig", lambda: LogConfig(segment_bytes=SMALL_SEGMENT_BYTES)))
-        defaults = {**(Host.__init__.__kwdefaults__ or {}), "retention_interval_ms": RETENTION_INTERVAL_MS}
-        places.append((Host.__init__, "__kwdefaults__", defaults))
+        often = functools.partial(HostConfig, retention_interval_ms=RETENTION_INTERVAL_MS)
+        places.append((cluster_module, "HostConfig", often))
         places.append((catalog_follow, "CATALOG_SEGMENT_BYTES", CATALOG_BYTES))
         places.append((catalog_follow, "CATALOG_RETENTION", Retention(size_bytes=CATALOG_BYTES)))
     return places

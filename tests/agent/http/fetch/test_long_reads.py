@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import shoal
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.reader import LONG_FETCH_BYTES
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_FRAME_BYTES, LogIndex, Offset
@@ -53,7 +54,7 @@ async def filled(at: Running, replicas: int) -> None:
 
 def log_of(at: Running) -> Any:
     broker = at.agent.broker
-    host, group = broker.held_here(broker.topic("t"), 0)
+    host, group = broker._parts().host, broker._group(broker.topic("t"), 0)
     return host.replica(group).log
 
 
@@ -183,9 +184,8 @@ async def test_a_long_fetch_is_promised_up_to_known_damage(agents: Agents) -> No
         assert held_bytes <= MAX_FRAME_BYTES
 
     async def fetch(offset: int) -> Any:
-        return await broker.read(
-            broker.topic("t"), 0, Offset(offset), max_bytes=2**24, wait_ms=0, local=False, admit=admitted
-        )
+        request = FetchRequest(Offset(offset), max_bytes=2**24, admit=admitted)
+        return await broker.read(broker.topic("t"), 0, request)
 
     first = await fetch(0)
     assert first.pieces.size_bytes >= LONG_FETCH_BYTES

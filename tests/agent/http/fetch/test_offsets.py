@@ -180,20 +180,20 @@ async def test_a_replica_wakes_who_waits_past_a_place(tmp_path: Path) -> None:
     async with Cluster(str(tmp_path), 3) as cluster:
         await cluster.append("a")
         leader = await cluster.leader()
-        assert await leader.host.wait_past(GROUP, Offset(0), 10_000) is True
-        assert await leader.host.wait_past(GROUP, Offset(1), 20) is False
-        waiting = asyncio.create_task(leader.host.wait_past(GROUP, Offset(2), 10_000))
+        assert await leader.host.reader(GROUP).wait_past(Offset(0), 10_000) is True
+        assert await leader.host.reader(GROUP).wait_past(Offset(1), 20) is False
+        waiting = asyncio.create_task(leader.host.reader(GROUP).wait_past(Offset(2), 10_000))
         await cluster.append("b")
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await cluster.append("c")
         async with asyncio.timeout(40):
             assert await waiting is True
-        deposed = asyncio.create_task(leader.host.wait_past(GROUP, Offset(3), 10_000))
+        deposed = asyncio.create_task(leader.host.reader(GROUP).wait_past(Offset(3), 10_000))
         await asyncio.sleep(0)
         assert await leader.host.transfer_all(5_000) == 1
         async with asyncio.timeout(40):
             assert await deposed is False
         with pytest.raises(ShoalError) as refused:
-            await leader.host.wait_past(GROUP, Offset(0), 10_000)
+            await leader.host.reader(GROUP).wait_past(Offset(0), 10_000)
         assert refused.value.code in ("not-leader", "no-leader")

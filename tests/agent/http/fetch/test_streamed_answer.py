@@ -12,11 +12,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from fake_broker import FakeFetch
 from http_fixtures import Agent, one_agent
 
+from shoal.agent.fetch import Fetch, FetchRequest
 from shoal.agent.http.admission.limits import HttpLimits
-from shoal.agent.interface import Admit
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, END_OF_STREAM, schema_message
 
@@ -124,10 +123,11 @@ def tell(agent: Agent, *told: Told) -> None:
     """What the next reads find, the last one again and again."""
     answers = list(told)
 
-    async def read(*_: object, admit: Admit, **__: object) -> FakeFetch:
+    async def read(_topic: object, _partition: int, request: FetchRequest) -> Fetch:
         pieces = answers.pop(0) if len(answers) > 1 else answers[0]
-        await admit(pieces.held_bytes)
-        return FakeFetch(DEFAULT_SCHEMA, [], 5, 9, 20, 0, pieces)
+        assert request.admit is not None
+        await request.admit(pieces.held_bytes)
+        return Fetch(DEFAULT_SCHEMA, [], 5, 9, 20, 0, pieces)
 
     agent.broker.read = read  # type: ignore[method-assign]
 

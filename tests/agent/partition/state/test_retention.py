@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
 from shoal.agent.partition.state.retention import (
     PeerDifferences,
@@ -195,7 +196,7 @@ async def test_bytes_are_kept_in_bounds_on_every_replica(tmp_path: Path) -> None
             await until(lambda node=node: _disk_bytes(node) < 45_000)
             node.host.replica(GROUP).core.check_invariants()
         with pytest.raises(ShoalError) as refused:
-            await leader.host.read(GROUP, Offset(3), max_bytes=1000)
+            await leader.host.reader(GROUP).read(FetchRequest(Offset(3), max_bytes=1000))
         assert refused.value.code == "trimmed"
         assert refused.value.extra["log_start_offset"] == _start(leader)
         everything = [f"{number:04d}" * 200 for number in range(80)]
