@@ -204,17 +204,18 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: Any) -> None:
 async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     """Raises PortError, StartError."""
     directory, config, identity = node.directory, node.config, node.identity
-    tags = first_tags(
-        version=__version__,
-        name=identity.name,
-        cluster=config.cluster,
-        cluster_id=identity.cluster_id,
-        url=node.url,
-        domain=config.failure_domain or host_name(socket.gethostname()),
-        weight=config.weight,
-        boot=node.life.run,
-        drained=node.draining.wanted,
-    )
+    tags = {
+        TAG_VERSION: __version__,
+        TAG_NAME: identity.name,
+        TAG_CLUSTER: config.cluster,
+        TAG_CLUSTER_ID: "" if identity.cluster_id is None else identity.cluster_id.hex(),
+        TAG_URL: node.url,
+        TAG_DOMAIN: config.failure_domain or host_name(socket.gethostname()),
+        TAG_WEIGHT: str(config.weight),
+        TAG_BOOT_NONCE: node.life.run,
+    }
+    if node.draining.wanted:
+        tags[TAG_DRAINED] = "1"
 
     def on_event(event: MemberEvent) -> None:
         if is_ours(event.member, node.roster.cluster, node.roster.cluster_id):

@@ -17,7 +17,7 @@ from shoal.addresses import host_of
 from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.frames import LinkKind
 from shoal.agent.peers.linked_peer import LinkConfig, LinkedPeer
-from shoal.agent.process.intervals import is_set_within
+from shoal.agent.process.clock import is_set_within
 
 if TYPE_CHECKING:
     from shoal.agent.peers.links import Links

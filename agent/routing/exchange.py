@@ -81,7 +81,7 @@ class RouteExchange:
         """`claims` and `claim`: the replicas held here, and one of them. `touched`: those whose logs may have
         grown since this was last asked."""
         self.table = RouteTable()
-        self._own = OwnClaims(peers.agent_id, watch.run)
+        self.own = OwnClaims(peers.agent_id, watch.run)
         self._peers = peers
         self._watch = watch
         self._rng = rng
@@ -120,7 +120,7 @@ class RouteExchange:
 
     def _merge_own(self) -> None:
         before = self.table.version
-        self.table.apply(self._own.delta(*self.table.known(self._peers.agent_id)))
+        self.table.apply(self.own.delta(*self.table.known(self._peers.agent_id)))
         if self.table.version != before:
             self._watch.changed()
 
@@ -134,9 +134,9 @@ class RouteExchange:
         """At most one route event in ANNOUNCE_MS, and always one after the last change."""
         self._announcing = None
         self._may_announce_s = asyncio.get_running_loop().time() + ANNOUNCE_MS / 1_000
-        if self._announced != self._own.placement_version:
-            self._announced = self._own.placement_version
-            self._peers.announce_placement(self._own.run, self._announced)
+        if self._announced != self.own.placement_version:
+            self._announced = self.own.placement_version
+            self._peers.announce_placement(self.own.run, self._announced)
 
     def _hint(self) -> None:
         delta = self.own.delta(self.own.run, self._hinted, MAX_HINT_CLAIMS)
