@@ -99,7 +99,7 @@ async def test_a_watch_wakes_everybody_once() -> None:
     assert await asyncio.gather(*waiting[1:]) == [True, True]
     assert await watch.wait_next(1) is False
     assert watch.version == "run.2"
-    assert not watch._waiters
+    assert watch._waiting == 0
 
 
 # ---- introductions -------------------------------------------------------------------------------
