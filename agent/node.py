@@ -61,7 +61,7 @@ logger = logging.getLogger("shoal.agent")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An agent that serves, alone. `identity`: with the port of this run. `boot`: of this life, as text."""
+    """An agent that serves, alone. `identity`: with the port of this run."""
 
     directory: Directory
     names: Names
@@ -69,7 +69,6 @@ class Node:
     url: str
     clock: SystemClock
     rng: random.Random
-    boot_nonce: bytes
     watch: Watch
     event_sources: EventSources
     links: Links
@@ -140,7 +139,6 @@ async def start_node(
         url=url,
         clock=clock,
         rng=rng,
-        boot_nonce=boot_nonce,
         watch=watch,
         event_sources=EventSources(events, roster, watch, clock.now_ms),
         links=links,
