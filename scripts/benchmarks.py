@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import bench_topics
+import benchmarks_calls
 import benchmarks_client
 import benchmarks_curves
 import benchmarks_gossip
@@ -197,6 +198,10 @@ class Bench:
         """Rate and latency over connections, and the spread of fail-over times: points for lab/curves.csv."""
         return benchmarks_curves.rows(self)
 
+    def calls(self) -> list[Row]:
+        """Calls that the leader of three replicas makes for one record, and its moves from file to file."""
+        return benchmarks_calls.rows(self)
+
     def spark(self) -> list[Row]:
         """Spark reading, streaming and writing a topic."""
         import benchmarks_spark  # PySpark is there only where this was asked for
@@ -252,7 +257,7 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "gossip"]
-    names = [*everything, "replicated", "faults", "curves", "spark", "spark_write"]
+    names = [*everything, "replicated", "faults", "curves", "calls", "spark", "spark_write"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)
