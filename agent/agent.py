@@ -171,7 +171,7 @@ class Agent:
         self._goodbyes.append(pool.membership.leave)
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(pool.meeting.run(), name="meeting"),
+                tasks.create_task(pool.contact.run(), name="contact"),
                 tasks.create_task(node.twins.run(), name="twins"),
             ]
             record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))

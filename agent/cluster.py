@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from shoal.agent.bootstrap.cluster_finder import Starter
-from shoal.agent.bootstrap.empty_cluster_guard import Guard
+from shoal.agent.bootstrap.cluster_finder import ClusterFinder
+from shoal.agent.bootstrap.empty_cluster_guard import EmptyClusterGuard
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
@@ -23,9 +23,9 @@ from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.node import Node, Pool
 from shoal.agent.partition.opener import Stores
 from shoal.agent.peers.messages import PeerMessage
-from shoal.agent.placement.assignments import Holding
-from shoal.agent.placement.lost_replicas import Losses
-from shoal.agent.placement.rebalancer import Mover
+from shoal.agent.placement.assignments import Assignments
+from shoal.agent.placement.lost_replicas import LostReplicas
+from shoal.agent.placement.rebalancer import Rebalancer
 from shoal.agent.process.clock import repeat
 from shoal.agent.process.errors import StartError
 from shoal.agent.routing.exchange import RouteExchange
@@ -56,7 +56,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
         await save_record(record)
         await directory.identities.save(replace(pool.identity, cluster_id=record.cluster_id))
 
-    starter = Starter(
+    finder = ClusterFinder(
         config=config,
         agent_id=node.agent_id,
         roster=node.roster,
@@ -67,7 +67,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
     )
     record, cluster_id = directory.record, directory.identity.cluster_id
     if record is None and cluster_id is None:
-        record = await starter.find_cluster()
+        record = await finder.find_cluster()
     elif record is None:
         assert cluster_id is not None
 
@@ -76,7 +76,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
                 return None
             return await birth_from_log(directory.disk, config.data, cluster_id)
 
-        record = await starter.recover_birth(cluster_id, own_birth)
+        record = await finder.recover_birth(cluster_id, own_birth)
         await save_record(record)
     node.broker.catalog_birth = record.catalog_birth
     node.roster.set_cluster(record.cluster_id)
@@ -89,9 +89,9 @@ class Cluster:
 
     node: Node
     joined: Joined
-    holding: Holding
-    losses: Losses
-    guard: Guard
+    holding: Assignments
+    lost_replicas: LostReplicas
+    guard: EmptyClusterGuard
 
     async def start(self, parts: AsyncExitStack) -> None:
         """Listen to peers and members, open the catalog, and let requests in."""
@@ -112,10 +112,10 @@ class Cluster:
         links.handle_request(PeerMessage.CATALOG_PULL, catalog.exchange.on_pull)
         links.handle_request(PeerMessage.CATALOG_AWAIT, catalog.exchange.on_await)
         links.handle_request(PeerMessage.CATALOG_CONFIRM, catalog.on_confirm)
-        links.handle_request(PeerMessage.CATALOG_KEPT, catalog.keeping.on_kept)
+        links.handle_request(PeerMessage.CATALOG_KEPT, catalog.kept_replicas.on_kept)
         links.handle_request(PeerMessage.GROUP_HOLD, self.holding.on_hold)
         links.handle_request(PeerMessage.GROUP_CONFIGURATION, self.holding.on_ask)
-        links.handle_request(PeerMessage.GROUP_LOST, self.losses.on_lost)
+        links.handle_request(PeerMessage.GROUP_LOST, self.lost_replicas.on_lost)
         links.handle(PeerMessage.CATALOG_HINT, catalog.exchange.on_hint)
         links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
@@ -123,13 +123,13 @@ class Cluster:
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All that runs for the agent's life, by name."""
         node, joined = self.node, self.joined
-        mover = Mover(
+        rebalancer = Rebalancer(
             roster=node.roster,
             host=joined.host,
             catalog=lambda: joined.catalog.catalog,
             now_ms=node.clock.now_ms,
             replace_after_ms=node.config.replace_after_ms,
-            losses=self.losses,
+            lost_replicas=self.lost_replicas,
         )
         births = BirthTelling(joined.host.newborns, joined.catalog, node.roster)
         node.links.handle_request(PeerMessage.CATALOG_BORN, births.on_born)
@@ -145,7 +145,7 @@ class Cluster:
             "routes": joined.routes.run(),
             "events": node.event_sources.run(joined.routes.table, lambda: joined.catalog.catalog),
             "catalog version": self._tell_catalog_version(),
-            "mover": mover.run(),
+            "rebalancer": rebalancer.run(),
             "holding": self.holding.run(),
             "scrubber": joined.scrubber.run(),
             "births": births.run(),
@@ -167,8 +167,8 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
     routes = _make_routes(node, host)
     catalog = _make_catalog(node, host, record)
     node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
-    holding = Holding(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
-    host.mender.holders = lambda group: routes.table.claims_about(group).keys()
+    holding = Assignments(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
+    host.log_repair.holders = lambda group: routes.table.claims_about(group).keys()
     scrubber = Scrubber(
         host,
         node.directory.disk,
@@ -176,13 +176,15 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         node.clock,
         bytes_per_s=node.config.scrub_bytes_per_s,
     )
-    guard = Guard(
+    guard = EmptyClusterGuard(
         roster=node.roster,
         catalog=catalog,
         clock=node.clock,
         timeout_ms=node.config.dissolve_timeout_ms,
     )
-    return Cluster(node, Joined(host, catalog, routes, scrubber), holding, Losses(node.clock.now_ms), guard)
+    return Cluster(
+        node, Joined(host, catalog, routes, scrubber), holding, LostReplicas(node.clock.now_ms), guard
+    )
 
 
 async def _make_host(

@@ -27,8 +27,8 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
 from shoal.agent.log_lines.names import Names
-from shoal.agent.members.contact import Meeting
-from shoal.agent.members.duplicate_identity import Life, TwinWatch
+from shoal.agent.members.contact import PoolContact
+from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
 from shoal.agent.members.roster import Roster
 from shoal.agent.members.tags import (
@@ -76,7 +76,7 @@ class Node:
     draining: Draining
     broker: Broker
     life: Life
-    twins: TwinWatch
+    twins: DuplicateIdentityWatch
 
     @property
     def config(self) -> AgentConfig:
@@ -94,7 +94,7 @@ class Pool:
 
     membership: Gossip
     identity: AgentIdentity
-    meeting: Meeting
+    contact: PoolContact
 
 
 async def start_node(
@@ -128,7 +128,7 @@ async def start_node(
         events=events,
     )
     life = Life(identity.agent_id, boot_nonce.hex(), broker.started_at)
-    twins = TwinWatch(life, config.data)
+    twins = DuplicateIdentityWatch(life, config.data)
     # A copy of a running agent's directory is mostly started beside that agent: its ports are taken there.
     if kept_http_port not in (0, identity.http_port):
         await twins.check(_url_at(config, kept_http_port))
@@ -253,13 +253,13 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     return Pool(membership, identity, await _start_meeting(node, membership, parts))
 
 
-async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) -> Meeting:
+async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) -> PoolContact:
     directory, config = node.directory, node.config
 
     async def remember(snapshot: Snapshot) -> None:
         await save_snapshot(directory.disk, config.data, snapshot)
 
-    meeting = Meeting(
+    contact = PoolContact(
         agent_id=node.agent_id,
         cluster=config.cluster,
         seeds=config.seeds,
@@ -271,7 +271,7 @@ async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) 
         remember=remember,
     )
     if config.uses_mdns:
-        discovery = await start_discovery(membership, config, meeting)
+        discovery = await start_discovery(membership, config, contact)
         if discovery is not None:
             parts.push_async_callback(discovery.stop)
-    return meeting
+    return contact

@@ -56,7 +56,7 @@ PURE = (
     "membership/swim/claims.py",
     "membership/serf/core.py",
     "membership/config.py",
-    "membership/swim/doorbell.py",
+    "membership/swim/stranger_probe.py",
     "membership/wire/envelope.py",
     "membership/swim/former_life.py",
     "membership/serf/keys.py",

@@ -29,7 +29,7 @@ LONGEST_LOOK_MS = 5_000  # the view is looked at so often even when nothing seem
 logger = logging.getLogger("shoal.agent")
 
 
-class Starter:
+class ClusterFinder:
     """Finds or founds the cluster of one agent."""
 
     def __init__(

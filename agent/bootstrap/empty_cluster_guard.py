@@ -11,7 +11,7 @@ import logging
 from shoal.agent.bootstrap.rules import can_never_have_lived, must_dissolve
 from shoal.agent.durable.catalog_version import NO_VERSION
 from shoal.agent.log_lines.repeats import once_a_minute
-from shoal.agent.members.roster import Foreign, Roster
+from shoal.agent.members.roster import ForeignCluster, Roster
 from shoal.agent.process.clock import Clock, is_set_within
 from shoal.agent.topics.catalog import Seal
 from shoal.agent.topics.catalog_service import CatalogService
@@ -25,7 +25,7 @@ logger = logging.getLogger("shoal.agent")
 seldom = once_a_minute(logger)
 
 
-class Guard:
+class EmptyClusterGuard:
     """run() returns when this agent must give its cluster up, and why."""
 
     def __init__(self, *, roster: Roster, catalog: CatalogService, clock: Clock, timeout_ms: int) -> None:
@@ -50,7 +50,7 @@ class Guard:
                 return "this empty cluster was sealed"
             await is_set_within(self._catalog.sealed, LOOK_S)
 
-    async def _face(self, foreign: Foreign) -> str | None:
+    async def _face(self, foreign: ForeignCluster) -> str | None:
         own = self._roster.cluster_id
         assert own is not None
         since_ms = self._clock.now_ms() - self._first_seen_ms.setdefault(
@@ -73,7 +73,7 @@ class Guard:
             self._tell(foreign, yields=yields)
         return None
 
-    async def _seal(self, foreign: Foreign) -> None:
+    async def _seal(self, foreign: ForeignCluster) -> None:
         try:
             await self._catalog.propose(Seal(foreign.cluster_id), SEAL_TIMEOUT_MS)
         except ShoalError as error:
@@ -83,7 +83,7 @@ class Guard:
             # The other members must see the seal before its voters are gone.
             await self._catalog.exchange.tell_peers()
 
-    def _tell(self, foreign: Foreign, *, yields: bool) -> None:
+    def _tell(self, foreign: ForeignCluster, *, yields: bool) -> None:
         if foreign.cluster_id in self._told:
             return
         self._told.add(foreign.cluster_id)

@@ -26,7 +26,7 @@ from shoal.agent.cli.terminal.options import (
     option,
 )
 from shoal.agent.cli.terminal.output import CliError, plural, say, tell
-from shoal.agent.cli.terminal.progress import Bar
+from shoal.agent.cli.terminal.progress import ProgressBar
 from shoal.agent.cli.terminal.run import with_admin
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def _url_of(client: AdminClient, member: str) -> str:
 async def _watch(client: AdminClient, document: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """The last document: empty, stuck, or out of time."""
     started = moved = time.monotonic()
-    bar = Bar(sys.stderr)
+    bar = ProgressBar(sys.stderr)
     most = max(1, document["replicas"])
     try:
         while True:

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from shoal.agent.durable.ids import GroupId, IdentityError, group_id_from_bytes
-from shoal.agent.durable.paired_file import DoubledFile
+from shoal.agent.durable.paired_file import PairedFile
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.interfaces import HardState, ReplicaId
 from shoal.segment_store.disk.disk import Disk
@@ -74,7 +74,7 @@ def new_agent_id() -> str:
 class _Store:
     """Records in one doubled file."""
 
-    def __init__(self, records: DoubledFile) -> None:
+    def __init__(self, records: PairedFile) -> None:
         self._records = records
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class IdentityStore(_Store):
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "IdentityStore":
         """Raises IdentityError when the record was written once and neither copy can be read now."""
-        records = await DoubledFile.open(disk, directory, "identity")
+        records = await PairedFile.open(disk, directory, "identity")
         if records.damaged_slots:
             await records.close()
             raise IdentityError(
@@ -152,7 +152,7 @@ class ReplicaRecord(NamedTuple):
 class ReplicaRegistry(_Store):
     """Every replica id this agent has taken, outside the partitions' directories (safety 2)."""
 
-    def __init__(self, records: DoubledFile) -> None:
+    def __init__(self, records: PairedFile) -> None:
         super().__init__(records)
         self._by_group: dict[GroupId, ReplicaRecord] = {}
         for key, payload in records.items():
@@ -165,7 +165,7 @@ class ReplicaRegistry(_Store):
     async def open(cls, disk: Disk, directory: str, *, was_made: bool = False) -> "ReplicaRegistry":
         """was_made: the agent's identity says that there is one. Raises IdentityError when it is gone, or a
         record cannot be read: an agent that forgot a replica could vote twice."""
-        records = await DoubledFile.open(disk, directory, "replicas")
+        records = await PairedFile.open(disk, directory, "replicas")
         if was_made and records.get(_MADE_KEY) is None:
             await records.close()
             raise IdentityError(
@@ -191,7 +191,7 @@ class ReplicaRegistry(_Store):
 
     async def put(self, record: ReplicaRecord) -> None:
         """Durable on return, before the replica's first message. Readers see it no earlier: a save that
-        failed leaves no record. Raises DoubledError."""
+        failed leaves no record. Raises PairedFileError."""
         payload = _REGISTRY.pack(*record.replica_id, record.state)
         await self._records.save(record.group.to_bytes(), payload)
         self._by_group[record.group] = record
@@ -220,10 +220,10 @@ class HardStateFile(_Store):
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
         """Damaged slots are no error: a registered replica without a hard state is lost, the others serve."""
-        return cls(await DoubledFile.open(disk, directory, "hard-state"))
+        return cls(await PairedFile.open(disk, directory, "hard-state"))
 
     def check(self) -> None:
-        """Raises DoubledError when the disk may hold other states than these after a restart."""
+        """Raises PairedFileError when the disk may hold other states than these after a restart."""
         self._records.check()
 
     @property

@@ -28,7 +28,7 @@ MAX_RECORD_BYTES = SLOT_BYTES - _HEAD.size - _CHECKSUM.size
 """Key and payload together."""
 
 
-class DoubledError(Exception):
+class PairedFileError(Exception):
     """The records cannot be kept: no free slot, a record too long for one, or a disk that failed."""
 
 
@@ -61,7 +61,7 @@ def decode_slot(data: bytes) -> _Slot | None:
     return _Slot(sequence, body[_HEAD.size : end], body[end : end + payload_length], bool(flags & _REMOVED))
 
 
-class DoubledFile:
+class PairedFile:
     """Records by key, loaded whole, saved in two copies. Use from one event loop."""
 
     def __init__(self, files: tuple[File, File]) -> None:
@@ -74,12 +74,12 @@ class DoubledFile:
         self._pending: dict[int, bytes] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._flusher: asyncio.Task[None] | None = None
-        self._failure: DoubledError | None = None
+        self._failure: PairedFileError | None = None
         self.damaged_slots = 0
         """Slots of which neither copy can be read: their keys are unknown, their records are lost."""
 
     @classmethod
-    async def open(cls, disk: Disk, directory: str, name: str) -> "DoubledFile":
+    async def open(cls, disk: Disk, directory: str, name: str) -> "PairedFile":
         """Load `directory/name.a` and `.b`, made when missing, and mend a copy that a crash left behind."""
         paths = [f"{directory}/{name}.{copy}" for copy in ("a", "b")]
         missing = [path for path in paths if not await disk.exists(path)]
@@ -133,7 +133,7 @@ class DoubledFile:
         return len(self._records)
 
     def check(self) -> None:
-        """Raises DoubledError once a write or sync has failed: what is known here may be nowhere else."""
+        """Raises PairedFileError once a write or sync has failed: what is known here may be nowhere else."""
         if self._failure is not None:
             raise self._failure
 
@@ -145,9 +145,11 @@ class DoubledFile:
         return iter(list(self._records.items()))
 
     async def save(self, key: bytes, payload: bytes) -> None:
-        """Return when both copies are synced. Raises DoubledError: for ever after a failed write or sync."""
+        """Returns once both copies are synced. A failed write or sync raises PairedFileError from then on."""
         if len(key) + len(payload) > MAX_RECORD_BYTES:
-            raise DoubledError(f"a record of {len(key) + len(payload)} bytes, more than {MAX_RECORD_BYTES}")
+            raise PairedFileError(
+                f"a record of {len(key) + len(payload)} bytes, more than {MAX_RECORD_BYTES}"
+            )
         number = self._slots.get(key)
         if number is None:
             number = self._take_slot()
@@ -170,7 +172,7 @@ class DoubledFile:
         if self._free:
             return self._free.pop()
         if self._slot_count >= MAX_SLOTS:
-            raise DoubledError(f"all {MAX_SLOTS} records are in use")
+            raise PairedFileError(f"all {MAX_SLOTS} records are in use")
         self._slot_count += 1
         return self._slot_count - 1
 
@@ -192,14 +194,14 @@ class DoubledFile:
                 for file in self._files:
                     await _write_slots(file, batch)
             except OSError as error:
-                self._fail(DoubledError(f"the disk failed under {file.path}: {error}"), waiters)
+                self._fail(PairedFileError(f"the disk failed under {file.path}: {error}"), waiters)
                 return
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
         self._flusher = None
 
-    def _fail(self, error: DoubledError, waiters: list[asyncio.Future[None]]) -> None:
+    def _fail(self, error: PairedFileError, waiters: list[asyncio.Future[None]]) -> None:
         # A failed sync is never retried: nobody knows which of the two copies the disk holds.
         self._failure = error
         for waiter in [*waiters, *self._waiters]:

@@ -14,7 +14,7 @@ from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
-    Offer,
+    CopyOffer,
     Piece,
     decode_held,
     decode_wanted,
@@ -38,7 +38,7 @@ PIECE_BYTES = 256 * 2**10
 logger = logging.getLogger(__name__)
 
 
-class Shipper:
+class CopySource:
     """One per host; run() for its life."""
 
     def __init__(self, links: Links, host: GroupHost) -> None:
@@ -71,7 +71,7 @@ class Shipper:
         member, first_term = core.configuration.find(receiver), core.term_at(core.first_index)
         if member is None or first_term is None:
             return
-        offer = Offer(receiver, core.replica_id, core.term, core.first_index, first_term)
+        offer = CopyOffer(receiver, core.replica_id, core.term, core.first_index, first_term)
         receiver_name = agent_name(member.agent_id)
         payload = encode_offer(replica.group, offer)
         try:

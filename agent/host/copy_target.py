@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import GroupId, IdentityError
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -28,9 +28,9 @@ from shoal.agent.partition.opener import Stores, finish_install
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
-    Offer,
+    CopyOffer,
+    EntriesRequest,
     Piece,
-    Wanted,
     decode_offer,
     decode_piece,
     encode_held,
@@ -64,11 +64,11 @@ class CopyFailed(Exception):
 
 @dataclass(slots=True)
 class _Job:
-    offer: Offer
+    offer: CopyOffer
     source: str
 
 
-class Installer:
+class CopyTarget:
     """One per host. Its tasks end with `stop`."""
 
     def __init__(self, links: Links, stores: Stores, host: GroupHost) -> None:
@@ -147,7 +147,7 @@ class Installer:
             await copy.clear()
             while not copy.may_replace(replica):
                 first_index = copy.next_index or job.offer.first_index
-                piece, frames = await self._fetch(group, job, Wanted(replica.replica_id, first_index))
+                piece, frames = await self._fetch(group, job, EntriesRequest(replica.replica_id, first_index))
                 await copy.take(piece, frames, replica)
                 if plan.machine is not None and copy.start_offset > plan.machine.saved_offset():
                     raise CopyFailed("the state before it has not come from a peer yet")
@@ -166,7 +166,7 @@ class Installer:
         await self._host.reopen(group, install)
         logger.info("%s: copied the log up to entry %d", group, copy.last_index)
 
-    async def _fetch(self, group: GroupId, job: _Job, wanted: Wanted) -> tuple[Piece, list[Frame]]:
+    async def _fetch(self, group: GroupId, job: _Job, wanted: EntriesRequest) -> tuple[Piece, list[Frame]]:
         identity = self._host.replica(group).identity
         for attempt in range(MAX_RETRIES):
             try:
@@ -295,5 +295,5 @@ class _Copy:
         await self._stores.hard_states.lower_floor(group, self.last_index)
 
 
-INSTALL_FAULTS = (OSError, StoreError, DoubledError, IdentityError)
+INSTALL_FAULTS = (OSError, StoreError, PairedFileError, IdentityError)
 """What may end an installation half way; the next opening ends it."""

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, NoReturn
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.fetch import Offsets
-from shoal.agent.host.copy_source import Shipper
-from shoal.agent.host.copy_target import INSTALL_FAULTS, Installer
+from shoal.agent.host.copy_source import CopySource
+from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
 from shoal.agent.host.open_group import OpenGroup
-from shoal.agent.host.peer_input import Receiving
+from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
-from shoal.agent.host.repair import Mender
-from shoal.agent.host.scheduler import Turns
+from shoal.agent.host.repair import LogRepair
+from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
@@ -109,24 +109,24 @@ class Host:
         self._opening: set[GroupId] = set()
         self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._outbox = Outbox(links)
-        self.turns = Turns(clock, self._outbox.flush)
+        self.turns = Scheduler(clock, self._outbox.flush)
         self.schedule = self.turns.schedule
         self.send_append = links.send_append
         self._side_tasks: set[asyncio.Task[None]] = set()
         self.free_space = FreeSpace(stores.disk, stores.data_directory)
         stores.disk.around_completions = self.turns.completions
         links.around_input = self.turns.burst
-        Receiving(links, self, self.turns, self.free_space)
+        PeerInput(links, self, self.turns, self.free_space)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
         self._duties = (
             liveness.run,
             self._watch_free_space,
             self._watch_retention,
             self.clocks.run,
-            Shipper(links, self).run,
+            CopySource(links, self).run,
         )
-        self._installer = Installer(links, stores, self)
-        self.mender = Mender(links, self, stores.hard_states)
+        self._copy_target = CopyTarget(links, stores, self)
+        self.log_repair = LogRepair(links, self, stores.hard_states)
         self.recovery = Recovery(links, stores, self)
         self.newborns = Newborns(self, stores)
 
@@ -141,7 +141,7 @@ class Host:
         only.
 
         With a machine, every committed DATA frame that it does not have is handed to it, in order, and
-        appends are answered once applied. Raises UnknownReplica, or DoubledError when the disk cannot
+        appends are answered once applied. Raises UnknownReplica, or PairedFileError when the disk cannot
         register it.
         """
         assert plan.group not in self._groups
@@ -167,7 +167,7 @@ class Host:
         except DamagedReplica as damaged:
             reason = f"its log is damaged, and is mended from peers: {damaged}"
             self._give_up(group, ServingState.FAILED, reason)
-            self.mender.wait(damaged)
+            self.log_repair.wait(damaged)
             return
         except StoreError as error:
             is_broken = isinstance(error, Damaged | ForeignIdentity)
@@ -192,7 +192,7 @@ class Host:
         self._groups[group] = entry
         replica.damaged_ranges = tuple(merge(filter(None, map(range_of, replica.log.damage))))
         replica.core.set_colocated(self._colocated)
-        self.mender.found(group)
+        self.log_repair.found(group)
         if entry.applier is not None:
             entry.applier.start()
         self.schedule(replica)
@@ -202,8 +202,8 @@ class Host:
         """Stop the replica; its data stay. Nothing to do for one that is not open. Who waits is told why."""
         while (reopening := self._reopening.get(group)) is not None:
             await asyncio.shield(reopening)
-        await self._installer.abandon(group)
-        await self.mender.abandon(group)
+        await self._copy_target.abandon(group)
+        await self.log_repair.abandon(group)
         self._unserved.pop(group, None)
         entry = self._take_out(group)
         if entry is not None:
@@ -242,7 +242,7 @@ class Host:
         return entry is not None and entry.replica is replica
 
     def damaged(self, group: GroupId) -> None:
-        self.mender.found(group)
+        self.log_repair.found(group)
 
     def stored_term(self, group: GroupId) -> Term:
         """What the disk knows for certain that this replica has entered."""
@@ -367,7 +367,7 @@ class Host:
     def beyond_repair(self) -> list[ReplicaRecord]:
         """Replicas here that will not vote again: lost ones, and those whose log cannot even be mended."""
         broken = {group for group, unserved in self._unserved.items() if unserved.is_broken}
-        hopeless = broken | (self.mender.hopeless & self._unserved.keys())
+        hopeless = broken | (self.log_repair.hopeless & self._unserved.keys())
         return [
             record
             for record in self._stores.registry
@@ -527,7 +527,7 @@ class Host:
         """Term and vote are the newest known, so that this never undoes a save under way."""
         try:
             await self.save_hard_state(replica, replica.core.hard_state)
-        except DoubledError as error:
+        except PairedFileError as error:
             replica.fail("damaged", f"hard states cannot be stored any more: {error}")
 
     async def stop(self) -> None:
@@ -536,8 +536,8 @@ class Host:
         self.turns.stop()
         if self._reopening:
             await asyncio.wait(list(self._reopening.values()))
-        await self._installer.stop()
-        await self.mender.stop()
+        await self._copy_target.stop()
+        await self.log_repair.stop()
         tasks = list(self._side_tasks)
         for task in tasks:
             task.cancel()

@@ -9,7 +9,7 @@ import logging
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.open_group import GroupHost
-from shoal.agent.host.scheduler import Turns
+from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.peers.frames import FrameType, PeerWireError, decode_append, decode_group_messages
 from shoal.agent.peers.links import Links
 from shoal.replication.errors import WireError
@@ -18,10 +18,10 @@ from shoal.replication.messages import decode
 logger = logging.getLogger(__name__)
 
 
-class Receiving:
+class PeerInput:
     """One per host. Entries for which the disk has no room are not taken; their leader sends them again."""
 
-    def __init__(self, links: Links, host: GroupHost, turns: Turns, free_space: FreeSpace) -> None:
+    def __init__(self, links: Links, host: GroupHost, turns: Scheduler, free_space: FreeSpace) -> None:
         self._host = host
         self._turns = turns
         self._free_space = free_space

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -26,8 +26,8 @@ from shoal.agent.partition.opener import DamagedReplica
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
     EntryId,
-    EntryWanted,
-    Held,
+    EntryRequest,
+    EntryState,
     decode_entry,
     decode_entry_wanted,
     encode_entry,
@@ -76,7 +76,7 @@ class _Stretch(NamedTuple):
     was committed before them."""
 
 
-class Mender:
+class LogRepair:
     """One per host. Its tasks end with `stop`."""
 
     def __init__(self, links: Links, host: GroupHost, hard_states: HardStateFile) -> None:
@@ -107,14 +107,14 @@ class Mender:
         # has acknowledged; and must not be another in the place of one that had it.
         is_whole = replica.failure is None and not replica.disk.log_is_behind and not replica.damaged_ranges
         if is_whole and _is_overruled(replica, wanted.entry):
-            return encode_entry(Held.OVERRULED)
+            return encode_entry(EntryState.OVERRULED)
         is_whole = is_whole and replica.replica_id == wanted.asked
         if is_whole and self._host.stored_term(group) <= wanted.newest_term:
             is_whole = False
             self._forswear(replica, wanted)
         return await _lend(replica.log, wanted.entry, is_whole=is_whole, met=replica.met)
 
-    def _forswear(self, replica: Replica, wanted: EntryWanted) -> None:
+    def _forswear(self, replica: Replica, wanted: EntryRequest) -> None:
         """Where the asker's vote is needed to elect anybody, no newer term comes by itself."""
         if replica.log.term_at(wanted.entry.index) != wanted.entry.term:
             replica.core.forswear(wanted.newest_term, self._host.clock.now_ms())
@@ -271,7 +271,7 @@ class Mender:
             seldom.warning("%s: damage is not repaired yet: %s", group, error)
             return False
         if missing is not None:
-            if Held.TRIMMED in answers.values():
+            if EntryState.TRIMMED in answers.values():
                 self._give_up(group, missing)
             is_ruled_out = _rule_out(stretch, missing, answers, damaged.unread)
             if is_ruled_out and await self._drop(damaged, missing):
@@ -306,7 +306,7 @@ class Mender:
         self,
         damaged: DamagedReplica,
         item: Damaged,
-        answers: dict[ReplicaId, Held],
+        answers: dict[ReplicaId, EntryState],
         quarantined: set[LogIndex],
     ) -> bool:
         """Go on without batches of records that are damaged wherever they are. Not for what may hold a
@@ -319,7 +319,7 @@ class Mender:
         others = voters - {damaged.replica_id}
         if plan.machine is not None or damaged.unread is not None:
             return False
-        if any(answers.get(voter) not in (Held.DAMAGED, Held.LACKS) for voter in others):
+        if any(answers.get(voter) not in (EntryState.DAMAGED, EntryState.LACKS) for voter in others):
             return False
         logger.error(
             "%s: QUARANTINED: no voter has it intact, the partition continues without: %s", plan.group, item
@@ -339,7 +339,7 @@ class Mender:
                 peers.setdefault(item.agent_id, item)
         return [item for agent_id, item in peers.items() if agent_id != self._host.agent_id]
 
-    async def _mend(self, stretch: _Stretch) -> tuple[EntryId | None, dict[ReplicaId, Held]]:
+    async def _mend(self, stretch: _Stretch) -> tuple[EntryId | None, dict[ReplicaId, EntryState]]:
         """Write what peers have in its place. Where the places inside a stretch are not known, only all of
         its frames together fit. The first entry that nobody gave, and what was said of it. Raises
         StoreError."""
@@ -364,23 +364,25 @@ class Mender:
                 frames = []
         return None, {}
 
-    async def _obtain(self, stretch: _Stretch, wanted: EntryId) -> tuple[Frame | None, dict[ReplicaId, Held]]:
+    async def _obtain(
+        self, stretch: _Stretch, wanted: EntryId
+    ) -> tuple[Frame | None, dict[ReplicaId, EntryState]]:
         """The entry from the first peer that has it intact, and what those before said. Nobody's word is
         taken: the checksum is seeded with the log's identity, and index and term are compared."""
-        answers: dict[ReplicaId, Held] = {}
+        answers: dict[ReplicaId, EntryState] = {}
         for replica in self._peers_of(stretch):
             replica_id, peer = replica.id, replica.agent_id
             payload = encode_entry_wanted(
-                stretch.group, EntryWanted(wanted, replica_id, stretch.newest_term or wanted.term)
+                stretch.group, EntryRequest(wanted, replica_id, stretch.newest_term or wanted.term)
             )
             try:
                 answer = await self._links.request(peer, PeerMessage.ENTRY, payload, ENTRY_TIMEOUT_MS)
                 held, data = decode_entry(answer)
-                if held is Held.HERE:
+                if held is EntryState.HERE:
                     frame = parse_frame(data, 0, stretch.identity)
                     if (frame.stamp.index, frame.stamp.term) == wanted and len(frame.data) == len(data):
                         return frame, answers
-                    held = Held.UNKNOWN
+                    held = EntryState.UNKNOWN
                 answers[replica_id] = held
             except (PeerUnavailable, PeerRequestFailed, PeerMessageError, BatchError) as error:
                 seldom.info(
@@ -396,7 +398,7 @@ class Mender:
     async def _run(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except (StoreError, OSError, DoubledError, ShoalError) as error:
+        except (StoreError, OSError, PairedFileError, ShoalError) as error:
             logger.error("%s: repair ended: %s", group, error)
         except Exception:
             logger.exception("%s: repair failed; this is a bug", group)
@@ -425,12 +427,12 @@ async def _nothing() -> None:
 
 
 def _rule_out(
-    stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, Held], unread: LogIndex | None = None
+    stretch: _Stretch, missing: EntryId, answers: dict[ReplicaId, EntryState], unread: LogIndex | None = None
 ) -> bool:
     """Whether those voters whose logs are intact without an entry rule out that it was committed, or anybody
     has another one that was. unread: the first entry that may be a change of the members, and does not
     verify."""
-    if Held.OVERRULED in answers.values():
+    if EntryState.OVERRULED in answers.values():
         return True
     if unread is not None and unread < missing.index:
         return False
@@ -439,7 +441,7 @@ def _rule_out(
         holder=stretch.replica_id,
         configurations=stretch.configurations,
         term_at=stretch.log.term_at,
-        lacking=[replica_id for replica_id, held in answers.items() if held is Held.LACKS],
+        lacking=[replica_id for replica_id, held in answers.items() if held is EntryState.LACKS],
         is_certain=unread is None,
     )
 
@@ -455,14 +457,14 @@ async def _lend(
     log: PartitionLog, wanted: EntryId, *, is_whole: bool, met: Callable[[Damaged], None] = lambda _: None
 ) -> bytes:
     if wanted.index < log.first_index:
-        return encode_entry(Held.TRIMMED)
+        return encode_entry(EntryState.TRIMMED)
     if log.term_at(wanted.index) != wanted.term:
-        return encode_entry(Held.LACKS if is_whole else Held.UNKNOWN)
+        return encode_entry(EntryState.LACKS if is_whole else EntryState.UNKNOWN)
     try:
         (frame,) = await log.read(wanted.index, wanted.index, 1)
     except OffsetOutOfRange:
-        return encode_entry(Held.UNKNOWN)
+        return encode_entry(EntryState.UNKNOWN)
     except Damaged as error:
         met(error)
-        return encode_entry(Held.DAMAGED)
-    return encode_entry(Held.HERE, frame.data)
+        return encode_entry(EntryState.DAMAGED)
+    return encode_entry(EntryState.HERE, frame.data)

@@ -46,7 +46,7 @@ class Burst:
 
     __slots__ = ("_at_once", "_turns")
 
-    def __init__(self, turns: "Turns", *, at_once: bool) -> None:
+    def __init__(self, turns: "Scheduler", *, at_once: bool) -> None:
         self._turns = turns
         self._at_once = at_once
 
@@ -59,7 +59,7 @@ class Burst:
             self._turns.end_burst(at_once=self._at_once)
 
 
-class Turns:
+class Scheduler:
     """`flush_outbox()` is called at the end of every turn. Milliseconds are the clock's monotonic ones."""
 
     def __init__(self, clock: Clock, flush_outbox: Callable[[], None]) -> None:

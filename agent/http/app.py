@@ -43,7 +43,7 @@ BACKLOG = 128
 PARTS = (produce, read, merged, topics, offsets, trim, members, events, keys, operate)
 
 
-class Entrance:
+class Dispatcher:
     """Dispatches requests and turns every outcome into an answer."""
 
     def __init__(self, context: Context, allowed_hosts: Iterable[str]) -> None:
@@ -125,9 +125,9 @@ class HttpRunner:
     loop that runs it.
     """
 
-    def __init__(self, entrance: Entrance, context: Context) -> None:
+    def __init__(self, dispatcher: Dispatcher, context: Context) -> None:
         self.context = context
-        self._shared = Shared(entrance.appends, web.Server(entrance.handle))
+        self._shared = Shared(dispatcher.appends, web.Server(dispatcher.handle))
         self._listeners: list[asyncio.Server] = []
 
     @property
@@ -188,4 +188,4 @@ def make_runner(
     """
     chosen = limits if limits is not None else HttpLimits()
     context = Context(broker, chosen, Forwarder(broker.agent_id, chosen))
-    return HttpRunner(Entrance(context, allowed_hosts), context)
+    return HttpRunner(Dispatcher(context, allowed_hosts), context)

@@ -37,7 +37,7 @@ Address = tuple[str, int]
 logger = logging.getLogger("shoal.agent")
 
 
-class Meeting:
+class PoolContact:
     """Runs for the agent's life: contact may be lost and must then be found again."""
 
     def __init__(

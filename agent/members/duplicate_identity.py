@@ -70,7 +70,7 @@ async def find_twin(url: str, own: Life) -> Life | None:
     return life
 
 
-class TwinWatch:
+class DuplicateIdentityWatch:
     """run() for the agent's life; raises StartError when this process is the one to end."""
 
     def __init__(self, own: Life, data: str) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shoal.addresses import plain_address
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, AgentConfig
 from shoal.agent.durable.keyring_file import KeyringFile
-from shoal.agent.members.contact import Meeting
+from shoal.agent.members.contact import PoolContact
 from shoal.agent.members.duplicate_identity import Life, find_twin
 from shoal.agent.members.tags import TAG_URL, TAGS
 from shoal.agent.process.errors import StartError
@@ -144,14 +144,14 @@ async def _look_for_occupant(membership: SerfMembership, own: Life) -> None:
         )
 
 
-async def start_discovery(gossip: Gossip, config: AgentConfig, meeting: Meeting) -> Discovery | None:
+async def start_discovery(gossip: Gossip, config: AgentConfig, contact: PoolContact) -> Discovery | None:
     """mDNS: announce where our gossip listens, and hear of others. None, and said, where there is none."""
     discovery = Discovery(
         cluster=config.cluster,
         agent_id=gossip.local_name,
         address=gossip.address,
         gossip_port=gossip.port,
-        on_found=meeting.on_found,
+        on_found=contact.on_found,
         interfaces=[LOOPBACK if config.is_loopback else config.advertised_address],
     )
     try:
@@ -159,5 +159,5 @@ async def start_discovery(gossip: Gossip, config: AgentConfig, meeting: Meeting)
     except OSError as error:
         logger.warning("mDNS is not available (%s): use --join HOST:PORT to meet other agents", error)
         return None
-    meeting.heard = discovery.found
+    contact.heard = discovery.found
     return discovery

@@ -47,7 +47,7 @@ TAGS_INTERVAL_S = 1.0  # tags of progress change at most so often: each change i
 logger = logging.getLogger("shoal.agent")
 
 
-class Foreign(NamedTuple):
+class ForeignCluster(NamedTuple):
     """Another cluster met under our name."""
 
     cluster_id: bytes
@@ -348,7 +348,7 @@ class Roster:
             and member.tags[TAG_CLUSTER] == self.cluster
         ]
 
-    def foreign_clusters(self) -> list[Foreign]:
+    def foreign_clusters(self) -> list[ForeignCluster]:
         """Clusters of our name but another id, with their live agents."""
         by_id: dict[bytes, list[Member]] = {}
         for member in self._members:
@@ -356,7 +356,7 @@ class Roster:
             if member.status in LIVE and member.tags.get(TAG_CLUSTER) == self.cluster and theirs is not None:
                 by_id.setdefault(theirs, []).append(member)
         return [
-            Foreign(
+            ForeignCluster(
                 cluster_id,
                 any(member.tags.get(TAG_TOPICS) == "1" for member in by_id[cluster_id]),
                 tuple(sorted(member.name for member in by_id[cluster_id])),

@@ -155,7 +155,7 @@ async def open_replica(
     observe: Observe = lambda _: (),
 ) -> Replica:
     """Raises ReplicaLost, UnknownReplica, DamagedReplica (its log stays open), StoreError (the log cannot be
-    opened) or DoubledError (cannot be kept)."""
+    opened) or PairedFileError (cannot be kept)."""
     stores.hard_states.check()
     record = stores.registry.get(plan.group)
     if record is not None and record.state is ReplicaState.REMOVED:
@@ -235,7 +235,7 @@ async def _start(
 
 async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
     """The copy in the side directory takes the log's place: the registry says so already. May be repeated
-    after a crash at any point; the record as it is then. Raises OSError, DoubledError."""
+    after a crash at any point; the record as it is then. Raises OSError, PairedFileError."""
     directory, side = stores.directory(record.group), stores.side_directory(record.group)
     if await stores.disk.exists(side):
         await stores.disk.remove_tree(directory)
@@ -249,7 +249,7 @@ async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord
 
 async def finish_recovery(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
     """The replica goes on under a new id, of a new epoch (unsafe_recovery.py): what it promised under the old
-    one was of older terms. May be repeated after a crash. Raises IdentityError, DoubledError."""
+    one was of older terms. May be repeated after a crash. Raises IdentityError, PairedFileError."""
     stored = stores.hard_states.get(record.group)
     if stored is not None:
         _, state = stored

@@ -21,7 +21,7 @@ from shoal.agent.partition.frames_ahead import FramesAhead, StagedFrames
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
 from shoal.agent.partition.plan import Plan
-from shoal.agent.partition.state.copy_leases import Shipments
+from shoal.agent.partition.state.copy_leases import CopyLeases
 from shoal.agent.partition.state.log_state import FoldError, PartitionState
 from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.frames import PeerWireError, Piece, encode_append
@@ -144,7 +144,7 @@ class Replica:
         self.core = core
         self.waiting = WaitQueue()
         self.ahead = FramesAhead(log)
-        self.shipments = Shipments()
+        self.shipments = CopyLeases()
         self.time = LogTime(state.tail.append_time_us, host.clock.now_ms())
         self.disk = DiskOrder(
             log,

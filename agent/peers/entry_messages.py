@@ -21,7 +21,7 @@ _PIECE = struct.Struct("<?qqq")
 _ENTRY = struct.Struct("<qqqqq")
 
 
-class Offer(NamedTuple):
+class CopyOffer(NamedTuple):
     """A leader's: the log of its term begins at `first_index`, an entry of `first_term`."""
 
     receiver: ReplicaId
@@ -31,7 +31,7 @@ class Offer(NamedTuple):
     first_term: Term
 
 
-class Wanted(NamedTuple):
+class EntriesRequest(NamedTuple):
     """Entries from `first_index` on, for the copy that `receiver` makes."""
 
     receiver: ReplicaId
@@ -55,7 +55,7 @@ class EntryId(NamedTuple):
     term: Term
 
 
-class EntryWanted(NamedTuple):
+class EntryRequest(NamedTuple):
     """Any copy of that entry; and `asked`, the replica that the asker knows there, says whether
     it lacks it for good: in terms up to `newest_term` the asker may have acknowledged what follows it."""
 
@@ -64,7 +64,7 @@ class EntryWanted(NamedTuple):
     newest_term: Term
 
 
-class Held(IntEnum):
+class EntryState(IntEnum):
     """What a replica says of an entry: here it is; my log is intact and has another there, or ends before,
     and I take nothing any more from the leaders of the terms named; damaged here too; trimmed here, so it was
     committed once; I cannot say now; another entry is committed in its place."""
@@ -77,19 +77,19 @@ class Held(IntEnum):
     OVERRULED = 5
 
 
-def encode_offer(group: GroupId, offer: Offer) -> bytes:
+def encode_offer(group: GroupId, offer: CopyOffer) -> bytes:
     numbers = (*offer.receiver, *offer.leader, offer.term, offer.first_index, offer.first_term)
     return group.to_bytes() + _OFFER.pack(*numbers)
 
 
-def decode_offer(payload: bytes) -> tuple[GroupId, Offer]:
+def decode_offer(payload: bytes) -> tuple[GroupId, CopyOffer]:
     """Raises PeerMessageError."""
     group, numbers = _split(payload, _OFFER)
     receiver, leader = ReplicaId(*numbers[:2]), ReplicaId(*numbers[2:4])
     term, first_index, first_term = numbers[4:]
     if not 1 <= first_term <= term or first_index < 1:
         raise PeerMessageError(f"an offer of entry {first_index} of term {first_term} in term {term}")
-    return group, Offer(receiver, leader, Term(term), LogIndex(first_index), Term(first_term))
+    return group, CopyOffer(receiver, leader, Term(term), LogIndex(first_index), Term(first_term))
 
 
 def encode_held(index: LogIndex) -> bytes:
@@ -104,16 +104,16 @@ def decode_held(payload: bytes) -> LogIndex:
     return LogIndex(_HELD.unpack(payload)[0])
 
 
-def encode_wanted(group: GroupId, wanted: Wanted) -> bytes:
+def encode_wanted(group: GroupId, wanted: EntriesRequest) -> bytes:
     return group.to_bytes() + _WANTED.pack(*wanted.receiver, wanted.first_index)
 
 
-def decode_wanted(payload: bytes) -> tuple[GroupId, Wanted]:
+def decode_wanted(payload: bytes) -> tuple[GroupId, EntriesRequest]:
     """Raises PeerMessageError."""
     group, (term, index, wanted) = _split(payload, _WANTED)
     if wanted < 1:
         raise PeerMessageError(f"entry {wanted} is wanted")
-    return group, Wanted(ReplicaId(term, index), LogIndex(wanted))
+    return group, EntriesRequest(ReplicaId(term, index), LogIndex(wanted))
 
 
 def encode_piece(piece: Piece, frames: Sequence[bytes | memoryview]) -> bytes:
@@ -130,28 +130,28 @@ def decode_piece(payload: bytes) -> tuple[Piece, int]:
     return Piece(leads, Term(term), LogIndex(commit_index), LogIndex(last_index)), _PIECE.size
 
 
-def encode_entry_wanted(group: GroupId, wanted: EntryWanted) -> bytes:
+def encode_entry_wanted(group: GroupId, wanted: EntryRequest) -> bytes:
     return group.to_bytes() + _ENTRY.pack(*wanted.entry, *wanted.asked, wanted.newest_term)
 
 
-def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryWanted]:
+def decode_entry_wanted(payload: bytes) -> tuple[GroupId, EntryRequest]:
     """Raises PeerMessageError."""
     group, (index, term, *asked, newest_term) = _split(payload, _ENTRY)
     if min(index, term) < 1 or newest_term < term:
         raise PeerMessageError(f"entry {index} of term {term} is wanted, of a log of term {newest_term}")
     entry = EntryId(LogIndex(index), Term(term))
-    return group, EntryWanted(entry, ReplicaId(*asked), Term(newest_term))
+    return group, EntryRequest(entry, ReplicaId(*asked), Term(newest_term))
 
 
-def encode_entry(held: Held, frame: bytes | memoryview = b"") -> bytes:
+def encode_entry(held: EntryState, frame: bytes | memoryview = b"") -> bytes:
     return b"".join((bytes([held]), frame))
 
 
-def decode_entry(payload: bytes) -> tuple[Held, bytes]:
+def decode_entry(payload: bytes) -> tuple[EntryState, bytes]:
     """The frame is empty unless it is HERE. Raises PeerMessageError."""
-    if not payload or payload[0] > max(Held) or (payload[0] == Held.HERE) != (len(payload) > 1):
+    if not payload or payload[0] > max(EntryState) or (payload[0] == EntryState.HERE) != (len(payload) > 1):
         raise PeerMessageError(f"an answer of {len(payload)} bytes to a wanted entry")
-    return Held(payload[0]), payload[1:]
+    return EntryState(payload[0]), payload[1:]
 
 
 def _split(payload: bytes, rest: struct.Struct) -> tuple[GroupId, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import logging
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -33,13 +33,13 @@ ASK_TIMEOUT_MS = 2_000
 MAX_ASKED_PER_LOOK = 64  # the rest a second later
 MAX_FILLING = 8
 """Replicas here that copy their log at the same time: an agent that has just joined must not be flooded."""
-DISK_FAULTS = (OSError, StoreError, DoubledError)
+DISK_FAULTS = (OSError, StoreError, PairedFileError)
 
 logger = logging.getLogger("shoal.agent")
 seldom = once_a_minute(logger)
 
 
-class Holding:
+class Assignments:
     """One per agent; run() for its life."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Holding:
                     raise ShoalError("bad-request", "that configuration does not name this agent")
                 if not self._has(group, mine):
                     await self._open(group, mine)
-            except DoubledError as error:
+            except PairedFileError as error:
                 # The register of replicas stays refused until the next start, which reads it again.
                 seldom.error("%s: this agent takes no replica until it is restarted: %s", group, error)
                 return str(error).encode()

@@ -52,7 +52,7 @@ class _Offer(NamedTuple):
         return now_ms - self.at_ms < wait_ms
 
 
-class Leading:
+class LeaderBalancer:
     """`look()` begins each look at all groups led here."""
 
     def __init__(self, host: Host, now_ms: Callable[[], int], *, settle_ms: int) -> None:

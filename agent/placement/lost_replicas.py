@@ -16,7 +16,7 @@ MAX_LOSSES = 65_536
 """As many as one agent can hold replicas; more are told again once those are replaced."""
 
 
-class Losses:
+class LostReplicas:
     """One per agent."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:

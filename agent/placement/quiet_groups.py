@@ -25,8 +25,8 @@ class _Pause(NamedTuple):
     length_ms: int
 
 
-class Stragglers:
-    """One per mover; look() at every tick."""
+class QuietGroups:
+    """One per rebalancer; look() at every tick."""
 
     def __init__(self) -> None:
         self._pauses: dict[GroupId, _Pause] = {}

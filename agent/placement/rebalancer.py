@@ -21,9 +21,9 @@ from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, encode_hold
-from shoal.agent.placement.leader_balancer import Leading
-from shoal.agent.placement.lost_replicas import Losses
-from shoal.agent.placement.quiet_groups import Stragglers
+from shoal.agent.placement.leader_balancer import LeaderBalancer
+from shoal.agent.placement.lost_replicas import LostReplicas
+from shoal.agent.placement.quiet_groups import QuietGroups
 from shoal.agent.placement.targets import Goals, Observed
 from shoal.agent.topics.catalog import Catalog
 from shoal.errors import ShoalError
@@ -90,7 +90,7 @@ class _Learner:
         return self.is_refused or now_ms - self.since_ms >= limit_ms
 
 
-class Mover:
+class Rebalancer:
     """run() for the agent's life."""
 
     def __init__(
@@ -101,9 +101,9 @@ class Mover:
         catalog: Callable[[], Catalog],
         now_ms: Callable[[], int],
         replace_after_ms: int,
-        losses: Losses,
+        lost_replicas: LostReplicas,
     ) -> None:
-        self._losses = losses
+        self._lost_replicas = lost_replicas
         self._roster = roster
         self._host = host
         self._catalog = catalog
@@ -116,8 +116,8 @@ class Mover:
         """Agents that took nothing, and when that was noticed."""
         self._steady_ms = min(STEADY_MS, replace_after_ms)
         self._placement = Goals(roster.agent_id)
-        self._leading = Leading(host, now_ms, settle_ms=self._steady_ms)
-        self._stragglers = Stragglers()
+        self._leader_balancer = LeaderBalancer(host, now_ms, settle_ms=self._steady_ms)
+        self._quiet_groups = QuietGroups()
         self._belonging: tuple[Candidate, ...] = ()
         self._belonging_since_ms = now_ms()
         self._epoch: object = None
@@ -135,14 +135,14 @@ class Mover:
         led = self._host.led_replicas()
         observed = self._observe(led)
         self._placement.look(observed)
-        self._leading.look({replica.group for replica in led}, self._seen_ms)
-        self._stragglers.look(led, observed.members.live, self._now_ms())
+        self._leader_balancer.look({replica.group for replica in led}, self._seen_ms)
+        self._quiet_groups.look(led, observed.members.live, self._now_ms())
         self._forget_all_but(led)
         moving = {replica.group for replica in led if self._is_moving(replica)}
         for replica in led:
             match self._step_of(replica, observed, moving, tasks):
                 case Transfer(replica_id):
-                    self._leading.hand_over(replica, replica_id, observed.members.drained)
+                    self._leader_balancer.hand_over(replica, replica_id, observed.members.drained)
                 case AddLearner() as step:
                     self._propose(replica, step)
                     moving.add(replica.group)
@@ -233,7 +233,7 @@ class Mover:
             return None  # one step at a time
         group = replica.group
         known = self._settled.get(group)
-        lost = self._losses.among(group, configuration)
+        lost = self._lost_replicas.among(group, configuration)
         if known is not None and known[0] is configuration and not lost:
             return None
         goal = self._placement.goal(group, configuration, self._catalog(), observed)
@@ -260,7 +260,7 @@ class Mover:
         return step
 
     def _permits(self, replica: Replica, goal: Goal, observed: Observed, moving: set[GroupId]) -> Permits:
-        leads = self._leading.may_hand_over(replica, goal.leader)  # asked in any case: it remembers
+        leads = self._leader_balancer.may_hand_over(replica, goal.leader)  # asked in any case: it remembers
         return Permits(
             add=replica.group in moving or replica.group == CATALOG_GROUP or len(moving) < MAX_MOVES,
             move=observed.steady and len(moving) < MAX_BALANCING_MOVES,

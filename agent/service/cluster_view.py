@@ -76,7 +76,7 @@ class Joined:
         self.routes.freshen()
 
     def kept(self) -> Sequence[Kept]:
-        return self.catalog.keeping.here()
+        return self.catalog.kept_replicas.here()
 
     def statuses(self) -> Iterator[ReplicaStatus]:
         return self.host.statuses()

@@ -33,7 +33,7 @@ DELETED = PartitionView(None, is_mine=False, missing=(), is_concern=False)
 logger = logging.getLogger("shoal.agent")
 
 
-class Told(NamedTuple):
+class AnnouncedState(NamedTuple):
     """What listeners were told last of one partition."""
 
     topic: str
@@ -53,7 +53,7 @@ class EventSources:
         self._now_ms = now_ms
         self._news = ClusterNews()
         self._members: dict[str, Mapping[str, Any]] = {}
-        self._groups: dict[GroupId, Told] = {}
+        self._groups: dict[GroupId, AnnouncedState] = {}
         self._live: frozenset[str] = frozenset()
         self._unnamed: set[GroupId] = set()
 
@@ -118,18 +118,20 @@ class EventSources:
             if before is not None:
                 del self._groups[group]
                 self._news.partition(_where(group, before), DELETED, self._now_ms())
-                self._tell(group, Told(before.topic, None, before.term, (), ()), before)
+                self._tell(group, AnnouncedState(before.topic, None, before.term, (), ()), before)
             return
         if name is None and before is None:
             self._unnamed.add(group)  # claims travel faster than the catalog
             return
         topic = name if name is not None else self._groups[group].topic
-        now = Told(topic, leadership.leader, leadership.term, leadership.voters, tuple(leadership.learners))
+        now = AnnouncedState(
+            topic, leadership.leader, leadership.term, leadership.voters, tuple(leadership.learners)
+        )
         self._groups[group] = now
         self._news.partition(_where(group, now), self._view(now, is_deleted=name is None), self._now_ms())
         self._tell(group, now, before)
 
-    def _view(self, now: Told, *, is_deleted: bool) -> PartitionView:
+    def _view(self, now: AnnouncedState, *, is_deleted: bool) -> PartitionView:
         """The voters tell that there is no leader; everybody does where all of these are gone."""
         own = self._roster.agent_id
         missing = tuple(agent_name(voter) for voter in now.voters if voter not in self._live)
@@ -137,7 +139,7 @@ class EventSources:
         leader = None if now.leader is None else agent_name(now.leader)
         return PartitionView(leader, now.leader == own, missing, is_concern=tells and not is_deleted)
 
-    def _tell(self, group: GroupId, now: Told, before: Told | None) -> None:
+    def _tell(self, group: GroupId, now: AnnouncedState, before: AnnouncedState | None) -> None:
         where = {"topic": now.topic, "partition": group.partition, "term": now.term}
         if before is None or (now.voters, now.learners) != (before.voters, before.learners):
             document = {**where, "voters": list(now.voters), "learners": list(now.learners)}
@@ -150,7 +152,7 @@ class EventSources:
             self._feed.publish("leader-changed", document)
 
 
-def _where(group: GroupId, told: Told) -> str:
+def _where(group: GroupId, told: AnnouncedState) -> str:
     return told.topic if group == CATALOG_GROUP else f"{told.topic}/{group.partition}"
 
 

@@ -81,7 +81,7 @@ class TopicService(ClusterView):
 
     async def kept_topics(self) -> list[dict[str, Any]]:
         """GET /v1/kept-topics: what live agents hold of topics that the catalog does not know."""
-        kept = await self._parts().catalog.keeping.everywhere()
+        kept = await self._parts().catalog.kept_replicas.everywhere()
         return [item.document(self._names()) for item in kept]
 
     async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class TopicService(ClusterView):
         known = known or service.catalog.topics.get(kept)
         if known is not None and known.adopted:  # an answer was lost, and this is asked again
             return self._document(known)
-        remembered = await service.keeping.find(kept)
+        remembered = await service.kept_replicas.find(kept)
         entry = replace(remembered.entry, name=name or remembered.entry.name, adopted=True, unborn=0)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
         _check_room(applied, service)

@@ -19,7 +19,14 @@ from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.process.clock import is_set_within
-from shoal.agent.topics.catalog import Births, Born, Catalog, CatalogError, decode_command, encode_command
+from shoal.agent.topics.catalog import (
+    Births,
+    Catalog,
+    CatalogError,
+    ConfirmBirths,
+    decode_command,
+    encode_command,
+)
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import generation_of
@@ -103,7 +110,7 @@ class BirthTelling:
             raise ShoalError("no-leader", "the catalog has no leader at present")
         if leader == self._peers.agent_id:
             return await self.take(births)
-        payload = encode_command(Born(births))
+        payload = encode_command(ConfirmBirths(births))
         answer = await self._peers.request(leader, PeerMessage.CATALOG_BORN, payload, TELL_TIMEOUT_MS)
         return decode_births(answer)
 
@@ -111,7 +118,7 @@ class BirthTelling:
 
     async def on_born(self, _peer: str, payload: bytes) -> bytes:
         """A peer leads these births: those of them that are final. Raises PeerMessageError, ShoalError."""
-        return encode_command(Born(await self.take(decode_births(payload))))
+        return encode_command(ConfirmBirths(await self.take(decode_births(payload))))
 
     async def take(self, births: tuple[Births, ...]) -> tuple[Births, ...]:
         """Commit that they are led. Returns those that are final then, without those given up meanwhile.
@@ -122,7 +129,7 @@ class BirthTelling:
         async with self._committing:  # births told meanwhile share the next command
             wanted, self._wanted = self._wanted, {}
             if wanted:
-                command = Born(tuple(Births(*key, partitions) for key, partitions in wanted.items()))
+                command = ConfirmBirths(tuple(Births(*key, partitions) for key, partitions in wanted.items()))
                 await self._catalog.propose(command, TELL_TIMEOUT_MS)
         return self._state.led_of(births, born=True)
 
@@ -137,7 +144,7 @@ def decode_births(payload: bytes) -> tuple[Births, ...]:
         command = decode_command(payload)
     except CatalogError as error:
         raise PeerMessageError(str(error)) from None
-    if not isinstance(command, Born):
+    if not isinstance(command, ConfirmBirths):
         raise PeerMessageError("no births")
     return command.births
 

@@ -112,7 +112,7 @@ class Births(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class ConfirmBirths:
     """These births are led. Those not given up before are final, and only then their leaders serve."""
 
     births: tuple[Births, ...]
@@ -127,15 +127,24 @@ class Rebirth(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BearAgain:
+class RepeatBirths:
     """Births that nobody has led are given up for others. A birth counts if its generation follows the
-    present one, and that is not born: of this and Born, the later one in the log comes too late."""
+    present one, and that is not born: of this and ConfirmBirths, the later one in the log comes too late."""
 
     topic_id: bytes
     births: tuple[Rebirth, ...]
 
 
-Command = CreateTopic | ChangeTopic | DeleteTopic | ConfirmDeletion | Seal | BeginEpoch | Born | BearAgain
+Command = (
+    CreateTopic
+    | ChangeTopic
+    | DeleteTopic
+    | ConfirmDeletion
+    | Seal
+    | BeginEpoch
+    | ConfirmBirths
+    | RepeatBirths
+)
 Outcome = Literal[
     "done",
     "name-taken",
@@ -204,9 +213,9 @@ class Catalog:
                 return self._confirm(topic_id, agent_id)
             case Seal(successor):
                 return self._seal(successor)
-            case Born(births):
+            case ConfirmBirths(births):
                 return self._born(births)
-            case BearAgain(topic_id, rebirths):
+            case RepeatBirths(topic_id, rebirths):
                 return self._bear_again(topic_id, rebirths)
             case BeginEpoch():
                 return "already-applied"
@@ -401,13 +410,13 @@ def encode_command(command: Command) -> bytes:
             document |= {"op": "seal", "successor": successor.hex()}
         case BeginEpoch(epoch, base):
             document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
-        case Born(births):
+        case ConfirmBirths(births):
             masks = [
                 {"id": topic_id.hex(), "birth": generation, "partitions": mask_to_text(partitions)}
                 for topic_id, generation, partitions in births
             ]
             document |= {"op": "born", "births": masks}
-        case BearAgain(topic_id, rebirths):
+        case RepeatBirths(topic_id, rebirths):
             again = [
                 {"partition": partition, "birth": generation, "voters": list(voters)}
                 for partition, generation, voters in rebirths
@@ -435,10 +444,10 @@ def decode_command(data: bytes) -> Command:
         case "epoch":
             return BeginEpoch(integer_in(document, "epoch"), id_in(document, "base"))
         case "born":
-            return Born(tuple(_births_from(item) for item in list_in(document, "births")))
+            return ConfirmBirths(tuple(_births_from(item) for item in list_in(document, "births")))
         case "rebirth":
             rebirths = tuple(_rebirth_from(item) for item in list_in(document, "births"))
-            return BearAgain(id_in(document, "id"), rebirths)
+            return RepeatBirths(id_in(document, "id"), rebirths)
         case _:
             raise CatalogError(f"unknown operation {operation!r}")
 

@@ -21,7 +21,7 @@ _HEAD_BYTES = VERSION_BYTES + _POSITION.size
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CatalogRequest:
     """mine: what the asker has. taking, position: the version of which it has so many bytes already."""
 
     mine: CatalogVersion
@@ -46,14 +46,14 @@ class Piece:
         return self.version.to_bytes() + _POSITION.pack(self.total) + self.data
 
 
-def question_from_bytes(data: bytes) -> Question | None:
+def question_from_bytes(data: bytes) -> CatalogRequest | None:
     """None for anything to_bytes() did not write."""
     if len(data) != _QUESTION_BYTES:
         return None
     mine = version_from_bytes(data[:VERSION_BYTES])
     taking = version_from_bytes(data[VERSION_BYTES : 2 * VERSION_BYTES])
     position: int = _POSITION.unpack_from(data, 2 * VERSION_BYTES)[0]
-    return None if mine is None or taking is None else Question(mine, taking, position)
+    return None if mine is None or taking is None else CatalogRequest(mine, taking, position)
 
 
 def piece_from_bytes(data: bytes) -> Piece:
@@ -78,7 +78,7 @@ class Copy:
         self._beginnings = 0
 
     def question(self) -> bytes:
-        return Question(self._mine, self._taking, len(self._data)).to_bytes()
+        return CatalogRequest(self._mine, self._taking, len(self._data)).to_bytes()
 
     def add(self, answer: bytes) -> None:
         """Raises CatalogError when it is no answer, or the peer began again too often."""

@@ -29,10 +29,10 @@ from shoal.agent.process.clock import is_set_within
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
     BeginEpoch,
-    Born,
     Catalog,
     CatalogError,
     Command,
+    ConfirmBirths,
     ConfirmDeletion,
     Outcome,
     TopicEntry,
@@ -43,7 +43,7 @@ from shoal.agent.topics.catalog_exchange import CatalogExchange
 from shoal.agent.topics.catalog_founders import CATALOG_SEGMENT_BYTES
 from shoal.agent.topics.catalog_reconciler import TopicReplicas, tell_cleared_write
 from shoal.agent.topics.cluster_file import ClusterRecord
-from shoal.agent.topics.kept_replicas import Keeping
+from shoal.agent.topics.kept_replicas import KeptReplicas
 from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, Frame, message_from_batch, to_record_batch
@@ -107,7 +107,7 @@ class CatalogService:
         """Of the newest commands applied here, by offset, until their proposers have taken them."""
         self._beginning = asyncio.Lock()
         self._replicas = TopicReplicas(peers.agent_id, groups, self.local)
-        self.keeping = Keeping(peers, groups, self.local, self._replicas.dead_topics)
+        self.kept_replicas = KeptReplicas(peers, groups, self.local, self._replicas.dead_topics)
         if self.catalog.sealed_for is not None:
             self.sealed.set()  # a crash came between the seal and giving the cluster up
 
@@ -193,7 +193,7 @@ class CatalogService:
                 logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
                 return
             self._apply_command(offset, command)
-            is_work |= not isinstance(command, Born)
+            is_work |= not isinstance(command, ConfirmBirths)
         self._after_change(is_work=is_work)
 
     def _apply_command(self, offset: int, command: Command) -> None:
@@ -253,7 +253,7 @@ class CatalogService:
         late = self.leader() is None or local.astray or local.is_between_epochs()
         newest = max(self._peers.catalog_versions().values(), default=local.published)
         if not late and newest <= local.published:
-            self.keeping.report()
+            self.kept_replicas.report()
 
     # ---- proposing (at the catalog's leader) -----------------------------------------------------
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from shoal.agent.log_lines.names import agent_name, topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster, candidate_of
-from shoal.agent.topics.catalog import BearAgain, ConfirmDeletion, Rebirth, TopicEntry
+from shoal.agent.topics.catalog import ConfirmDeletion, Rebirth, RepeatBirths, TopicEntry
 from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
 from shoal.agent.topics.entries import partitions_in
 from shoal.errors import ShoalError
@@ -111,7 +111,7 @@ class CatalogUpkeep:
             rebirths.append(Rebirth(partition, entry.partitions[partition].generation + 1, voters))
         try:
             applied = await self._catalog.propose(
-                BearAgain(entry.topic_id, tuple(rebirths)), CONFIRM_TIMEOUT_MS
+                RepeatBirths(entry.topic_id, tuple(rebirths)), CONFIRM_TIMEOUT_MS
             )
         except ShoalError as error:
             seldom.info("topic %s: cannot place leaderless partitions anew yet: %s", entry.name, error)

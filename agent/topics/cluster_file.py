@@ -23,7 +23,7 @@ from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.durable.whole_file import read_whole, replace_whole
 from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import MAX_READ_BYTES, Catalog, CatalogError
-from shoal.agent.topics.kept import Remembered, remembered_document, remembered_from
+from shoal.agent.topics.kept import FormerTopic, remembered_document, remembered_from
 from shoal.segment_store.disk.disk import Disk
 
 FILE_NAMES = ("cluster.a", "cluster.b")
@@ -48,7 +48,7 @@ class ClusterRecord:
     cluster_id: bytes
     catalog_birth: tuple[str, ...]
     catalog: bytes  # Catalog.to_bytes()
-    kept: Mapping[bytes, Remembered] = field(default_factory=dict)
+    kept: Mapping[bytes, FormerTopic] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """A line with magic and checksum, a line of JSON, then the catalog's own bytes."""

@@ -22,7 +22,7 @@ MAX_LISTED = 1_000  # topics of one agent's answer; more are listed once these a
 MAX_ANSWER_BYTES = 8 << 20
 
 
-class Remembered(NamedTuple):
+class FormerTopic(NamedTuple):
     """A topic as a version of an earlier catalog had it."""
 
     version: CatalogVersion
@@ -67,8 +67,8 @@ class KeptTopic:
 
 
 def remember(
-    known: Mapping[bytes, Remembered], old: Catalog, new: Catalog, held: Iterable[GroupId]
-) -> dict[bytes, Remembered]:
+    known: Mapping[bytes, FormerTopic], old: Catalog, new: Catalog, held: Iterable[GroupId]
+) -> dict[bytes, FormerTopic]:
     """The newest entry of each topic held here that `new`, which replaces `old`, does not know. A tombstone
     is a deletion in any lineage."""
     entries = dict(known)
@@ -76,7 +76,7 @@ def remember(
         for group in held:
             entry = old.by_id(group.topic_id)
             if entry is not None:
-                entries[group.topic_id] = Remembered(old.version, entry)
+                entries[group.topic_id] = FormerTopic(old.version, entry)
     ids = {group.topic_id for group in held}
     return {
         topic_id: item
@@ -102,19 +102,19 @@ def gathered(answers: Mapping[str, Sequence[Kept]]) -> list[KeptTopic]:
 # ---- as JSON -------------------------------------------------------------------------------------
 
 
-def remembered_document(remembered: Mapping[bytes, Remembered]) -> list[dict[str, Any]]:
+def remembered_document(remembered: Mapping[bytes, FormerTopic]) -> list[dict[str, Any]]:
     return [
         {"version": str(item.version), "topic": entry_document(item.entry)}
         for _, item in sorted(remembered.items())
     ]
 
 
-def remembered_from(document: Any) -> dict[bytes, Remembered]:
+def remembered_from(document: Any) -> dict[bytes, FormerTopic]:
     """Raises CatalogError, and nothing else."""
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
         raise CatalogError("what is kept is a list of objects")
     found = [
-        Remembered(version_from_text(str(item.get("version"))), entry_from(item.get("topic")))
+        FormerTopic(version_from_text(str(item.get("version"))), entry_from(item.get("topic")))
         for item in document
     ]
     return {item.entry.topic_id: item for item in found}
@@ -136,12 +136,12 @@ def decode_kept(data: bytes) -> list[Kept]:
     return [_kept_from(item) for item in items[:MAX_LISTED]]
 
 
-def encode_remembered(remembered: Remembered) -> bytes:
+def encode_remembered(remembered: FormerTopic) -> bytes:
     """An answer to a peer that adopts."""
     return json.dumps(remembered_document({b"": remembered}), separators=(",", ":")).encode()
 
 
-def decode_remembered(data: bytes) -> Remembered | None:
+def decode_remembered(data: bytes) -> FormerTopic | None:
     """None: the peer knows nothing of it. Raises CatalogError, and nothing else."""
     return next(iter(remembered_from(load_json(data, MAX_ANSWER_BYTES)).values()), None) if data else None
 

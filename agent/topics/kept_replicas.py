@@ -19,9 +19,9 @@ from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.topics.catalog import CatalogError
 from shoal.agent.topics.kept import (
+    FormerTopic,
     Kept,
     KeptTopic,
-    Remembered,
     decode_kept,
     decode_remembered,
     encode_kept,
@@ -36,7 +36,7 @@ ASK_TIMEOUT_MS = 2_000
 logger = logging.getLogger("shoal.agent")
 
 
-class Keeping:
+class KeptReplicas:
     """One per catalog service."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Keeping:
         catalog = self._local.catalog
         return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
 
-    async def find(self, name_or_id: str) -> Remembered:
+    async def find(self, name_or_id: str) -> FormerTopic:
         """The newest entry that a member remembers of a kept topic. ShoalError unknown-topic: no member keeps
         it, or knows its settings; bad-request: several topics have had that name."""
         wanted = [item for item in await self.everywhere() if name_or_id in (item.name, item.topic_id.hex())]
@@ -113,7 +113,7 @@ class Keeping:
             raise ShoalError("bad-request", f"{len(wanted)} kept topics had that name: use the id, of {ids}")
         return await self._newest(wanted[0])
 
-    async def _newest(self, topic: KeptTopic) -> Remembered:
+    async def _newest(self, topic: KeptTopic) -> FormerTopic:
         own = self._local.record.kept.get(topic.topic_id)
         found = [] if own is None else [own]
         for peer in self._peers.live_peers():

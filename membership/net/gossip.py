@@ -42,7 +42,7 @@ from shoal.membership.serf.ready import (
     SerfMember,
 )
 from shoal.membership.serf.snapshot import NO_CLOCKS, Clocks
-from shoal.membership.serf_agent.agent_pool import AgentPool, Answers
+from shoal.membership.serf_agent.agent_pool import AgentPool, QueryAnswers
 from shoal.membership.serf_agent.hosted import as_agent, as_agents, node_names
 from shoal.membership.swim.core import SwimStatistics
 from shoal.membership.swim.ready import Datagram, Exchanged, Input, KeyringKept, OutgoingPacket
@@ -104,7 +104,7 @@ class Membership(AgentPool):
         self._config = config
         self._keep_keyring = keep_keyring
         self._rng = rng
-        self._asked: dict[QueryKey, Answers] = {}
+        self._asked: dict[QueryKey, QueryAnswers] = {}
         self._silences = 0
         self._watching: asyncio.Task[None] | None = None
         self._former_clocks = clocks
@@ -317,7 +317,7 @@ class Membership(AgentPool):
         result = await self._ask(QueryRequest(name, encode_key_request(key)), alive)
         return report(alive, result.answers)
 
-    async def _put(self, request: QueryRequest, answers: Answers) -> None:
+    async def _put(self, request: QueryRequest, answers: QueryAnswers) -> None:
         try:
             key = self._running().query(request, self._now_ms())
         except ValueError as error:

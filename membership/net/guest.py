@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from typing import NamedTuple
 
-from shoal.membership.net.streams import Intake, StreamFault, exchange_state
+from shoal.membership.net.streams import StreamBudget, StreamFault, exchange_state
 from shoal.membership.wire.envelope import Envelope
 from shoal.membership.wire.errors import WireError
 from shoal.membership.wire.keyring import Keyring, parse_key
@@ -42,7 +42,7 @@ async def ask_pool(host: str, port: int, *, key: str | None = None, label: str =
     envelope = Envelope(label=label, keyring=lambda: keyring, random_bytes=secrets.token_bytes)
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            answer = await exchange_state(host, port, PushPull(False, (), b""), envelope, Intake())
+            answer = await exchange_state(host, port, PushPull(False, (), b""), envelope, StreamBudget())
         living = [node for node in answer.nodes if node.state in (State.ALIVE, State.SUSPECT)]
         return [
             PoolMember(node.name, decode_tags(node.meta), host_text(node.endpoint.address)) for node in living

@@ -10,7 +10,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shoal.membership.config import GossipConfig
-from shoal.membership.net.streams import Intake, StreamFault, exchange_state, ping_over_stream, serve_stream
+from shoal.membership.net.streams import (
+    StreamBudget,
+    StreamFault,
+    exchange_state,
+    ping_over_stream,
+    serve_stream,
+)
 from shoal.membership.swim.claims import Node
 from shoal.membership.swim.ready import Datagram, Exchange, Exchanged, Input, StreamProbe, StreamProbed
 from shoal.membership.wire.envelope import Envelope
@@ -43,7 +49,7 @@ class StreamTasks:
         deliver: Callable[[Input], None],
         on_stranger: Callable[[str, Exception], None],
     ) -> None:
-        self.intake = Intake()
+        self.intake = StreamBudget()
         self.refused = 0
         self.closed = False
         self._config = config

@@ -42,7 +42,7 @@ class StreamFault(Exception):
     """The peer closed, refused, or answered something else than was asked."""
 
 
-class Intake:
+class StreamBudget:
     """What all streams of one node may hold in memory, and work out in threads, at a time.
 
     One thread: several that decompress at once would leave the event loop a fraction of the interpreter, and
@@ -91,7 +91,9 @@ def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket
     raise AssertionError("the last attempt raises")
 
 
-async def read_message(reader: asyncio.StreamReader, decoder: StreamDecoder, intake: Intake) -> StreamMessage:
+async def read_message(
+    reader: asyncio.StreamReader, decoder: StreamDecoder, intake: StreamBudget
+) -> StreamMessage:
     """The peer's one message. Raises WireError, or StreamFault when it closes before the end or there is no
     room for it."""
     held_bytes = 0
@@ -122,7 +124,7 @@ async def _write_message(
 
 
 async def _ask(
-    host: str, port: int, request: StreamMessage, envelope: Envelope, intake: Intake
+    host: str, port: int, request: StreamMessage, envelope: Envelope, intake: StreamBudget
 ) -> StreamMessage:
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -133,7 +135,7 @@ async def _ask(
 
 
 async def exchange_state(
-    host: str, port: int, state: PushPull, envelope: Envelope, intake: Intake
+    host: str, port: int, state: PushPull, envelope: Envelope, intake: StreamBudget
 ) -> PushPull:
     """Push ours, pull theirs."""
     answer = await _ask(host, port, state, envelope, intake)
@@ -144,7 +146,7 @@ async def exchange_state(
     return answer
 
 
-async def ping_over_stream(probe: StreamProbe, local: Node, envelope: Envelope, intake: Intake) -> bool:
+async def ping_over_stream(probe: StreamProbe, local: Node, envelope: Envelope, intake: StreamBudget) -> bool:
     """Whether the node answers a ping over TCP."""
     ping = Ping(probe.sequence, probe.node, local.endpoint, local.name)
     answer = await _ask(host_text(probe.endpoint.address), probe.endpoint.port, ping, envelope, intake)
@@ -155,7 +157,7 @@ async def serve_stream(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     envelope: Envelope,
-    intake: Intake,
+    intake: StreamBudget,
     local_name: str,
     local_state: Callable[[], PushPull],
 ) -> PushPull | User | None:

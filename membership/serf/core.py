@@ -22,7 +22,7 @@ from shoal.membership.config import GossipConfig
 from shoal.membership.serf.events import EventLog
 from shoal.membership.serf.keys import KEY_QUERIES, KeyDesk
 from shoal.membership.serf.leave import Leave, LeaveStage
-from shoal.membership.serf.member_list import Heard, MemberList
+from shoal.membership.serf.member_list import IntentOutcome, MemberList
 from shoal.membership.serf.own_queries import (
     MAX_QUERY_BYTES,
     MAX_TIMEOUT_MS,
@@ -212,9 +212,9 @@ class SerfCore:
     def _on_leave_intent(self, intent: LeaveIntent, now_ms: int) -> bool:
         """True when it was news and should be told on; a false one about ourselves is answered instead."""
         heard = self._list.on_leave_intent(intent, now_ms, leaving=self._leave.begun)
-        if heard is Heard.FALSE:
+        if heard is IntentOutcome.FALSE:
             self.announce_join(now_ms)
-        return heard is Heard.NEWS
+        return heard is IntentOutcome.NEWS
 
     def announce_join(self, now_ms: int) -> None:
         """Tell all that we are in; to be called after a join's exchanges, whose clocks it must exceed."""

@@ -29,7 +29,7 @@ class RecentIntent(NamedTuple):
     heard_ms: int
 
 
-class Heard(Enum):
+class IntentOutcome(Enum):
     """What an intent was: nothing new, news to be told on, or a false word about ourselves to be undone."""
 
     OLD = auto()
@@ -137,17 +137,17 @@ class MemberList:
             self._tell(EventKind.UPDATED, member)
         return True
 
-    def on_leave_intent(self, intent: LeaveIntent, now_ms: int, *, leaving: bool) -> Heard:
+    def on_leave_intent(self, intent: LeaveIntent, now_ms: int, *, leaving: bool) -> IntentOutcome:
         """`leaving`: we ourselves are, so that an intent about us is true."""
         self.clock.witness(intent.ltime)
         member = self._members.get(intent.node)
         if member is None:
             news = self._remember_intent(intent.node, RecentIntent(True, intent.ltime, now_ms))
-            return Heard.NEWS if news else Heard.OLD
+            return IntentOutcome.NEWS if news else IntentOutcome.OLD
         if intent.ltime <= member.status_ltime:
-            return Heard.OLD
+            return IntentOutcome.OLD
         if intent.node == self._config.name and not leaving:
-            return Heard.FALSE
+            return IntentOutcome.FALSE
         member.status_ltime = intent.ltime
         if member.status == Status.ALIVE:
             self._set_status(member, Status.LEAVING, now_ms)
@@ -157,7 +157,7 @@ class MemberList:
             self._tell(EventKind.LEFT, member)
         if intent.prune and member.status == Status.LEFT:
             self._erase(member)
-        return Heard.NEWS
+        return IntentOutcome.NEWS
 
     def _remember_intent(self, name: str, intent: RecentIntent) -> bool:
         held = self._recent_intents.get(name)

@@ -23,7 +23,7 @@ CONFLICT_LOG_INTERVAL_S = 60.0
 """A contested name is logged so often at most, not once a packet."""
 
 
-class Answers:
+class QueryAnswers:
     """What comes of one query. `over` is set when its time is up, or all of `enough` have answered."""
 
     def __init__(self, enough: Collection[str], agents: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class AgentPool(ABC):
         """Agents behind living Serf agents have fallen silent, or answer again."""
 
     @abstractmethod
-    async def _put(self, request: QueryRequest, answers: Answers) -> None:
+    async def _put(self, request: QueryRequest, answers: QueryAnswers) -> None:
         """Put a query to nodes until its answers are over. Raises QueryError."""
 
     async def query(self, request: QueryRequest, *, enough: Collection[str] = ()) -> QueryResult:
@@ -88,7 +88,7 @@ class AgentPool(ABC):
 
     async def _ask(self, request: QueryRequest, enough: Collection[str]) -> QueryResult:
         hosts = node_names(self._listed())
-        answers = Answers(enough, {node: agent for agent, node in hosts.items()})
+        answers = QueryAnswers(enough, {node: agent for agent, node in hosts.items()})
         nodes = tuple(hosts.get(name, name) for name in request.nodes)
         await self._put(replace(request, nodes=nodes), answers)
         return answers.result

@@ -32,7 +32,7 @@ from shoal.membership.serf.core import MAX_EVENT_BYTES
 from shoal.membership.serf.keys import KeyReport
 from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf.snapshot import Clocks
-from shoal.membership.serf_agent.agent_pool import AgentPool, Answers
+from shoal.membership.serf_agent.agent_pool import AgentPool, QueryAnswers
 from shoal.membership.serf_agent.hosted import (
     ALIVE_QUERY,
     LIVING,
@@ -404,7 +404,7 @@ class SerfMembership(AgentPool):
             failures[f"{reply.members - reply.answers} members"] = "no answer"
         return KeyReport(reply.members, failures, keys)
 
-    async def _put(self, request: QueryRequest, answers: Answers) -> None:
+    async def _put(self, request: QueryRequest, answers: QueryAnswers) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._client.connection()

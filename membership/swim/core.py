@@ -26,7 +26,6 @@ from shoal.membership.swim.claims import (
     judge_dead,
     judge_suspect,
 )
-from shoal.membership.swim.doorbell import Doorbell
 from shoal.membership.swim.former_life import FormerLife
 from shoal.membership.swim.piggyback import Outbox
 from shoal.membership.swim.prober import Awareness, Prober
@@ -40,6 +39,7 @@ from shoal.membership.swim.ready import (
     StreamProbed,
     SwimReady,
 )
+from shoal.membership.swim.stranger_probe import StrangerProbe
 from shoal.membership.swim.suspicion import Suspicion, suspicion_bounds
 from shoal.membership.wire.messages import (
     MAX_INCARNATION,
@@ -108,7 +108,7 @@ class SwimCore:
         self._next_push_pull_ms = now_ms + rng.randrange(1, config.push_pull_interval_ms + 1)
         self._refutations = 0
         self._former = FormerLife()
-        self._doorbell = Doorbell()
+        self._stranger_probe = StrangerProbe()
         self.leaving = False
         self._note(ChangeKind.JOIN, local)
         self._announce()
@@ -122,7 +122,7 @@ class SwimCore:
 
     def step(self, event: Input, now_ms: int) -> None:
         """Something arrived."""
-        self._doorbell.next_event()
+        self._stranger_probe.next_event()
         match event:
             case Datagram(source, messages):
                 for message in messages:
@@ -158,7 +158,7 @@ class SwimCore:
                 self._prober.on_indirect_ping(source, message, now_ms)
             case Ack(sequence):
                 self._prober.on_ack(message)
-                proven = self._doorbell.answered(sequence, source)
+                proven = self._stranger_probe.answered(sequence, source)
                 if proven is not None:
                     self._let_in(proven, now_ms)
             case Nack():
@@ -271,7 +271,7 @@ class SwimCore:
             if len(self.table) >= self._config.max_members:
                 # Who is here stays, unless the stranger answers and the other never did.
                 local = self.table.local
-                ping = self._doorbell.ring(claim, local.endpoint, local.name, self._rng)
+                ping = self._stranger_probe.ring(claim, local.endpoint, local.name, self._rng)
                 if ping is not None:
                     self.outbox.send_alone(claim.endpoint, ping)
                 return
@@ -477,7 +477,7 @@ class SwimCore:
 
     def check_invariants(self) -> None:
         self.table.check_invariants()
-        self._doorbell.check_invariants()
+        self._stranger_probe.check_invariants()
         self._prober.check_invariants()
         for node in self.table:
             assert (node.state == State.SUSPECT) == (node.name in self._suspicions)

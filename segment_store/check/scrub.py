@@ -24,7 +24,7 @@ from shoal.segment_store.log.log import PartitionLog
 from shoal.segment_store.log.segment import Segment
 
 
-class Look(NamedTuple):
+class ScrubResult(NamedTuple):
     """The result of one look. `next_index`: where the next one goes on, None at the end of the log. Compared
     were the entries `first_index` to `last_index`, and in the files `paths` the bytes that are no entry;
     `found` are those that do not verify."""
@@ -37,14 +37,14 @@ class Look(NamedTuple):
     found: list[DamagedRange]
 
 
-async def look(log: PartitionLog, cursor: LogIndex, max_bytes: int) -> Look:
+async def look(log: PartitionLog, cursor: LogIndex, max_bytes: int) -> ScrubResult:
     """Read and verify about `max_bytes` from the entry `cursor` on (at least one entry). A cursor before the
     log's start begins there. Raises LogClosed."""
     log.check_open()
     index = max(cursor, log.first_index)
     last = min(log.last_index, log.synced_index)
     if index > last:
-        return Look(None, 0, index, LogIndex(index - 1), (), [])
+        return ScrubResult(None, 0, index, LogIndex(index - 1), (), [])
     generation = log.generation
     segment = log.segment_of(index)
     found: list[DamagedRange] = []
@@ -62,8 +62,8 @@ async def look(log: PartitionLog, cursor: LogIndex, max_bytes: int) -> Look:
     following = LogIndex(end + 1) if end < last else None
     if generation != log.generation or log.first_index > index:
         # Cut or trimmed meanwhile: what was read is of a log that is no more. It is looked at again.
-        return Look(max(index, log.first_index), bytes_read, index, LogIndex(index - 1), (), [])
-    return Look(following, bytes_read, index, LogIndex(end), paths, found)
+        return ScrubResult(max(index, log.first_index), bytes_read, index, LogIndex(index - 1), (), [])
+    return ScrubResult(following, bytes_read, index, LogIndex(end), paths, found)
 
 
 async def _entries(

@@ -52,7 +52,7 @@ class _Window:
         self.base = position
 
 
-class Beyond(NamedTuple):
+class LaterEvidence(NamedTuple):
     """Evidence behind the last good frame: the greatest synced index that any tail record there proves, the
     end of the last byte that is not zero, and the newest tail record that knows of entries behind that
     frame."""
@@ -82,7 +82,7 @@ class SegmentScan:
         self.chain = chain
         self.end_position = position
         self.entries: list[Entry] = []
-        self.beyond = Beyond(0, position)
+        self.beyond = LaterEvidence(0, position)
 
     def _window(self) -> _Window:
         return _Window(self.end_position, self._size, self._chunk_bytes)
@@ -102,7 +102,7 @@ class SegmentScan:
             if stretch.reason != "short" or not (yield from window.extend()):
                 return stretch
 
-    def look_beyond(self) -> Steps[Beyond]:
+    def look_beyond(self) -> Steps[LaterEvidence]:
         """Read to the end of the file for evidence and for bytes that must be cleared."""
         synced, end = 0, self.end_position
         newest: TailRecord | None = None
@@ -116,7 +116,7 @@ class SegmentScan:
                 end = max(end, dirty_end)
             overlap = min(len(window.buffer), TAIL_RECORD_BYTES)
             window.advance(window.base + len(window.buffer) - overlap)
-        self.beyond = Beyond(synced, end, newest)
+        self.beyond = LaterEvidence(synced, end, newest)
         return self.beyond
 
     def judge(self) -> Steps[Verdict]:

@@ -330,7 +330,7 @@ FAULTS: tuple[Fault, ...] = (
         "an entry is dropped though too few voters are intact without it",
         "agent/host/repair.py",
         "            is_ruled_out = _rule_out(stretch, missing, answers, damaged.unread)\n",
-        "            is_ruled_out = Held.LACKS in answers.values()\n",
+        "            is_ruled_out = EntryState.LACKS in answers.values()\n",
         (A + "host/test_repair.py::test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped",),
     ),
     Fault(

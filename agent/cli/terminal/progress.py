@@ -59,7 +59,7 @@ class Progress:
         self._drawn = True
 
 
-class Bar:
+class ProgressBar:
     """A share of a whole on a terminal; nothing at all elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:

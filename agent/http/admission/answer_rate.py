@@ -20,7 +20,7 @@ from shoal.agent.http.admission.limits import HttpLimits
 EXCUSED_S = 0.01
 
 
-class Patience:
+class AnswerDeadline:
     """How long a reader may take next to nothing: its time begins anew when it has taken enough since it last
     did. Then it is one to 1.25 times `send_stall_ms`, as a timer for every piece would cost too much."""
 
@@ -43,7 +43,7 @@ class Patience:
         try:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise TookTooLittle(too_little(self._stall_s, self._taken_bytes, self._least_bytes)) from None
+            raise SlowReader(too_little(self._stall_s, self._taken_bytes, self._least_bytes)) from None
 
     @contextmanager
     def excused(self) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Patience:
         self._limit.reschedule(now_s + seconds)
 
 
-class Taking:
+class StreamDeadline:
     """The reader of a stream, of which nobody knows how long it is: judged over windows of `send_stall_ms` in
     which it was waited for."""
 
@@ -84,23 +84,23 @@ class Taking:
         self._taken_bytes = 0
 
     async def write(self, response: web.StreamResponse, data: bytes) -> None:
-        """Returns once there is room for more. TookTooLittle."""
+        """Returns once there is room for more. SlowReader."""
         began_s = self._now()
         try:
             async with asyncio.timeout(self._stall_s):
                 await response.write(data)
         except TimeoutError:
-            raise TookTooLittle(too_little(self._stall_s, 0, self._least_bytes)) from None
+            raise SlowReader(too_little(self._stall_s, 0, self._least_bytes)) from None
         self._waited_s += self._now() - began_s
         self._taken_bytes += len(data)
         if self._waited_s < self._stall_s:
             return
         if self._taken_bytes < self._least_bytes:
-            raise TookTooLittle(too_little(self._stall_s, self._taken_bytes, self._least_bytes))
+            raise SlowReader(too_little(self._stall_s, self._taken_bytes, self._least_bytes))
         self._waited_s, self._taken_bytes = 0.0, 0
 
 
-class TookTooLittle(ConnectionResetError):
+class SlowReader(ConnectionResetError):
     """A reader is cut off: it holds what others need."""
 
 

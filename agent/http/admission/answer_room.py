@@ -87,7 +87,7 @@ class AnswerRoom:
                 granted.set_result(None)
 
 
-class AnswerHolding:
+class AnswerReservation:
     """What one request holds of the room."""
 
     __slots__ = ("_room", "_wait_ms", "size_bytes")

@@ -11,7 +11,7 @@ from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.errors import ShoalError
 
 
-class Receiving:
+class BodyReservation:
     """What one request holds of the gate's bytes, as its body comes and is used; a context that gives all of
     it back.
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import aiohttp
 from aiohttp import web
 
-from shoal.agent.http.admission.body_rate import Pace, Receiving
+from shoal.agent.http.admission.body_rate import BodyReservation, Pace
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.parameters import is_number
 from shoal.errors import ShoalError, shown
@@ -80,12 +80,12 @@ def refuse_coding(call: Call) -> None:
         raise ShoalError("unsupported-media-type", f"Content-Encoding {shown(coding)}: send the body plain")
 
 
-async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = None) -> bytes:
+async def read_body(call: Call, limit_bytes: int, receiving: BodyReservation | None = None) -> bytes:
     """The whole body, at most `limit_bytes`, counted by `receiving`, or else while it arrives. ShoalError
     too-large, overloaded, bad-request (too slow), unsupported-media-type.
     """
     if receiving is None:
-        with Receiving(call.context.gate) as until_it_is_here:
+        with BodyReservation(call.context.gate) as until_it_is_here:
             return await read_body(call, limit_bytes, until_it_is_here)
     content = call.request.content
     if content.is_eof():  # everything came with the head: the common case, without a timer
@@ -105,7 +105,7 @@ async def read_body(call: Call, limit_bytes: int, receiving: Receiving | None = 
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def stream_body(call: Call, receiving: Receiving) -> AsyncIterator[bytes]:
+async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[bytes]:
     """The body as it comes, in pieces of at most aiohttp's read buffer, each counted by `receiving` until it
     is dropped there; the sender is held back in between.
     """

@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from shoal.agent.http.admission.answer_room import AnswerHolding, AnswerRoom
+from shoal.agent.http.admission.answer_room import AnswerReservation, AnswerRoom
 from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
@@ -78,9 +78,9 @@ class Call:
             return 0
         return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
 
-    def holding(self) -> AnswerHolding:
+    def holding(self) -> AnswerReservation:
         """What this request's answer is going to hold; release it at the end."""
-        return AnswerHolding(self.context.room, self.timeout_ms())
+        return AnswerReservation(self.context.room, self.timeout_ms())
 
     def may_forward(self) -> bool:
         """Whether another agent may be asked: not on the second hop, not when the client said

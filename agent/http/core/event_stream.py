@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from shoal.agent.http.admission.answer_rate import Taking
+from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.api.media import EVENT_STREAM
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.problems import SERVER, json_bytes
@@ -33,7 +33,7 @@ class EventStream:
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Server": SERVER}
         )
         self.response.content_type = EVENT_STREAM
-        self._taking = Taking(call.context.limits)
+        self._taking = StreamDeadline(call.context.limits)
 
     async def open(self) -> bool:
         """Send the head; whether anything is to follow it."""

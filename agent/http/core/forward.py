@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from shoal.agent.http.admission.answer_rate import Taking
+from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.admission.limits import MIB, HttpLimits
 from shoal.agent.http.core.problems import SERVER
 from shoal.agent.interface import Admit
@@ -35,7 +35,7 @@ RELAYED_HEADERS = ("Content-Type", "Content-Length", "Retry-After", "Allow", "ET
 UNCHANGING_METHODS = ("GET", "HEAD")
 
 
-class BrokenOff(aiohttp.ClientError):
+class ForwardInterrupted(aiohttp.ClientError):
     """The connection broke with a request on its way that changes something."""
 
 
@@ -51,7 +51,7 @@ async def _send_once(
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         if request.method in UNCHANGING_METHODS:
             raise
-        raise BrokenOff(str(error)) from error
+        raise ForwardInterrupted(str(error)) from error
 
 
 def _json_object(data: bytes) -> dict[str, Any] | None:
@@ -215,7 +215,7 @@ class Forwarder:
         await answer.prepare(request)
         if request.method == "HEAD":
             return answer
-        taking = Taking(self._limits)
+        taking = StreamDeadline(self._limits)
         async for piece in response.content.iter_chunked(RELAY_PIECE_BYTES):
             await taking.write(answer, piece)
         await answer.write_eof()

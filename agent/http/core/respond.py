@@ -8,7 +8,7 @@ from itertools import chain
 
 from aiohttp import web
 
-from shoal.agent.http.admission.answer_rate import Patience
+from shoal.agent.http.admission.answer_rate import AnswerDeadline
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.problems import SERVER
 
@@ -68,7 +68,7 @@ async def _send(
 ) -> web.StreamResponse:
     response, has_body = await begin_answer(call, content_type, headers, size_bytes)
     if has_body:
-        async with Patience(call.context.limits, held_bytes) as patience:
+        async with AnswerDeadline(call.context.limits, held_bytes) as patience:
             for piece in pieces:
                 await response.write(piece)
                 patience.took(len(piece))

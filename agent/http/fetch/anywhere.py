@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shoal.agent.http.admission.answer_room import AnswerHolding
+from shoal.agent.http.admission.answer_room import AnswerReservation
 from shoal.agent.http.api.media import ARROW_TYPE
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.forward import Reply, topic_path
@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.25
 STREAM_OVERHEAD_BYTES = 1 << 20
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """Rows from the wanted offset on; none when there is nothing new."""
 
     rows: list[Rows]
@@ -42,7 +42,7 @@ class Found(NamedTuple):
     size_bytes: int
 
 
-class Wanted(NamedTuple):
+class WantedRows(NamedTuple):
     """What to fetch: as many rows as fit `max_bytes` of memory, at least one, at most `limit`. `local`: from
     this agent's own replica, if it can answer. `times_only`: of all columns the timestamps."""
 
@@ -61,24 +61,24 @@ class Wanted(NamedTuple):
 
 
 async def fetch_rows(
-    call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
-) -> Found:
+    call: Call, topic: Topic, wanted: WantedRows, holding: AnswerReservation, timeout_ms: int
+) -> FoundRows:
     """Rows that are held. ShoalError as reads raise it; no-leader when none is found in time."""
 
-    async def first() -> Found:
+    async def first() -> FoundRows:
         return await _fetch_here(call, topic, wanted, holding, timeout_ms)
 
-    async def here() -> Found:
+    async def here() -> FoundRows:
         return await _fetch_here(call, topic, wanted._replace(local=False), holding, timeout_ms)
 
-    async def there(leader: Leader) -> Found:
+    async def there(leader: Leader) -> FoundRows:
         return await _fetch_there(call, topic, wanted, leader, holding, timeout_ms)
 
     led = partition_of(call, topic, wanted.partition)
     return await at_leader(call, led, here, there, Deadline(timeout_ms), first=first, reads=True)
 
 
-async def read_here(call: Call, topic: Topic, wanted: Wanted, admit: Admit) -> Fetch:
+async def read_here(call: Call, topic: Topic, wanted: WantedRows, admit: Admit) -> Fetch:
     """From this agent's log; ShoalError not-leader when it may not."""
     offset, most, limit = Offset(wanted.offset), wanted.max_bytes, wanted.limit
     request = FetchRequest(offset, most, wanted.wait_ms, wanted.local, limit, admit)
@@ -86,19 +86,19 @@ async def read_here(call: Call, topic: Topic, wanted: Wanted, admit: Admit) -> F
 
 
 async def _fetch_here(
-    call: Call, topic: Topic, wanted: Wanted, holding: AnswerHolding, timeout_ms: int
-) -> Found:
+    call: Call, topic: Topic, wanted: WantedRows, holding: AnswerReservation, timeout_ms: int
+) -> FoundRows:
     fetch, selected = await call.context.selector.fetch_and_select(
         lambda admit: read_here(call, topic, wanted, admit), wanted.portion, holding, timeout_ms
     )
-    return Found(
+    return FoundRows(
         selected.rows, selected.next_offset, fetch.high_watermark, fetch.log_start_offset, selected.size_bytes
     )
 
 
 async def _fetch_there(
-    call: Call, topic: Topic, wanted: Wanted, leader: Leader, holding: AnswerHolding, timeout_ms: int
-) -> Found:
+    call: Call, topic: Topic, wanted: WantedRows, leader: Leader, holding: AnswerReservation, timeout_ms: int
+) -> FoundRows:
     query = {
         "offset": str(wanted.offset),
         "max_bytes": str(wanted.max_bytes),
@@ -127,7 +127,7 @@ async def _fetch_there(
         raise ShoalError("leadership-lost", f"the leader's answer is not understood: {error}") from None
     finally:
         received.release()
-    return Found(
+    return FoundRows(
         selected.rows,
         selected.next_offset,
         there.high_watermark,
@@ -136,7 +136,7 @@ async def _fetch_there(
     )
 
 
-class There(NamedTuple):
+class RemoteAnswer(NamedTuple):
     """Another agent's Arrow answer."""
 
     frames: list[memoryview]
@@ -145,7 +145,7 @@ class There(NamedTuple):
     log_start_offset: int
 
 
-def frames_of_reply(reply: Reply) -> There:
+def frames_of_reply(reply: Reply) -> RemoteAnswer:
     """The stored frames of another agent's Arrow answer, checked against the offsets that it claims.
     ShoalError leadership-lost when the two do not fit; raises BatchError."""
     try:
@@ -168,4 +168,4 @@ def frames_of_reply(reply: Reply) -> There:
         frames.append(frame)
     if place != following:
         raise ShoalError("leadership-lost", "the leader's answer has not the records that it claims")
-    return There(frames, following, high_watermark, log_start)
+    return RemoteAnswer(frames, following, high_watermark, log_start)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.parameters import Places
-from shoal.agent.http.fetch.anywhere import Found, Wanted, fetch_rows
+from shoal.agent.http.fetch.anywhere import FoundRows, WantedRows, fetch_rows
 from shoal.agent.http.fetch.merge import Run, next_partitions, tail_counts
 from shoal.agent.http.fetch.offsets import OffsetsGatherer
 from shoal.agent.http.rows.row_pieces import Rows
@@ -100,13 +100,13 @@ class MergedReader:
     async def _fill(self, run: Run, limit: int) -> None:
         share = max(1, min(self._max_bytes, max(FETCH_BYTES_MIN, self._max_bytes // len(self._runs))))
         async with self._at_once:
-            found = await self._fetch(Wanted(run.partition, run.offset, share, limit))
+            found = await self._fetch(WantedRows(run.partition, run.offset, share, limit))
             self.fetched_bytes += found.size_bytes
             run.fill(found.rows, found.size_bytes, ended=found.next_offset >= found.high_watermark)
         if not found.rows:
             run.offset = found.next_offset
 
-    async def _fetch(self, wanted: Wanted) -> Found:
+    async def _fetch(self, wanted: WantedRows) -> FoundRows:
         try:
             return await fetch_rows(self._call, self._topic, wanted, self._holding, self._call.timeout_ms())
         except ShoalError as error:
@@ -130,7 +130,7 @@ class MergedReader:
         pieces = [pa.array([], pa.int64())]
         async with self._at_once:
             while offset < end:
-                wanted = Wanted(partition, offset, self._max_bytes, end - offset, times_only=True)
+                wanted = WantedRows(partition, offset, self._max_bytes, end - offset, times_only=True)
                 found = await self._fetch(wanted)
                 for base_offset, batch in found.rows:
                     times = batch.column(TIMESTAMP_COLUMN).slice(0, end - base_offset)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.event_stream import LAST_EVENT_ID
 from shoal.agent.http.core.parameters import is_number
-from shoal.agent.http.fetch.anywhere import Found, Wanted, fetch_rows
+from shoal.agent.http.fetch.anywhere import FoundRows, WantedRows, fetch_rows
 from shoal.agent.http.fetch.follow import Source
 from shoal.agent.http.rows.row_pieces import RowWriter, Style
 from shoal.agent.interface import Topic
@@ -29,13 +29,13 @@ def resumed_offset(call: Call) -> int | None:
 class PartitionSource(Source):
     """What one reader of one partition, wherever that is led, gets. `wanted`: from where on, and how much."""
 
-    def __init__(self, call: Call, topic: Topic, wanted: Wanted, value_as: ValueAs) -> None:
+    def __init__(self, call: Call, topic: Topic, wanted: WantedRows, value_as: ValueAs) -> None:
         super().__init__(wanted.limit)
         self._call = call
         self._topic = topic
         self._wanted = wanted
         self._style = Style(value_as, "record")
-        self._found: Found | None = None
+        self._found: FoundRows | None = None
         self._holding = call.holding()
 
     async def look(self, wait_ms: int) -> bool:
@@ -58,7 +58,7 @@ class PartitionSource(Source):
         self._wanted = self._wanted._replace(offset=found.next_offset)
         self.gave(sum(rows.batch.num_rows for rows in found.rows))
 
-    def _events(self, found: Found, writer: RowWriter) -> Iterator[bytes]:
+    def _events(self, found: FoundRows, writer: RowWriter) -> Iterator[bytes]:
         for rows in found.rows:
             for offset, text in enumerate(writer.texts(rows, self._style), rows.base_offset):
                 yield b"id: %d\ndata: " % offset

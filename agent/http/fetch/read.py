@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from shoal.agent.http.admission.answer_room import AnswerHolding
+from shoal.agent.http.admission.answer_room import AnswerReservation
 from shoal.agent.http.api import operations as api
 from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE
 from shoal.agent.http.core.context import Call, Deadline, partition_number
@@ -12,7 +12,7 @@ from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import forward_target, topic_path
 from shoal.agent.http.core.leader import at_leader, partition_of
 from shoal.agent.http.core.parameters import choice, integer, invalid, is_number
-from shoal.agent.http.fetch.anywhere import Wanted, read_here
+from shoal.agent.http.fetch.anywhere import WantedRows, read_here
 from shoal.agent.http.fetch.cursors import OFFSET_MAX
 from shoal.agent.http.fetch.follow import follow
 from shoal.agent.http.fetch.partition_stream import PartitionSource, resumed_offset
@@ -80,7 +80,7 @@ class ReadRequest:
         check_offset_form(self._from)
         max_bytes = integer(query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
         local = choice(query, "consistency", "leader", ("leader", "local")) == "local"
-        self._wanted = Wanted(partition, 0, max_bytes, rendering.limit, call.wait_ms(), local)
+        self._wanted = WantedRows(partition, 0, max_bytes, rendering.limit, call.wait_ms(), local)
         self._seen = seen_watermark(call) if local else 0
         self._deadline = Deadline(call.timeout_ms())  # of all attempts together
 
@@ -99,7 +99,7 @@ class ReadRequest:
         finally:
             holding.release()
 
-    async def _answer_text(self, wanted: Wanted, holding: AnswerHolding) -> web.StreamResponse:
+    async def _answer_text(self, wanted: WantedRows, holding: AnswerReservation) -> web.StreamResponse:
         call = self._call
         fetch, selected = await call.context.selector.fetch_and_select(
             lambda admit: self._fetch(wanted, admit), wanted.portion, holding, call.timeout_ms()
@@ -138,7 +138,7 @@ class ReadRequest:
         led = partition_of(call, topic, partition)
         return await at_leader(call, led, self._offset, there, Deadline(timeout_ms), reads=True)
 
-    async def _fetch(self, wanted: Wanted, admit: Admit) -> Fetch:
+    async def _fetch(self, wanted: WantedRows, admit: Admit) -> Fetch:
         call = self._call
         while True:
             try:

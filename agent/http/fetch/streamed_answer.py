@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from shoal.agent.http.admission.answer_rate import Patience
+from shoal.agent.http.admission.answer_rate import AnswerDeadline
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.respond import begin_answer
 from shoal.agent.interface import Lent, Pieces
@@ -38,14 +38,14 @@ async def send_pieces(
     try:
         if not has_body or transport is None:
             return response
-        async with Patience(call.context.limits, pieces.held_bytes) as patience:
+        async with AnswerDeadline(call.context.limits, pieces.held_bytes) as patience:
             await response.write(before)
             transport_socket = transport.get_extra_info("socket")
             if transport_socket is None or transport.get_extra_info("sslcontext") is not None:
                 await _send_by_transport(response, pieces, after, patience)
             else:
                 await _emptied(transport, call.request.writer)
-                with contextlib.closing(_Straight(transport, transport_socket.dup(), pieces)) as out:
+                with contextlib.closing(_DirectSocket(transport, transport_socket.dup(), pieces)) as out:
                     await _send(pieces, out, after, patience)
             await response.write_eof()
     finally:
@@ -54,7 +54,7 @@ async def send_pieces(
 
 
 async def _send_by_transport(
-    response: web.StreamResponse, pieces: Pieces, after: bytes, patience: Patience
+    response: web.StreamResponse, pieces: Pieces, after: bytes, patience: AnswerDeadline
 ) -> None:
     """Where there is no socket, or something between it and us. Each piece is copied: the next one is read
     into the same memory."""
@@ -68,7 +68,7 @@ async def _send_by_transport(
     await response.write(after)
 
 
-async def _send(pieces: Pieces, out: _Straight, after: bytes, patience: Patience) -> None:
+async def _send(pieces: Pieces, out: _DirectSocket, after: bytes, patience: AnswerDeadline) -> None:
     """What is behind the pieces goes with the last of them, not as a packet of its own."""
     left = pieces.size_bytes
     lent_bytes = 0
@@ -92,7 +92,7 @@ async def _send(pieces: Pieces, out: _Straight, after: bytes, patience: Patience
         await out.send(memoryview(piece), b"" if left else after, patience.took)
 
 
-async def _pass_on(lent: Lent, out: _Straight, behind: bytes, patience: Patience) -> None:
+async def _pass_on(lent: Lent, out: _DirectSocket, behind: bytes, patience: AnswerDeadline) -> None:
     with contextlib.closing(lent):
         while True:
             size = len(lent)
@@ -115,7 +115,7 @@ async def _emptied(transport: asyncio.Transport, writer: AbstractStreamWriter) -
             transport.set_write_buffer_limits()
 
 
-class _Straight:
+class _DirectSocket:
     """Into the socket, past the transport, which has nothing to write meanwhile. A descriptor of our own: it
     can be waited for, and it names this socket until we close it. All of it raises ConnectionResetError."""
 

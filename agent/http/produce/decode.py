@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shoal.agent.http.admission.body_rate import Receiving
+from shoal.agent.http.admission.body_rate import BodyReservation
 from shoal.agent.http.admission.limits import MIB
 from shoal.agent.http.api.media import JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.body import prepare_body, stream_body
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 
 
 def decode_stream(
-    call: Call, media: str, schema: pa.Schema, receiving: Receiving, *, at_once: bool
+    call: Call, media: str, schema: pa.Schema, receiving: BodyReservation, *, at_once: bool
 ) -> AsyncIterator[Chunk]:
     """The body of a type that streams. `at_once`: as one chunk, as long as it may be one batch."""
     if media == NDJSON_TYPE:
@@ -101,7 +101,7 @@ def _key_not_here(why: str) -> ShoalError:
 
 
 async def decode_ndjson(
-    call: Call, receiving: Receiving, chunk_bytes: int, *, keeps: bool
+    call: Call, receiving: BodyReservation, chunk_bytes: int, *, keeps: bool
 ) -> AsyncIterator[Chunk]:
     """Lines in chunks of about `chunk_bytes`, each ending at a line's end. `keeps`: the caller
     still needs a chunk when it asks for the next one."""
@@ -140,7 +140,7 @@ async def decode_ndjson(
 
 
 async def decode_arrow(
-    call: Call, schema: pa.Schema, receiving: Receiving, chunk_bytes: int, *, keeps: bool
+    call: Call, schema: pa.Schema, receiving: BodyReservation, chunk_bytes: int, *, keeps: bool
 ) -> AsyncIterator[Chunk]:
     """Record batches in chunks of about `chunk_bytes`, stored as they come. `keeps`: as for lines."""
     for name in ("key", "key_field"):

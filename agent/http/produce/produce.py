@@ -16,7 +16,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from shoal.agent.http.admin.topics import create_topic_anywhere
-from shoal.agent.http.admission.body_rate import Receiving
+from shoal.agent.http.admission.body_rate import BodyReservation
 from shoal.agent.http.api import operations as api
 from shoal.agent.http.api.media import STREAMED_TYPES
 from shoal.agent.http.core.body import media_type, read_body
@@ -74,7 +74,7 @@ async def produce(call: Call) -> web.StreamResponse:
     media = media_type(call.headers.get("Content-Type"))
     gate = call.context.gate
     gate.check_place()
-    with Receiving(gate) as receiving:
+    with BodyReservation(gate) as receiving:
         if media in STREAMED_TYPES:
             # One sequence of a producer has to be one append a partition.
             at_once = options.producer is not None
@@ -171,7 +171,7 @@ class Production:
         """What Arrow records have to look like; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
 
-    async def stream(self, chunks: AsyncIterator[Chunk], receiving: Receiving) -> None:
+    async def stream(self, chunks: AsyncIterator[Chunk], receiving: BodyReservation) -> None:
         """Append chunk after chunk, with a place for each. With a producer the request is one sequence, so it
         must be one chunk."""
         held_back: Chunk | None = None

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from shoal.agent.http.admission.answer_room import AnswerHolding, AnswerRoom
+from shoal.agent.http.admission.answer_room import AnswerReservation, AnswerRoom
 from shoal.agent.http.rows.row_pieces import Rows, leading_rows
 from shoal.agent.interface import Admit, Fetch, Pieces
 from shoal.errors import ShoalError
@@ -78,7 +78,7 @@ class Selector:
         self,
         fetch_by: Callable[[Admit], Awaitable[Fetch]],
         portion: Portion,
-        holding: AnswerHolding,
+        holding: AnswerReservation,
         timeout_ms: int,
     ) -> tuple[Fetch, Selected]:
         """Of what `fetch_by` finds, which it may leave in the log; what was selected is held. ShoalError as
@@ -93,7 +93,7 @@ class Selector:
             turn.release()
 
     async def select(
-        self, received: Received, portion: Portion, holding: AnswerHolding, timeout_ms: int
+        self, received: Received, portion: Portion, holding: AnswerReservation, timeout_ms: int
     ) -> Selected:
         """Of frames that came from another agent; nothing is held for these any more. Raises BatchError, and
         ShoalError overloaded."""

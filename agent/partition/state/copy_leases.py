@@ -14,7 +14,7 @@ PIN_MS = 30_000
 """Long against an election and a slow disk, short against the ages that retention counts."""
 
 
-class Shipments:
+class CopyLeases:
     """Per replica. Receivers are bounded by the group's configurations."""
 
     def __init__(self) -> None:

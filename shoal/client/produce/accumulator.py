@@ -51,7 +51,7 @@ Extra: TypeAlias = "tuple[Headers | None, int | None, int | None]"
 """Headers, microseconds and partition, which few records have."""
 
 
-class Whole(NamedTuple):
+class WholeBatch(NamedTuple):
     """A batch that came as one, with the fields of a Chunk. `first_row`: where it begins among the rows of
     its delivery."""
 
@@ -172,7 +172,7 @@ class Gatherer:
         self._renew_lock()
         self.chunk = Chunk(0, 0, sealed=True)
         """The chunk that is being gathered, or was last."""
-        self._chunks: deque[Chunk | Whole] = deque()
+        self._chunks: deque[Chunk | WholeBatch] = deque()
         """In their order; all but the one that is being gathered are complete."""
         self._taken_bytes = 0
         """Of chunks that were taken and are not acknowledged yet, as their owner says."""
@@ -269,7 +269,7 @@ class Gatherer:
         self._put_complete([chunk], timeout_seconds)
         return delivery
 
-    def _put_complete(self, chunks: Iterable[Chunk | Whole], timeout_seconds: float | None) -> None:
+    def _put_complete(self, chunks: Iterable[Chunk | WholeBatch], timeout_seconds: float | None) -> None:
         with self.lock:
             if self.full:
                 self._wait_for_room(timeout_seconds)
@@ -327,10 +327,10 @@ class Gatherer:
         batches = [batch for batch in batches if batch.num_rows]
         delivery = Delivery().expect(sum(batch.num_rows for batch in batches))
         now_ms = time.monotonic_ns() // 1_000_000
-        whole: list[Whole] = []
+        whole: list[WholeBatch] = []
         first_row = 0
         for batch in batches:
-            whole.append(Whole(now_ms, batch, batch.num_rows, batch.nbytes, delivery, first_row))
+            whole.append(WholeBatch(now_ms, batch, batch.num_rows, batch.nbytes, delivery, first_row))
             first_row += batch.num_rows
         self._put_complete(whole, timeout_seconds)
         return delivery
@@ -358,7 +358,7 @@ class Gatherer:
             if before_ms is None or (due_ms is not None and due_ms <= before_ms):
                 self._seal()
 
-    def take(self) -> Chunk | Whole | None:
+    def take(self) -> Chunk | WholeBatch | None:
         """The oldest complete chunk; its owner accounts for it with `account` from now on. None while a
         record is alone on its way."""
         with self.lock:

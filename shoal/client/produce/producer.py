@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from shoal.client.http.requests import Answer, Call, Cluster, Unreachable, now_ms, topic_path
 from shoal.client.http.routes import TopicRoutes
 from shoal.client.http.topics import find_topic, outcome_of
-from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, Text, Whole, json_value
+from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, Text, WholeBatch, json_value
 from shoal.client.produce.batcher import Batcher, BatchingConfig, Request, split
 from shoal.client.produce.delivery import Delivery, Piece, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS, LonePath
@@ -436,7 +436,7 @@ class AsyncProducer(LiveObject):
         self.gatherer.account(self._batcher.buffered_bytes)
         return True
 
-    def _pieces(self, chunk: Chunk | Whole) -> list[tuple[int, Piece]]:
+    def _pieces(self, chunk: Chunk | WholeBatch) -> list[tuple[int, Piece]]:
         batch = chunk.to_batch()
         routes = self._routes()
         if self._partition is None:

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.bootstrap import cluster_finder as starting
-from shoal.agent.bootstrap.empty_cluster_guard import Guard
+from shoal.agent.bootstrap.empty_cluster_guard import EmptyClusterGuard
 from shoal.agent.bootstrap.introduction import Introduction, IntroductionError, parse_introduction
 from shoal.agent.bootstrap.rules import can_never_have_lived
 from shoal.agent.config import AgentConfig
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.members.roster import Foreign, cluster_id_of, natural
+from shoal.agent.members.roster import ForeignCluster, cluster_id_of, natural
 from shoal.agent.members.tags import Peer
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.process.ports import PortChoice, PortError, listen
@@ -129,7 +129,7 @@ class FakeRoster:
 
     def __init__(self) -> None:
         self.peers: list[Peer] = []
-        self.foreign: list[Foreign] = []
+        self.foreign: list[ForeignCluster] = []
         self.listener: Callable[[], None] = lambda: None
         self.cluster_id = OURS
         self.cluster = "shoal"
@@ -140,7 +140,7 @@ class FakeRoster:
     def starting_peers(self) -> list[Peer]:
         return self.peers
 
-    def foreign_clusters(self) -> list[Foreign]:
+    def foreign_clusters(self) -> list[ForeignCluster]:
         return self.foreign
 
 
@@ -149,7 +149,7 @@ class Start:
         self.roster: Any = FakeRoster()
         self.adopted: list[ClusterRecord] = []
         self.said: list[str] = []
-        self.starter = starting.Starter(
+        self.finder = starting.ClusterFinder(
             config=AgentConfig(data="d", **settings),
             agent_id="b",
             roster=self.roster,
@@ -158,7 +158,7 @@ class Start:
             adopt=self.adopt,
             say=self.said.append,
         )
-        self.task = asyncio.create_task(self.starter.find_cluster())
+        self.task = asyncio.create_task(self.finder.find_cluster())
 
     async def adopt(self, record: ClusterRecord) -> None:
         self.adopted.append(record)
@@ -221,7 +221,7 @@ async def test_a_lost_birth_is_read_from_the_own_log_when_nobody_tells(
         asked.append(1)
         return ("a", "b")
 
-    record = await asyncio.wait_for(start.starter.recover_birth(OURS, own_log), 40)
+    record = await asyncio.wait_for(start.finder.recover_birth(OURS, own_log), 40)
     assert (record.cluster_id, record.catalog_birth, asked) == (OURS, ("a", "b"), [1])
 
 
@@ -236,7 +236,7 @@ async def test_a_lost_birth_is_asked_of_the_same_cluster_only(monkeypatch: pytes
     start = Start(expect=9)
     start.task.cancel()
     start.meet(Peer("a", THEIRS, "http://a"))
-    recovering = asyncio.create_task(start.starter.recover_birth(OURS, no_log))
+    recovering = asyncio.create_task(start.finder.recover_birth(OURS, no_log))
     await asyncio.sleep(0.01)
     assert not recovering.done()
     start.meet(Peer("a", THEIRS, "http://a"), Peer("c", OURS, "http://c"))
@@ -265,21 +265,21 @@ class FakeCatalog:
 
 def guard(
     monkeypatch: pytest.MonkeyPatch, *, own: bytes, leads: bool = True, birth: tuple[str, ...] = ("a",)
-) -> tuple[Guard, Any, Any]:
+) -> tuple[EmptyClusterGuard, Any, Any]:
     monkeypatch.setattr("shoal.agent.bootstrap.empty_cluster_guard.SETTLE_MS", 0)
     monkeypatch.setattr("shoal.agent.bootstrap.empty_cluster_guard.LOOK_S", 0.005)
     roster: Any = FakeRoster()
     roster.cluster_id = own
     catalog: Any = FakeCatalog(birth)
     catalog.leads = lambda: leads
-    made = Guard(roster=roster, catalog=catalog, clock=SystemClock(), timeout_ms=20)
+    made = EmptyClusterGuard(roster=roster, catalog=catalog, clock=SystemClock(), timeout_ms=20)
     return made, roster, catalog
 
 
 async def test_the_larger_empty_cluster_seals_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """And only its catalog's leader proposes it."""
     larger, roster, catalog = guard(monkeypatch, own=b"z" * 16)
-    roster.foreign = [Foreign(THEIRS, False, ("x",))]
+    roster.foreign = [ForeignCluster(THEIRS, False, ("x",))]
     assert "sealed" in await asyncio.wait_for(larger.run(), 40)
     assert catalog.catalog.sealed_for == THEIRS
 
@@ -297,7 +297,7 @@ async def test_nobody_else_dissolves(
     if case == "with topics":
         entry: Any = SimpleNamespace(name="t", topic_id=b"i" * 16, cost=lambda: 1)
         catalog.catalog.apply(0, CreateTopic(entry))
-    roster.foreign = [Foreign(THEIRS, False, ("x",))]
+    roster.foreign = [ForeignCluster(THEIRS, False, ("x",))]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(made.run(), 0.1)
     assert catalog.catalog.sealed_for is None
@@ -308,7 +308,7 @@ async def test_a_cluster_that_has_lived_is_not_given_up_by_hearsay(monkeypatch: 
     """Something was committed here once, so a majority was ours, whatever gossip says now."""
     made, roster, catalog = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
     catalog.catalog.offset = 1
-    roster.foreign = [Foreign(THEIRS, True, ("b", "c"))]
+    roster.foreign = [ForeignCluster(THEIRS, True, ("b", "c"))]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(made.run(), 0.1)
 
@@ -316,7 +316,7 @@ async def test_a_cluster_that_has_lived_is_not_given_up_by_hearsay(monkeypatch: 
 async def test_a_cluster_that_never_lived_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its founder crashed before telling: the other birth voters belong elsewhere by now."""
     made, roster, _ = guard(monkeypatch, own=b"a" * 16, leads=False, birth=("a", "b", "c"))
-    roster.foreign = [Foreign(THEIRS, True, ("b", "c"))]
+    roster.foreign = [ForeignCluster(THEIRS, True, ("b", "c"))]
     assert "never held anything" in await asyncio.wait_for(made.run(), 40)
 
 

@@ -135,13 +135,13 @@ async def _lives(at: Running, other: Running) -> bool:
 async def test_a_seed_that_comes_late_is_joined(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent waits, 503, and calls again until somebody is there; it never founds before."""
     monkeypatch.setattr(meeting, "RETRY_MS_MAX", 300)
-    silence, contact = asyncio.Lock(), meeting.Meeting._contact
+    silence, contact = asyncio.Lock(), meeting.PoolContact._contact
 
-    async def contact_unless_silent(self: meeting.Meeting, addresses: Sequence[meeting.Address]) -> bool:
+    async def contact_unless_silent(self: meeting.PoolContact, addresses: Sequence[meeting.Address]) -> bool:
         async with silence:
             return await contact(self, addresses)
 
-    monkeypatch.setattr(meeting.Meeting, "_contact", contact_unless_silent)
+    monkeypatch.setattr(meeting.PoolContact, "_contact", contact_unless_silent)
     port = free_ports(1)
     early = agents.start("early", join=[f"localhost:{port}"], expect=None, discovery_window=0)
     await early.gossip_address()

@@ -21,8 +21,8 @@ from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.paired_file import (
     MAX_RECORD_BYTES,
     SLOT_BYTES,
-    DoubledError,
-    DoubledFile,
+    PairedFile,
+    PairedFileError,
     decode_slot,
     encode_slot,
 )
@@ -43,7 +43,7 @@ async def new_disk(seed: int = 0) -> MemoryDisk:
 async def test_records_return() -> None:
     """Saved, replaced and removed records are as they were left."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     for number in range(5):
         await records.save(b"%d" % number, b"first")
     await records.save(b"1", b"second")
@@ -51,7 +51,7 @@ async def test_records_return() -> None:
     await records.remove(b"no such key")
     await records.save(b"new", b"takes the free slot")
     await records.close()
-    again = await DoubledFile.open(disk, "data", "x")
+    again = await PairedFile.open(disk, "data", "x")
     assert dict(again.items()) == {
         b"0": b"first",
         b"1": b"second",
@@ -66,7 +66,7 @@ async def test_records_return() -> None:
 async def test_saves_are_group_committed() -> None:
     """A thousand saves at once cost a handful of syncs, not two thousand."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     disk.trace.operations.clear()
     await asyncio.gather(*(records.save(b"%d" % number, b"v") for number in range(1_000)))
     assert len(disk.trace.of("sync")) <= 4
@@ -76,7 +76,7 @@ async def test_saves_are_group_committed() -> None:
 async def test_the_first_copy_is_synced_before_the_second_is_touched() -> None:
     """Else one crash could tear both."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     disk.trace.operations.clear()
     await records.save(b"k", b"v")
     order = [(kind, path[-1]) for kind, path in disk.trace.of("write", "sync")]
@@ -94,14 +94,14 @@ def test_a_power_failure_loses_nothing_that_was_acknowledged(seed: int) -> None:
         acknowledged: dict[bytes, int] = {}
         asked: dict[bytes, int] = {}
         for _ in range(3):
-            records = await DoubledFile.open(disk, "data", "x")
+            records = await PairedFile.open(disk, "data", "x")
             assert records.damaged_slots == 0
             for key, value in acknowledged.items():
                 stored = records.get(key)
                 assert stored is not None
                 assert value <= int(stored) <= asked[key]
 
-            async def save(records: DoubledFile, key: bytes, value: int) -> None:
+            async def save(records: PairedFile, key: bytes, value: int) -> None:
                 asked[key] = max(asked.get(key, 0), value)
                 await records.save(key, b"%d" % value)
                 acknowledged[key] = max(acknowledged.get(key, 0), value)
@@ -126,11 +126,11 @@ def test_a_power_failure_loses_nothing_that_was_acknowledged(seed: int) -> None:
 async def test_one_flipped_bit_harms_nothing(copy: str) -> None:
     """The other copy answers, and the damaged one is mended."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     await records.save(b"k", b"v")
     for position in (0, 5, 20, 25, SLOT_BYTES - 1):
         disk.damage(f"data/x.{copy}", position)
-        again = await DoubledFile.open(disk, "data", "x")
+        again = await PairedFile.open(disk, "data", "x")
         assert (again.get(b"k"), again.damaged_slots) == (b"v", 0)
         assert disk.content("data/x.a") == disk.content("data/x.b")
 
@@ -138,12 +138,12 @@ async def test_one_flipped_bit_harms_nothing(copy: str) -> None:
 async def test_two_bad_copies_are_damage() -> None:
     """What cannot be proven is not guessed."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     await records.save(b"k", b"v")
     await records.save(b"l", b"w")
     for copy in "ab":
         disk.damage(f"data/x.{copy}", 30)
-    again = await DoubledFile.open(disk, "data", "x")
+    again = await PairedFile.open(disk, "data", "x")
     assert (again.get(b"k"), again.get(b"l"), again.damaged_slots) == (None, b"w", 1)
 
 
@@ -153,19 +153,19 @@ async def test_rubbish_behind_the_end_of_one_copy_is_no_damage(copy: str, length
     """A record stands in the first file before it stands in the second, so nothing was ever there. It is
     wiped: in whatever order its slots are used later, they are not taken for records lost in both files."""
     disk = await new_disk()
-    doubled = await DoubledFile.open(disk, "data", "r")
+    doubled = await PairedFile.open(disk, "data", "r")
     await doubled.save(b"k", b"v")
     await doubled.close()
     file = await disk.open(f"data/r.{copy}")
     await file.write_and_sync(await file.size(), random.Random(1).randbytes(length))
     await file.close()
     for life in range(3):
-        doubled = await DoubledFile.open(disk, "data", "r")
+        doubled = await PairedFile.open(disk, "data", "r")
         assert doubled.damaged_slots == 0
         assert doubled.get(b"k") == b"v"
         await doubled.save(bytes([life]), b"more")
         await doubled.close()
-    doubled = await DoubledFile.open(disk, "data", "r")
+    doubled = await PairedFile.open(disk, "data", "r")
     assert (doubled.damaged_slots, len(doubled)) == (0, 4)
     await doubled.close()
 
@@ -173,14 +173,14 @@ async def test_rubbish_behind_the_end_of_one_copy_is_no_damage(copy: str, length
 async def test_a_bad_slot_of_the_second_copy_is_damage_where_the_first_is_gone() -> None:
     """There it may have been a record."""
     disk = await new_disk()
-    doubled = await DoubledFile.open(disk, "data", "r")
+    doubled = await PairedFile.open(disk, "data", "r")
     await doubled.save(b"k", b"v")
     await doubled.close()
     await disk.unlink("data/r.a")
     file = await disk.open("data/r.b")
     await file.write_and_sync(30, b"x")
     await file.close()
-    doubled = await DoubledFile.open(disk, "data", "r")
+    doubled = await PairedFile.open(disk, "data", "r")
     assert doubled.damaged_slots == 1
     await doubled.close()
 
@@ -188,19 +188,19 @@ async def test_a_bad_slot_of_the_second_copy_is_damage_where_the_first_is_gone()
 async def test_a_failed_sync_is_final() -> None:
     """It is raised to everybody, and for ever after."""
     disk = await new_disk()
-    records = await DoubledFile.open(disk, "data", "x")
+    records = await PairedFile.open(disk, "data", "x")
     disk.faults.append(Fault("sync", errno.EIO, "x.b"))
     results = await asyncio.gather(records.save(b"k", b"v"), records.save(b"l", b"w"), return_exceptions=True)
-    assert [type(result) for result in results] == [DoubledError, DoubledError]
-    with pytest.raises(DoubledError):
+    assert [type(result) for result in results] == [PairedFileError, PairedFileError]
+    with pytest.raises(PairedFileError):
         await records.save(b"k", b"v")
 
 
 async def test_a_record_too_long_is_refused() -> None:
     """Before anything is written."""
-    records = await DoubledFile.open(await new_disk(), "data", "x")
+    records = await PairedFile.open(await new_disk(), "data", "x")
     await records.save(b"k", bytes(MAX_RECORD_BYTES - 1))
-    with pytest.raises(DoubledError):
+    with pytest.raises(PairedFileError):
         await records.save(b"k", bytes(MAX_RECORD_BYTES))
 
 
@@ -287,11 +287,11 @@ async def test_what_could_not_be_saved_is_not_known_either() -> None:
     await registry.put(created)
     hard_states.check()
     disk.faults.append(Fault("write", errno.EIO, "data/", times=2))
-    with pytest.raises(DoubledError):
+    with pytest.raises(PairedFileError):
         await registry.put(created._replace(state=ReplicaState.ACTIVE))
     assert registry.get(GROUP) == created
-    with pytest.raises(DoubledError):
+    with pytest.raises(PairedFileError):
         await hard_states.save(GROUP, created.replica_id, HardState(Term(1), created.replica_id, LogIndex(0)))
-    with pytest.raises(DoubledError, match="the disk failed"):
+    with pytest.raises(PairedFileError, match="the disk failed"):
         hard_states.check()
     assert set(await ReplicaRegistry.open(disk, "data")) == {created}

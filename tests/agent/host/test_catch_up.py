@@ -13,13 +13,13 @@ import pytest
 from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry, ReplicaState
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.copy_target import _Copy
 from shoal.agent.partition.opener import Stores, finish_install, open_replica
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.partition.state.retention import Retention
-from shoal.agent.peers.entry_messages import Offer, decode_held, encode_offer
+from shoal.agent.peers.entry_messages import CopyOffer, decode_held, encode_offer
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.clock import SystemClock
 from shoal.errors import ShoalError
@@ -178,7 +178,7 @@ async def test_a_partition_deleted_while_its_log_is_copied_leaves_nothing(
         await begun.wait()
         await third.host.delete_group(GROUP)
         go_on.set()
-        await until(lambda: not third.host._installer._jobs)
+        await until(lambda: not third.host._copy_target._jobs)
         assert not await third.disk.exists("data/3/copies") or not await third.disk.list("data/3/copies")
 
 
@@ -223,7 +223,7 @@ async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: st
         core = successor.host.replica(GROUP).core
         receiver = COPIER if stale == "receiver" else core.replica_id
         term = core.term if stale == "receiver" else Term(core.term - 1)
-        offer = Offer(receiver, ReplicaId(0, 1), term, LogIndex(500), Term(1))
+        offer = CopyOffer(receiver, ReplicaId(0, 1), term, LogIndex(500), Term(1))
         with pytest.raises(ShoalError, match="another replica, or of an older term"):
             await successor.links.requests.handlers[PeerMessage.SEGMENTS_OFFER](
                 "2" * 32, encode_offer(GROUP, offer)
@@ -243,13 +243,13 @@ async def test_a_log_that_begins_behind_the_leaders_lacks_nothing() -> None:
         core = follower.host.replica(GROUP).core
         before = LogIndex(core.first_index - 5)
         leader_id = leader.host.replica(GROUP).replica_id
-        offer = Offer(core.replica_id, leader_id, core.term, before, core.term)
+        offer = CopyOffer(core.replica_id, leader_id, core.term, before, core.term)
         answer = await follower.links.requests.handlers[PeerMessage.SEGMENTS_OFFER](
             leader.agent_id, encode_offer(GROUP, offer)
         )
         assert decode_held(answer) == core.last_index
         assert follower.host.status(GROUP).state == "active"
-        assert not follower.host._installer._jobs
+        assert not follower.host._copy_target._jobs
 
 
 class Promised:
@@ -330,7 +330,7 @@ async def test_a_crash_during_the_installation_leaves_the_old_log_or_the_copy(cr
         assert record is not None
         recorded = False
         cut = PowerCut(disk, crash_at, rng)
-        with contextlib.suppress(OSError, DoubledError):
+        with contextlib.suppress(OSError, PairedFileError):
             await stores.registry.put(record._replace(state=ReplicaState.INSTALLING))
             recorded = True
             await finish_install(stores, record)

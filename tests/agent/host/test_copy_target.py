@@ -10,12 +10,12 @@ import pytest
 from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
-from shoal.agent.host.copy_target import Installer
+from shoal.agent.host.copy_target import CopyTarget
 from shoal.agent.partition.opener import Stores, Work, open_replica
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_state import PartitionState
-from shoal.agent.peers.entry_messages import Offer, Piece, decode_wanted, encode_offer, encode_piece
+from shoal.agent.peers.entry_messages import CopyOffer, Piece, decode_wanted, encode_offer, encode_piece
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.clock import SystemClock
 from shoal.format.batch import (
@@ -41,7 +41,7 @@ PLAN = Plan(GROUP, BIRTH, DEFAULT_SCHEMA, LogConfig())
 
 
 class OneReplica:
-    """What a replica asks of its host, and an installer of the host: one group, and no network."""
+    """What a replica asks of its host, and an target of the host: one group, and no network."""
 
     agent_id = "1" * 32
     clock = SystemClock()
@@ -122,12 +122,12 @@ async def host_with(*terms: int, vote: ReplicaId | None = None) -> tuple[OneRepl
 
 async def copy(host: OneReplica, stores: Stores, sender: Sender, offered_in: int) -> None:
     """An offer of a log that begins beyond everything here is made, and what comes of it awaited."""
-    installer = Installer(sender, stores, host)  # type: ignore[arg-type]
-    offer = Offer(host.opened.replica_id, SENDER_ID, Term(offered_in), LogIndex(90), Term(1))
-    await installer.on_offer(SENDER, encode_offer(GROUP, offer))
+    target = CopyTarget(sender, stores, host)  # type: ignore[arg-type]
+    offer = CopyOffer(host.opened.replica_id, SENDER_ID, Term(offered_in), LogIndex(90), Term(1))
+    await target.on_offer(SENDER, encode_offer(GROUP, offer))
     # The offer was of a log that begins at 90; this one begins at 1, so that every number has its term here.
-    installer._jobs[GROUP].offer = offer._replace(first_index=LogIndex(1))
-    for task in list(installer._tasks.values()):
+    target._jobs[GROUP].offer = offer._replace(first_index=LogIndex(1))
+    for task in list(target._tasks.values()):
         await task
 
 

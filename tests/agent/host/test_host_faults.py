@@ -13,7 +13,7 @@ from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaState
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.host.free_space import MIN_FREE_BYTES
 from shoal.agent.partition.plan import StateMachine
@@ -499,7 +499,7 @@ async def test_a_birth_that_could_not_be_noted_is_refused_until_the_agent_starts
         fault = Fault("write", errno.EIO, "replicas", skip=both_copies_of_the_first_note)
         disks[node.agent_id].faults.append(fault)
         for _ in range(3):
-            with pytest.raises(DoubledError):
+            with pytest.raises(PairedFileError):
                 await node.open(birth, other)
             assert not node.host.has(other)
         await cluster.stop(node)

@@ -76,7 +76,7 @@ async def test_a_copy_waits_for_the_state_that_it_lacks() -> None:
         counter = Counter()
         await third.make_disk().remove_tree("data/3")
         await cluster.start(third, machine=counter.machine)
-        await until(lambda: GROUP in third.host._installer._failed_ms)
+        await until(lambda: GROUP in third.host._copy_target._failed_ms)
         assert log_of(third).last_index == 0
         counter.seen = counter.saved = 58
         await until(lambda: counter.seen == 60)

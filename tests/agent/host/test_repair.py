@@ -15,9 +15,15 @@ from memory_disk import MemoryDisk
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.fetch import FetchRequest
-from shoal.agent.host.repair import Mender, _is_overruled
+from shoal.agent.host.repair import LogRepair, _is_overruled
 from shoal.agent.partition.replica import Replica
-from shoal.agent.peers.entry_messages import EntryId, EntryWanted, Held, decode_entry, encode_entry_wanted
+from shoal.agent.peers.entry_messages import (
+    EntryId,
+    EntryRequest,
+    EntryState,
+    decode_entry,
+    encode_entry_wanted,
+)
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
@@ -442,12 +448,12 @@ async def test_the_only_entry_of_a_log_may_go_but_not_the_first_of_a_trimmed_one
 
     log = Log()
     log.first_index = LogIndex(first_index)  # type: ignore[attr-defined]
-    mender: Any = object.__new__(Mender)
-    mender._hard_states = HardStates()
+    log_repair: Any = object.__new__(LogRepair)
+    log_repair._hard_states = HardStates()
     damaged: Any = SimpleNamespace(
         log=log, commit_index=LogIndex(commit_index), plan=SimpleNamespace(group=GROUP)
     )
-    assert await mender._drop(damaged, EntryId(LogIndex(index), Term(1))) == goes
+    assert await log_repair._drop(damaged, EntryId(LogIndex(index), Term(1))) == goes
     assert cut == ([index - 1, index] if goes else [])
 
 
@@ -542,7 +548,7 @@ async def changed(
 
 
 async def replaced(cluster: Cluster, gone: Node, new: Node) -> None:
-    """Another agent's replica takes the place of that one, as a leader's mover does it."""
+    """Another agent's replica takes the place of that one, as a leader's rebalancer does it."""
     learner = RaftReplica(UNBORN, new.agent_id, learner=True)
     now = await changed(cluster, lambda was: (*was.replicas, learner))
     mine = next(item for item in now.replicas if item.agent_id == new.agent_id)
@@ -579,7 +585,7 @@ async def test_a_waiting_replica_asks_those_who_took_the_place_of_all_whom_it_kn
             node.links.handle_request(PeerMessage.GROUP_CONFIGURATION, told)
         await cluster.start(late)
         assert late.host.status(GROUP).state == "failed"
-        late.host.mender.holders = lambda _: [late.agent_id, *holders]
+        late.host.log_repair.holders = lambda _: [late.agent_id, *holders]
         await until(lambda: late.host.status(GROUP).state == "active")
         await store(cluster, "after")
         await until(lambda: late.host.status(GROUP).high_watermark == COUNT + 1)
@@ -604,26 +610,26 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
 
         me = node.host.replica(GROUP).replica_id
 
-        async def ask(index: int, of_term: int, newest_term: int = 0, asked: ReplicaId = me) -> Held:
+        async def ask(index: int, of_term: int, newest_term: int = 0, asked: ReplicaId = me) -> EntryState:
             entry = EntryId(LogIndex(index), Term(of_term))
-            wanted = EntryWanted(entry, asked, Term(max(newest_term, of_term)))
+            wanted = EntryRequest(entry, asked, Term(max(newest_term, of_term)))
             payload = encode_entry_wanted(GROUP, wanted)
-            return decode_entry(await node.host.mender.on_entry("2" * 32, payload))[0]
+            return decode_entry(await node.host.log_repair.on_entry("2" * 32, payload))[0]
 
-        assert await ask(last, term) is Held.HERE
-        assert await ask(last + 1, term) is Held.UNKNOWN
+        assert await ask(last, term) is EntryState.HERE
+        assert await ask(last + 1, term) is EntryState.UNKNOWN
         await leader.host.transfer_all(2_000)
         await until(lambda: node.host.stored_term(GROUP) > term and same_ends(cluster))
-        assert await ask(log_of(node).last_index + 1, term) is Held.LACKS
-        assert await ask(last, term + 5) is Held.OVERRULED
-        assert await ask(last, term + 5, asked=ReplicaId(0, 7)) is Held.OVERRULED
+        assert await ask(log_of(node).last_index + 1, term) is EntryState.LACKS
+        assert await ask(last, term + 5) is EntryState.OVERRULED
+        assert await ask(last, term + 5, asked=ReplicaId(0, 7)) is EntryState.OVERRULED
         stored = node.host.stored_term(GROUP)
-        assert await ask(last + 9, term, stored - 1) is Held.LACKS
-        assert await ask(last + 9, term, stored) is Held.UNKNOWN
-        assert await ask(last + 9, term, asked=ReplicaId(0, 7)) is Held.UNKNOWN
-        assert await ask(last, term, asked=ReplicaId(0, 7)) is Held.HERE
+        assert await ask(last + 9, term, stored - 1) is EntryState.LACKS
+        assert await ask(last + 9, term, stored) is EntryState.UNKNOWN
+        assert await ask(last + 9, term, asked=ReplicaId(0, 7)) is EntryState.UNKNOWN
+        assert await ask(last, term, asked=ReplicaId(0, 7)) is EntryState.HERE
         place.hit()
-        assert await ask(place.entry.index, place.entry.term) is Held.DAMAGED
+        assert await ask(place.entry.index, place.entry.term) is EntryState.DAMAGED
         await whole(cluster)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from shoal.agent.host.scheduler import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, MAX_TURNS, Turns
+from shoal.agent.host.scheduler import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, MAX_TURNS, Scheduler
 from shoal.replication.roles.transitions import Role
 
 
@@ -42,7 +42,7 @@ class FakeCore:
 
 
 class FakeReplica:
-    """What Turns knows of a replica."""
+    """What the scheduler knows of a replica."""
 
     group = "g"
 
@@ -64,14 +64,14 @@ class FakeReplica:
         self.failure = (code, reason)
 
 
-def make() -> tuple[Turns, VirtualClock, list[int], Any]:
-    """Turns, their clock, the flushes, and a replica."""
+def make() -> tuple[Scheduler, VirtualClock, list[int], Any]:
+    """A scheduler, its clock, the flushes, and a replica."""
     clock = VirtualClock()
     flushes: list[int] = []
-    return Turns(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
+    return Scheduler(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
 
 
-def serve(turns: Turns) -> None:
+def serve(turns: Scheduler) -> None:
     """As the disk does once it has handed out what it had."""
     with turns.completions:
         pass

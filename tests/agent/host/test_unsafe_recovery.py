@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from memory_disk import MemoryDisk
 
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS, Recovery
 from shoal.agent.partition.opener import open_replica
 from shoal.agent.submission import Submission
@@ -117,7 +117,7 @@ async def test_a_crash_leaves_the_old_replica_or_the_new_one(crash_at: int) -> N
     await replica.close("the test is over")
     cut = PowerCut(disk, crash_at, rng)
     done = False
-    with contextlib.suppress(OSError, DoubledError, StoreError):
+    with contextlib.suppress(OSError, PairedFileError, StoreError):
         await Recovery(_NoLinks(), stores, host)._begin_epoch(replica)  # type: ignore[arg-type]
         done = True
     cut.end()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.host.repair import Mender
+from shoal.agent.host.repair import LogRepair
 from tests.agent.agents import Running, agents_in, eventually
 
 pytestmark = pytest.mark.slow
@@ -24,18 +24,18 @@ def flip_newest(data: Path, topic_id: str) -> None:
     segment.write_bytes(content)
 
 
-class Held:
+class EntryState:
     """Mending is held up until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = asyncio.Event()
-        proper = Mender._mend_waiting
+        proper = LogRepair._mend_waiting
 
-        async def wait(mender: Mender, damaged: Any) -> None:
+        async def wait(log_repair: LogRepair, damaged: Any) -> None:
             await self.free.wait()
-            await proper(mender, damaged)
+            await proper(log_repair, damaged)
 
-        monkeypatch.setattr(Mender, "_mend_waiting", wait)
+        monkeypatch.setattr(LogRepair, "_mend_waiting", wait)
 
 
 async def values(agent: Running, **query: object) -> tuple[int, list[Any]]:
@@ -66,7 +66,7 @@ async def test_the_agent_of_a_waiting_replica_answers_from_another(
         address = await cluster[0].gossip_address()
         await victim.crash()
         flip_newest(tmp_path / "a2", topic_id)
-        held = Held(monkeypatch)
+        held = EntryState(monkeypatch)
         again = agents.start("a2", expect=3, join=[address])
 
         async def waits() -> bool:

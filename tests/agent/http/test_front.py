@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from odd_requests import GET, ORDINARY, POST, SMUGGLED, post
 
 from shoal.agent.http.admission.limits import HttpLimits
-from shoal.agent.http.app import Entrance
+from shoal.agent.http.app import Dispatcher
 from shoal.agent.http.core import handed_over
 from shoal.agent.http.core.context import Context
 from shoal.agent.http.core.forward import Forwarder
@@ -98,22 +98,22 @@ class Nobody(Front):
 class Side:
     """A server of one connection."""
 
-    def __init__(self, make: Callable[[Entrance, web.Server], asyncio.BaseProtocol]) -> None:
+    def __init__(self, make: Callable[[Dispatcher, web.Server], asyncio.BaseProtocol]) -> None:
         self.broker: FakeBroker = FakeCluster().add("one")
         self.broker.url = "http://localhost:1"
         self.broker.cluster.create("t")
         self.context = Context(self.broker, LIMITS, Forwarder(self.broker.agent_id, LIMITS))
-        entrance = Entrance(self.context, ())
+        dispatcher = Dispatcher(self.context, ())
         self.transport = MemoryTransport()
-        self._entrance = entrance
+        self._dispatcher = dispatcher
         self._at_work = 0
-        self.protocol = self.transport.protocol = make(entrance, web.Server(self._handle))
+        self.protocol = self.transport.protocol = make(dispatcher, web.Server(self._handle))
         self.protocol.connection_made(self.transport)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._at_work += 1
         try:
-            return await self._entrance.handle(request)
+            return await self._dispatcher.handle(request)
         finally:
             self._at_work -= 1
 
@@ -172,11 +172,11 @@ class Side:
         return statuses, _DATE.sub(b"", written), self.transport.is_closing(), stored
 
 
-def with_front(entrance: Entrance, server: web.Server) -> asyncio.BaseProtocol:
-    return Connection(Shared(entrance.appends, server))
+def with_front(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
+    return Connection(Shared(dispatcher.appends, server))
 
 
-def aiohttp_alone(entrance: Entrance, server: web.Server) -> asyncio.BaseProtocol:
+def aiohttp_alone(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
     return HandedOver(server, Nobody(), LIMITS)
 
 
@@ -190,7 +190,7 @@ def bytewise(data: bytes) -> list[bytes]:
 
 
 async def outcome_of(
-    make: Callable[[Entrance, web.Server], asyncio.BaseProtocol], *sent: list[bytes]
+    make: Callable[[Dispatcher, web.Server], asyncio.BaseProtocol], *sent: list[bytes]
 ) -> Outcome:
     """Of what is sent one after the other, each when all is answered that was sent before."""
     side = Side(make)

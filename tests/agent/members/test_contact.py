@@ -15,7 +15,7 @@ import pytest
 
 from shoal.agent.durable.gossip_snapshot import FILE_NAME, load_snapshot, save_snapshot
 from shoal.agent.members import contact as module
-from shoal.agent.members.contact import Address, Meeting
+from shoal.agent.members.contact import Address, PoolContact
 from shoal.membership.interface import JoinError, Member
 from shoal.membership.net.mdns import Found
 from shoal.membership.serf.snapshot import Clocks, Peer, Snapshot
@@ -75,7 +75,7 @@ def member(name: str, status: str = "alive", *, port: int = 7946) -> Member:
 
 
 @asynccontextmanager
-async def meeting(pool: Pool, **values: Any) -> AsyncIterator[tuple[Meeting, list[Snapshot]]]:
+async def meeting(pool: Pool, **values: Any) -> AsyncIterator[tuple[PoolContact, list[Snapshot]]]:
     kept: list[Snapshot] = []
 
     async def remember(snapshot: Snapshot) -> None:
@@ -92,7 +92,7 @@ async def meeting(pool: Pool, **values: Any) -> AsyncIterator[tuple[Meeting, lis
         "clocks": lambda: Clocks(7, 3, 2),
         "remember": remember,
     }
-    made = Meeting(**(defaults | values))
+    made = PoolContact(**(defaults | values))
     running = asyncio.create_task(made.run())
     try:
         yield made, kept
@@ -309,7 +309,7 @@ def test_a_found_agent_that_is_a_member_is_not_called() -> None:
     """Only one that is missing, failed or gone."""
     pool = Pool()
     pool.present = [member("b"), member("c", "failed")]
-    made = Meeting(
+    made = PoolContact(
         agent_id="a",
         cluster="fish",
         seeds=[],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from shoal.agent.members.duplicate_identity import Life, TwinWatch, find_twin, parse_life
+from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life, find_twin, parse_life
 from shoal.agent.process.errors import StartError
 from shoal.format.timestamps import format_time
 from shoal.membership.interface import Member, MemberEvent
@@ -48,7 +48,7 @@ def claim(url: str, run: str, kind: str = "conflict") -> MemberEvent:
 
 async def verdict(event: MemberEvent, within_s: float = 0.5) -> str | None:
     """What the watch ends with in this time; None when it goes on."""
-    watch = TwinWatch(OWN, "data")
+    watch = DuplicateIdentityWatch(OWN, "data")
     watch.on_event(event)
     try:
         await asyncio.wait_for(watch.run(), within_s)

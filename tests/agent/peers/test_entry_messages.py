@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.unsafe_recovery import decode_position
 from shoal.agent.peers.entry_messages import (
+    CopyOffer,
+    EntriesRequest,
     EntryId,
-    EntryWanted,
-    Held,
-    Offer,
+    EntryRequest,
+    EntryState,
     Piece,
-    Wanted,
     decode_entry,
     decode_entry_wanted,
     decode_held,
@@ -44,17 +44,17 @@ def test_everything_comes_back(
 ) -> None:
     """Each message, with any numbers in it."""
     low, high = sorted((a, b))
-    offer = Offer(one, other, Term(high), LogIndex(c), Term(low))
+    offer = CopyOffer(one, other, Term(high), LogIndex(c), Term(low))
     assert decode_offer(encode_offer(group, offer)) == (group, offer)
-    wanted = Wanted(one, LogIndex(a))
+    wanted = EntriesRequest(one, LogIndex(a))
     assert decode_wanted(encode_wanted(group, wanted)) == (group, wanted)
     piece = Piece(leads, Term(c), LogIndex(low), LogIndex(high))
     decoded, position = decode_piece(encode_piece(piece, [data]))
     assert (decoded, encode_piece(piece, [data])[position:]) == (piece, data)
-    entry = EntryWanted(EntryId(LogIndex(a), Term(low)), other, Term(high))
+    entry = EntryRequest(EntryId(LogIndex(a), Term(low)), other, Term(high))
     assert decode_entry_wanted(encode_entry_wanted(group, entry)) == (group, entry)
-    assert decode_entry(encode_entry(Held.HERE, data)) == (Held.HERE, data)
-    assert decode_entry(encode_entry(Held.TRIMMED)) == (Held.TRIMMED, b"")
+    assert decode_entry(encode_entry(EntryState.HERE, data)) == (EntryState.HERE, data)
+    assert decode_entry(encode_entry(EntryState.TRIMMED)) == (EntryState.TRIMMED, b"")
     assert decode_held(encode_held(LogIndex(a))) == a
     assert decode_lost(encode_lost(group, one)) == (group, one)
 

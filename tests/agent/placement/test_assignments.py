@@ -11,12 +11,12 @@ import pytest
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.opener import UnknownReplica
 from shoal.agent.peers.messages import PeerMessageError, decode_hold, encode_hold
-from shoal.agent.placement.assignments import Holding, is_removed
+from shoal.agent.placement.assignments import Assignments, is_removed
 from shoal.agent.routing.table import Claim, Delta, RouteTable
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
@@ -83,7 +83,7 @@ class Fixture:
         self.catalog = FakeCatalog(node, birth)
         self.peers = FakePeers()
         self.routes = RouteTable()
-        self.holding = Holding(
+        self.holding = Assignments(
             host=node.host,
             catalog=cast("CatalogService", self.catalog),
             roster=cast("Roster", self.peers),
@@ -221,7 +221,7 @@ async def test_an_agent_whose_register_failed_says_that_it_takes_no_replica(
     fixture = Fixture(node, BORN_ELSEWHERE)
 
     async def fail(*_: object, **__: object) -> None:
-        raise DoubledError("the disk failed")
+        raise PairedFileError("the disk failed")
 
     monkeypatch.setattr(fixture.catalog, "open_replica", fail)
     payload = encode_hold(GROUP, configuration(5, learner(1, 5)), caught_up=False)

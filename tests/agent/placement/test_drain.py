@@ -12,7 +12,7 @@ import pytest
 from command_line import assert_one_line, run
 
 from shoal.agent.cli.drain import verdict
-from shoal.agent.cli.terminal.progress import Bar
+from shoal.agent.cli.terminal.progress import ProgressBar
 from tests.agent.agents import Agents, Running, agents_in, eventually
 from tests.agent.placement.test_rebalancer import Producer, values
 
@@ -148,7 +148,7 @@ class Terminal(io.StringIO):
 def test_the_bar_is_drawn_on_a_terminal_and_nowhere_else() -> None:
     """A log file must not fill with bars."""
     for stream in (Terminal(), io.StringIO()):
-        bar = Bar(stream)
+        bar = ProgressBar(stream)
         bar.update(0.5, "2 replicas left")
         bar.close()
         assert ("50%  2 replicas left" in stream.getvalue()) == stream.isatty()

@@ -13,7 +13,7 @@ import pytest_asyncio
 from shoal.agent.durable.identity import AgentIdentity, IdentityStore, ReplicaRegistry, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId, IdentityError
 from shoal.agent.peers.messages import PeerMessageError, encode_lost
-from shoal.agent.placement.lost_replicas import LOSS_KEPT_MS, Losses
+from shoal.agent.placement.lost_replicas import LOSS_KEPT_MS, LostReplicas
 from shoal.agent.process.errors import StartError
 from shoal.replication.interfaces import Configuration
 from shoal.segment_store.disk.threads import ThreadDisk
@@ -155,16 +155,16 @@ async def test_the_registry_is_missed_from_its_first_day(tmp_path: Path) -> None
 async def test_only_the_holder_of_a_replica_can_say_that_it_is_lost() -> None:
     """Another agent's word does not count, and what is not said again is forgotten."""
     now_ms = 0
-    losses = Losses(lambda: now_ms)
+    lost_replicas = LostReplicas(lambda: now_ms)
     group, configuration = GroupId(b"g" * 16, 1), Configuration.birth(("a", "b", "c"))
     second = configuration.replicas[1].id
-    assert losses.among(group, configuration) == frozenset()
-    await losses.on_lost("c", encode_lost(group, second))
-    assert losses.among(group, configuration) == frozenset()
-    await losses.on_lost("b", encode_lost(group, second))
-    assert losses.among(group, configuration) == {second}
-    assert losses.among(GroupId(b"g" * 16, 2), configuration) == frozenset()
+    assert lost_replicas.among(group, configuration) == frozenset()
+    await lost_replicas.on_lost("c", encode_lost(group, second))
+    assert lost_replicas.among(group, configuration) == frozenset()
+    await lost_replicas.on_lost("b", encode_lost(group, second))
+    assert lost_replicas.among(group, configuration) == {second}
+    assert lost_replicas.among(GroupId(b"g" * 16, 2), configuration) == frozenset()
     now_ms = LOSS_KEPT_MS
-    assert losses.among(group, configuration) == frozenset()
+    assert lost_replicas.among(group, configuration) == frozenset()
     with pytest.raises(PeerMessageError):
-        await losses.on_lost("b", b"short")
+        await lost_replicas.on_lost("b", b"short")

@@ -1,4 +1,4 @@
-"""The mover against replicas and members that only remember: virtual time, no disk, no network."""
+"""The rebalancer against replicas and members that only remember: virtual time, no disk, no network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ import pytest
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.members.roster import Roster
-from shoal.agent.partition.state.copy_leases import Shipments
+from shoal.agent.partition.state.copy_leases import CopyLeases
 from shoal.agent.peers.links import PeerRequestFailed
 from shoal.agent.peers.messages import decode_hold
-from shoal.agent.placement.leader_balancer import MAX_TRANSFERS_PER_LOOK, RETURNED_MS, UNTAKEN_MS, Leading
-from shoal.agent.placement.lost_replicas import Losses
+from shoal.agent.placement.leader_balancer import (
+    MAX_TRANSFERS_PER_LOOK,
+    RETURNED_MS,
+    UNTAKEN_MS,
+    LeaderBalancer,
+)
+from shoal.agent.placement.lost_replicas import LostReplicas
 from shoal.agent.placement.quiet_groups import PAUSE_MS_MAX, PAUSE_MS_MIN
 from shoal.agent.placement.rebalancer import (
     MAX_BALANCING_MOVES,
@@ -28,7 +33,7 @@ from shoal.agent.placement.rebalancer import (
     SETTLE_MS,
     STALL_MS,
     STEADY_MS,
-    Mover,
+    Rebalancer,
 )
 from shoal.agent.topics.catalog import Catalog, CreateTopic, PartitionBirth, TopicEntry
 from shoal.agent.topics.settings import TopicSettings
@@ -50,7 +55,7 @@ class FakeReplica:
     configuration: Configuration
     commit_index: LogIndex = field(default=LogIndex(100))
     matches: dict[ReplicaId, LogIndex] = field(default_factory=dict)
-    shipments: Shipments = field(default_factory=Shipments)
+    shipments: CopyLeases = field(default_factory=CopyLeases)
     first_index: LogIndex = field(default=LogIndex(1))
     woken: int = 0
     """How often its core was told to end the quiet, and had a turn."""
@@ -130,17 +135,17 @@ class Fixture:
         self.catalog.apply(0, CreateTopic(TopicEntry("t", TOPIC, settings, partitions, 0)))
         born = Configuration.birth(births)
         self.led = [FakeReplica(GroupId(TOPIC, number), born) for number in range(led)]
-        self.losses = Losses(lambda: self.now_ms)
-        self.mover = Mover(
+        self.lost_replicas = LostReplicas(lambda: self.now_ms)
+        self.rebalancer = Rebalancer(
             roster=cast("Roster", self),
             host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led, transfer=self.transfer)),
             catalog=lambda: self.catalog,
             now_ms=lambda: self.now_ms,
             replace_after_ms=REPLACE_AFTER_MS,
-            losses=self.losses,
+            lost_replicas=self.lost_replicas,
         )
 
-    # what the mover asks of the roster
+    # what the rebalancer asks of the roster
 
     def placeable(self) -> list[Any]:
         return [SimpleNamespace(name=name, tags={}) for name in sorted(self.met() - self.drained_agents)]
@@ -182,7 +187,7 @@ class Fixture:
         for _ in range(0, duration_ms, step_ms):
             self.now_ms += step_ms
             async with asyncio.TaskGroup() as tasks:
-                self.mover.tick(tasks)
+                self.rebalancer.tick(tasks)
 
     def catch_up(self) -> None:
         for replica in self.led:
@@ -414,7 +419,9 @@ def test_a_leadership_that_came_back_because_it_belonged_here_is_offered_like_an
     fixture.catch_up()
     (replica,) = fixture.led
     given: Any = replica
-    leading = Leading(cast("Host", SimpleNamespace(transfer=fixture.transfer)), lambda: 1_000, settle_ms=0)
+    leading = LeaderBalancer(
+        cast("Host", SimpleNamespace(transfer=fixture.transfer)), lambda: 1_000, settle_ms=0
+    )
     other = next(item.id for item in replica.configuration.replicas if item.agent_id == OTHER)
     leading.look([replica.group], {})
     assert leading.may_hand_over(given, OTHER)

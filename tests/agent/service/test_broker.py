@@ -94,7 +94,7 @@ class FakeCatalog:
     race: Any = None
     halted: str | None = None
     local: Any = field(default_factory=lambda: SimpleNamespace(astray=False))
-    keeping: Any = field(default_factory=lambda: SimpleNamespace(here=list))
+    kept_replicas: Any = field(default_factory=lambda: SimpleNamespace(here=list))
     birth: tuple[str, ...] = (SELF,)
     told: int = 0
 

@@ -152,7 +152,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
     assert fixture.groups.deleted == []
     assert [record for record in caplog.messages if "t1" in record and "shoal topic adopt" in record] != []
     assert len([record for record in caplog.records if "is not in the catalog" in record.message]) == 1
-    assert fixture.service.keeping.here() == [Kept(entry().topic_id, "t1", 2, (0, 1))]
+    assert fixture.service.kept_replicas.here() == [Kept(entry().topic_id, "t1", 2, (0, 1))]
     record = ClusterRecord.from_bytes(fixture.records[-1].to_bytes())
     assert record.kept[entry().topic_id] == (old.version, entry())
 
@@ -175,7 +175,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
     assert restarted.groups.opened[HELD]["replica_id"] == ReplicaId(0, 0)
     second = GroupId(entry().topic_id, 1)
     assert second not in restarted.groups.opened, "a voter was born that forgot its vote"
-    assert restarted.service.keeping.here() == []
+    assert restarted.service.kept_replicas.here() == []
 
 
 async def test_a_tombstone_deletes_across_epochs() -> None:
@@ -307,15 +307,15 @@ async def test_what_is_kept_is_found_over_all_agents() -> None:
     fixture.peers.answers[PeerMessage.CATALOG_KEPT] = lambda asked: b"" if asked else encode_kept([theirs])
     async with fixture.running():
         await fixture.until(lambda: fixture.service.catalog.epoch == EPOCH)
-        keeping = fixture.service.keeping
-        own, other = await keeping.everywhere()
+        kept_replicas = fixture.service.kept_replicas
+        own, other = await kept_replicas.everywhere()
         assert (own.name, own.holders) == ("t1", {0: (SELF,), 1: (SELF,)})
         assert (other.name, other.count, other.holders) == (None, None, {0: (OTHER,), 3: (OTHER,)})
         for wanted in ("t1", entry().topic_id.hex()):
-            assert (await keeping.find(wanted)).entry == entry()
+            assert (await kept_replicas.find(wanted)).entry == entry()
         for wanted in ("none", entry(5).topic_id.hex()):
             with pytest.raises(ShoalError) as caught:
-                await keeping.find(wanted)
+                await kept_replicas.find(wanted)
             assert caught.value.code == "unknown-topic"
 
 

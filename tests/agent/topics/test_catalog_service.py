@@ -37,7 +37,7 @@ from shoal.agent.topics.catalog import (
 from shoal.agent.topics.catalog_pull import Copy, Piece
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord
-from shoal.agent.topics.kept import Remembered
+from shoal.agent.topics.kept import FormerTopic
 from shoal.agent.topics.settings import TopicSettings
 from shoal.errors import ShoalError
 from shoal.format.batch import (
@@ -214,7 +214,7 @@ class Fixture:
         birth: tuple[str, ...],
         catalog: Catalog | None = None,
         leader: str | None = SELF,
-        kept: Mapping[bytes, Remembered] | None = None,
+        kept: Mapping[bytes, FormerTopic] | None = None,
     ) -> None:
         self.groups = FakeGroups()
         self.peers = FakePeers()

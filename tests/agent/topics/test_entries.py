@@ -13,17 +13,17 @@ from shoal.agent.durable.catalog_version import epoch_of
 from shoal.agent.interface import MAX_PARTITIONS
 from shoal.agent.topics import catalog as module
 from shoal.agent.topics.catalog import (
-    BearAgain,
     BeginEpoch,
     Births,
-    Born,
     Catalog,
     CatalogError,
     Command,
+    ConfirmBirths,
     CreateTopic,
     DeleteTopic,
     PartitionBirth,
     Rebirth,
+    RepeatBirths,
     TopicEntry,
     decode_command,
     encode_command,
@@ -50,12 +50,12 @@ def unborn(number: int = 1, partitions: int = PARTITIONS) -> TopicEntry:
 TOPIC = unborn().topic_id
 
 
-def born(*partitions: int, generation: int = 0, topic_id: bytes = TOPIC) -> Born:
-    return Born((Births(topic_id, generation, mask_of(partitions)),))
+def born(*partitions: int, generation: int = 0, topic_id: bytes = TOPIC) -> ConfirmBirths:
+    return ConfirmBirths((Births(topic_id, generation, mask_of(partitions)),))
 
 
-def again(*partitions: int, generation: int = 1, voters: tuple[str, ...] = SECOND) -> BearAgain:
-    return BearAgain(TOPIC, tuple(Rebirth(partition, generation, voters) for partition in partitions))
+def again(*partitions: int, generation: int = 1, voters: tuple[str, ...] = SECOND) -> RepeatBirths:
+    return RepeatBirths(TOPIC, tuple(Rebirth(partition, generation, voters) for partition in partitions))
 
 
 def folded(*commands: Command) -> Catalog:

@@ -21,14 +21,14 @@ from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.agent.topics.births import GATHER_MS, BirthTelling, decode_births
 from shoal.agent.topics.catalog import (
-    BearAgain,
     Births,
-    Born,
     Catalog,
     Command,
+    ConfirmBirths,
     CreateTopic,
     PartitionBirth,
     Rebirth,
+    RepeatBirths,
     TopicEntry,
     encode_command,
 )
@@ -157,9 +157,9 @@ async def test_all_that_is_led_is_one_command() -> None:
     """However many partitions, at the catalog's leader or elsewhere."""
     here = Telling()
     await here.told(*(FakeReplica(partition) for partition in range(4)))
-    assert here.service.proposed == [Born(births(0, 1, 2, 3))]
+    assert here.service.proposed == [ConfirmBirths(births(0, 1, 2, 3))]
     there = Telling(leader=OTHER)
-    there.answers = [encode_command(Born(births(0, 3)))]
+    there.answers = [encode_command(ConfirmBirths(births(0, 3)))]
     await there.told(FakeReplica(0), FakeReplica(3))
     assert [decode_births(payload) for payload in there.asked] == [births(0, 3)]
     assert there.service.proposed == []
@@ -171,14 +171,14 @@ async def test_a_birth_waits_a_moment_for_others_that_are_about_to_be_led() -> N
     late = FakeReplica(1, is_leader=False)
     asyncio.get_running_loop().call_later(GATHER_MS / 2_000, setattr, late, "is_leader", True)
     await telling.told(FakeReplica(0), late)
-    assert telling.service.proposed == [Born(births(0, 1))]
+    assert telling.service.proposed == [ConfirmBirths(births(0, 1))]
     never = FakeReplica(3, is_leader=False)
     task = asyncio.create_task(telling.told(FakeReplica(2), never))
     async with asyncio.timeout(30):
         while telling.newborns.waiting != [never]:
             await asyncio.sleep(0.005)
     task.cancel()
-    assert telling.service.proposed[1:] == [Born(births(2))]
+    assert telling.service.proposed[1:] == [ConfirmBirths(births(2))]
 
 
 async def test_what_is_not_taken_is_told_again() -> None:
@@ -188,9 +188,9 @@ async def test_what_is_not_taken_is_told_again() -> None:
     telling.answers = [
         PeerUnavailable("not connected"),
         b"?",
-        encode_command(Born(births(0, generation=1))),
-        encode_command(Born(())),
-        encode_command(Born(births(0))),
+        encode_command(ConfirmBirths(births(0, generation=1))),
+        encode_command(ConfirmBirths(())),
+        encode_command(ConfirmBirths(births(0))),
     ]
     await telling.told(FakeReplica(0))
     assert telling.answers == []
@@ -202,7 +202,7 @@ async def test_what_is_told_at_the_same_time_is_one_command() -> None:
     telling.service.gate = asyncio.Event()
     tasks = [asyncio.create_task(telling.births.take(births(partition))) for partition in range(3)]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(telling.births.on_born(OTHER, encode_command(Born(births(3)))))]  # type: ignore[list-item]
+    tasks += [asyncio.create_task(telling.births.on_born(OTHER, encode_command(ConfirmBirths(births(3)))))]  # type: ignore[list-item]
     await asyncio.sleep(0)
     telling.service.gate.set()
     *taken, answer = await asyncio.gather(*tasks)
@@ -216,7 +216,7 @@ async def test_what_is_told_at_the_same_time_is_one_command() -> None:
 async def test_a_birth_that_was_given_up_is_not_taken() -> None:
     """Neither before nor after the other one is born."""
     telling = Telling()
-    telling.service.apply(BearAgain(TOPIC, (Rebirth(0, 1, AGENTS[:3]),)))
+    telling.service.apply(RepeatBirths(TOPIC, (Rebirth(0, 1, AGENTS[:3]),)))
     assert await telling.births.take(births(0)) == ()
     assert telling.service.proposed == []
     assert await telling.births.take(births(0, generation=1)) == births(0, generation=1)
@@ -230,7 +230,7 @@ async def test_a_catalog_that_is_led_elsewhere_takes_nothing() -> None:
     with pytest.raises(ShoalError):
         await telling.births.take(births(0))
     assert await telling.births.take(()) == ()
-    for payload in (b"", encode_command(BearAgain(TOPIC, ()))):
+    for payload in (b"", encode_command(RepeatBirths(TOPIC, ()))):
         with pytest.raises(PeerMessageError):
             await telling.births.on_born(OTHER, payload)
 
@@ -271,7 +271,7 @@ class Waiting:
 async def test_what_has_no_majority_for_long_is_born_again_among_the_living() -> None:
     """Only what nobody has led, only without a break, only at the catalog's leader; again if need be."""
     waiting = Waiting(unborn())
-    waiting.service.apply(Born(births(0)))
+    waiting.service.apply(ConfirmBirths(births(0)))
     waiting.linked -= {AGENTS[0]}
     await waiting.pass_time(0)
     await waiting.pass_time(AWAY_MS)
@@ -306,7 +306,7 @@ async def test_what_nobody_leads_though_all_are_there_is_born_again_in_the_end()
     waiting = Waiting(unborn())
     await waiting.pass_time(0)
     await waiting.pass_time(UNLED_MS - 1)
-    waiting.service.apply(Born(births(2)))
+    waiting.service.apply(ConfirmBirths(births(2)))
     await waiting.pass_time(UNLED_MS - 1)
     assert waiting.generations == [0, 0, 0, 0]
     await waiting.pass_time(UNLED_MS)
@@ -349,8 +349,8 @@ async def test_one_look_places_a_bounded_number() -> None:
 FIRST, SECOND = GroupId(TOPIC, 0), GroupId(TOPIC, 1)
 
 
-def again(*voters: str) -> BearAgain:
-    return BearAgain(TOPIC, (Rebirth(0, 1, voters),))
+def again(*voters: str) -> RepeatBirths:
+    return RepeatBirths(TOPIC, (Rebirth(0, 1, voters),))
 
 
 async def test_what_was_given_up_goes_and_what_is_born_here_again_is_opened() -> None:
@@ -360,7 +360,7 @@ async def test_what_was_given_up_goes_and_what_is_born_here_again_is_opened() ->
         fixture.service.apply(frame(0, CreateTopic(unborn(2, (SELF, OTHER)))))
         await fixture.until(lambda: SECOND in fixture.groups.opened)
         assert fixture.groups.opened[FIRST]["awaits_birth"]
-        fixture.service.apply(frame(1, Born((Births(TOPIC, 0, 2),)), again(OTHER, SELF)))
+        fixture.service.apply(frame(1, ConfirmBirths((Births(TOPIC, 0, 2),)), again(OTHER, SELF)))
         born_again = ReplicaId(0, BIRTH_ORDINALS + 1)
         await fixture.until(lambda: fixture.groups.records[FIRST].replica_id == born_again)
         assert fixture.groups.opened[FIRST]["birth"] == Configuration.birth((OTHER, SELF), 1)
@@ -424,14 +424,14 @@ async def test_a_state_in_which_only_births_are_new_is_saved_in_a_while(
     async with fixture.running():
         fixture.service.apply(frame(0, CreateTopic(unborn(2, (SELF, OTHER)))))
         await fixture.until(lambda: bool(fixture.saved) and SECOND in fixture.groups.opened)
-        fixture.service.apply(frame(1, Born((Births(TOPIC, 0, 1),))))
-        fixture.service.apply(frame(2, Born((Births(TOPIC, 0, 2),))))
+        fixture.service.apply(frame(1, ConfirmBirths((Births(TOPIC, 0, 1),))))
+        fixture.service.apply(frame(2, ConfirmBirths((Births(TOPIC, 0, 2),))))
         await asyncio.sleep(0)
         assert fixture.saved[-1].offset == 1
         await fixture.until(lambda: fixture.saved[-1].offset == 3)
         assert len(fixture.saved) == 2
         monkeypatch.setattr(catalog_follow, "SAVE_LATER_S", 1_000)
-        fixture.service.apply(frame(3, Born((Births(TOPIC, 0, 2),))))
+        fixture.service.apply(frame(3, ConfirmBirths((Births(TOPIC, 0, 2),))))
         fixture.service.apply(frame(4, CreateTopic(_other(4))))
         await fixture.until(lambda: fixture.saved[-1].offset == 5)
 
@@ -445,5 +445,5 @@ async def test_replicas_hear_from_the_catalog_that_they_are_born() -> None:
             SimpleNamespace(group=FIRST, replica_id=ReplicaId(0, 0)),
             SimpleNamespace(group=SECOND, replica_id=ReplicaId(0, BIRTH_ORDINALS)),
         ]
-        fixture.service.apply(frame(1, Born((Births(TOPIC, 0, 3),))))
+        fixture.service.apply(frame(1, ConfirmBirths((Births(TOPIC, 0, 3),))))
         assert fixture.groups.newborns.born == [FIRST]

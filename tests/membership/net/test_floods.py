@@ -14,7 +14,7 @@ import pytest
 
 from shoal.membership.net.gossip import Membership
 from shoal.membership.net.stream_tasks import MAX_STREAMS
-from shoal.membership.net.streams import MAX_HELD_BYTES, Intake, StreamFault
+from shoal.membership.net.streams import MAX_HELD_BYTES, StreamBudget, StreamFault
 from shoal.membership.swim.piggyback import MAX_PACKETS
 from shoal.membership.wire.keyring import Keyring
 from shoal.membership.wire.lzw import compress
@@ -179,7 +179,7 @@ async def test_replayed_packets_change_nothing(
 
 def test_incomplete_streams_have_a_bound_together() -> None:
     """Not each for itself: a hundred peers may dribble at a time."""
-    intake = Intake()
+    intake = StreamBudget()
     intake.hold(MAX_HELD_BYTES)
     with pytest.raises(StreamFault, match="too much"):
         intake.hold(1)

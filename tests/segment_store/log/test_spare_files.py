@@ -41,6 +41,27 @@ def _names(disk: MemoryDisk, suffix: str) -> list[str]:
     return sorted(path for path in disk._names if path.endswith(suffix))
 
 
+async def _log_with_a_spare() -> tuple[MemoryDisk, PartitionLog]:
+    """One segment of three is left. Of the other two files one is a spare."""
+    disk = MemoryDisk()
+    log = await open_log(disk)
+    await _fill(log, 3)
+    await _trim(log, 1)
+    return disk, log
+
+
+async def _refuse_then_append(disk: MemoryDisk, log: PartitionLog, frame: Frame) -> None:
+    """The full disk refuses the frame, and the spares and their budget are gone. The next append takes it."""
+    kept = await contents(log)
+    with pytest.raises(DiskFull):
+        await log.append([frame])
+    assert _names(disk, SPARE_SUFFIX) == []
+    assert log._files.shared.spare_budget.used_bytes == 0
+    await log.append([frame])
+    assert await contents(log) == [*kept, frame.data]
+    await log.close()
+
+
 @pytest.mark.parametrize("kind", ["memory", "ring", "threads"])
 async def test_files_go_round(kind: str, tmp_path: Path) -> None:
     """Under retention the same few files serve for ever; what is read is what was written last, before and
@@ -187,40 +208,20 @@ async def test_reads_while_everything_is_trimmed_and_reused() -> None:
 
 async def test_a_full_disk_gets_the_spares() -> None:
     """An append that finds no space takes the spare files' first; the next one succeeds."""
-    disk = MemoryDisk()
-    log = await open_log(disk)
-    await _fill(log, 3)
-    await _trim(log, 1)
+    disk, log = await _log_with_a_spare()
     assert len(_names(disk, SPARE_SUFFIX)) == 1
-    kept = await contents(log)
     disk.faults.append(Fault("write", errno.ENOSPC, ".arrows"))
     frame = next_frame(log)
-    with pytest.raises(DiskFull):
-        await log.append([frame])
-    assert _names(disk, SPARE_SUFFIX) == []
-    assert log._files.shared.spare_budget.used_bytes == 0
-    await log.append([frame])
-    assert await contents(log) == [*kept, frame.data]
-    await log.close()
+    await _refuse_then_append(disk, log, frame)
 
 
 @pytest.mark.parametrize("operation", ["write", "rename", "open"])
 async def test_a_full_disk_at_a_recycled_roll(operation: str) -> None:
     """Refused, and nothing of the spare, its file and its place in the budget is lost sight of."""
-    disk = MemoryDisk()
-    log = await open_log(disk)
-    await _fill(log, 3)
-    await _trim(log, 1)
-    kept = await contents(log)
+    disk, log = await _log_with_a_spare()
     frame = next_frame(log, first_of_segment=True)
     disk.faults.append(Fault(operation, errno.ENOSPC, SPARE_SUFFIX))
-    with pytest.raises(DiskFull):
-        await log.append([frame])
-    assert _names(disk, SPARE_SUFFIX) == []
-    assert log._files.shared.spare_budget.used_bytes == 0
-    await log.append([frame])
-    assert await contents(log) == [*kept, frame.data]
-    await log.close()
+    await _refuse_then_append(disk, log, frame)
 
 
 async def test_the_budget_is_the_agents() -> None:
@@ -266,10 +267,7 @@ async def test_a_nearly_full_disk_keeps_no_spares() -> None:
 
 async def test_spares_of_a_log_that_is_gone_are_not_trusted() -> None:
     """With no segment beside them nothing says that what they hold is older than what will be written."""
-    disk = MemoryDisk()
-    log = await open_log(disk)
-    await _fill(log, 3)
-    await _trim(log, 1)
+    disk, log = await _log_with_a_spare()
     await log.close()
     for path in [*_names(disk, ".arrows"), *_names(disk, ".index")]:
         await disk.unlink(path)

@@ -46,7 +46,7 @@ from cluster_sim.topics import TopicClient
 from cluster_sim.verdict import Verdict
 from cluster_sim.visitor import Visitor
 from cluster_sim.world import replaced, replacements
-from shoal.agent.durable.paired_file import DoubledError
+from shoal.agent.durable.paired_file import PairedFileError
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import StoreError
 
@@ -67,7 +67,7 @@ CLIENT_ADDRESS = "127.0.1.1"
 TOPIC = "events"
 ELAPSED_MS_MAX = 240_000
 STEPS_MAX = 10_000_000
-EXPECTED_ERRORS = (OSError, StoreError, DoubledError, ShoalError)
+EXPECTED_ERRORS = (OSError, StoreError, PairedFileError, ShoalError)
 """What disks and peers that fail lead to, told with where it happened: no bug by itself."""
 LOGGERS = ("shoal", "asyncio", "aiohttp")
 IMPATIENT_PAUSE_S = 0.08

@@ -72,7 +72,7 @@ class Verdict:
         """Replicas there that wait for an entry which no working replica has. Whether it was committed, only
         a majority can say."""
         replicas, found = self._replicas(), []
-        for group, damaged in node.host.mender._waiting.items():
+        for group, damaged in node.host.log_repair._waiting.items():
             wanted = damaged.damage[0].first_index
             holders = [item for other, item in replicas.get(group, ()) if _works(other, item)]
             if not any(item.log.first_index <= wanted <= item.log.last_index for item in holders):

@@ -10,7 +10,7 @@ import pytest
 from http_fixtures import Agent, one_agent
 from virtual_loop import run_virtually
 
-from shoal.agent.http.admission.answer_rate import Patience, Taking, TookTooLittle
+from shoal.agent.http.admission.answer_rate import AnswerDeadline, SlowReader, StreamDeadline
 from shoal.agent.http.admission.limits import KIB, MIB, HttpLimits
 
 LIMITS = HttpLimits()
@@ -20,7 +20,7 @@ PARTITION = "/v1/topics/t/partitions/0/records"
 async def take(step_bytes: int, pause_s: float, total_bytes: int, held_bytes: int) -> float:
     """Take so much at a time; the time when all was taken."""
     loop = asyncio.get_running_loop()
-    async with Patience(LIMITS, held_bytes) as patience:
+    async with AnswerDeadline(LIMITS, held_bytes) as patience:
         left = total_bytes
         while left > 0:
             await asyncio.sleep(pause_s)
@@ -39,7 +39,7 @@ def test_who_takes_too_little_is_cut_off(step_bytes: int, pause_s: float, held_b
 
     async def work() -> float:
         loop = asyncio.get_running_loop()
-        with pytest.raises(TookTooLittle, match="the reader took"):
+        with pytest.raises(SlowReader, match="the reader took"):
             await take(step_bytes, pause_s, 64 * MIB, held_bytes)
         return loop.time()
 
@@ -62,7 +62,7 @@ def test_our_own_waits_are_not_the_readers() -> None:
     """A disk that takes its time again and again cuts nobody off."""
 
     async def work() -> None:
-        async with Patience(LIMITS) as patience:
+        async with AnswerDeadline(LIMITS) as patience:
             for _ in range(10):
                 with patience.excused():
                     await asyncio.sleep(40)
@@ -85,13 +85,13 @@ def test_a_stream_is_judged_by_what_was_waited_for() -> None:
 
     async def work() -> None:
         response = Response()
-        quick = Taking(LIMITS)
+        quick = StreamDeadline(LIMITS)
         for _ in range(20):
             await quick.write(response, bytes(60 * KIB))  # type: ignore[arg-type]
-        slow = Taking(LIMITS)
+        slow = StreamDeadline(LIMITS)
         await slow.write(response, b"x")  # type: ignore[arg-type]
         await asyncio.sleep(3600)
-        with pytest.raises(TookTooLittle, match="took 2 bytes in 60 s; at least 61440 were wanted"):
+        with pytest.raises(SlowReader, match="took 2 bytes in 60 s; at least 61440 were wanted"):
             await slow.write(response, b"x")  # type: ignore[arg-type]
 
     run_virtually(work())

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shoal.agent.http.admission.answer_room import SMALL_ANSWER_BYTES, AnswerHolding, AnswerRoom
+from shoal.agent.http.admission.answer_room import SMALL_ANSWER_BYTES, AnswerReservation, AnswerRoom
 from shoal.agent.http.admission.limits import MIB, Gate, HttpLimits
 from shoal.errors import ShoalError
 
@@ -20,7 +20,7 @@ def a_room(room_bytes: int, bytes_in_flight: int = 2**40) -> tuple[AnswerRoom, G
 async def test_large_ones_wait_in_turn_and_small_ones_do_not() -> None:
     """What is given back goes to whoever waits longest."""
     room, gate = a_room(16 * MIB)
-    first, second, third, small = (AnswerHolding(room, 60_000) for _ in range(4))
+    first, second, third, small = (AnswerReservation(room, 60_000) for _ in range(4))
     await first.add(14 * MIB)
     waiting = [asyncio.create_task(holding.add(6 * MIB, may_wait=True)) for holding in (second, third)]
     await asyncio.sleep(0)
@@ -42,7 +42,7 @@ async def test_large_ones_wait_in_turn_and_small_ones_do_not() -> None:
 async def test_one_record_may_be_as_large_as_the_room() -> None:
     """Alone: else its reader would never get on."""
     room, _ = a_room(16 * MIB)
-    holding, other = AnswerHolding(room, 1), AnswerHolding(room, 1)
+    holding, other = AnswerReservation(room, 1), AnswerReservation(room, 1)
     await holding.add(64 * MIB)
     with pytest.raises(ShoalError, match="do not fit"):
         await other.add(MIB, may_wait=True)
@@ -54,7 +54,7 @@ async def test_one_record_may_be_as_large_as_the_room() -> None:
 async def test_what_the_gate_refuses_is_not_held() -> None:
     """Bodies may have taken the bytes that the room still has."""
     room, gate = a_room(16 * MIB, bytes_in_flight=2 * MIB)
-    holding = AnswerHolding(room, 1)
+    holding = AnswerReservation(room, 1)
     with pytest.raises(ShoalError, match="in flight"):
         await holding.add(3 * MIB)
     assert (room.held_bytes, gate.bytes_in_flight, holding.size_bytes) == (0, 0, 0)
@@ -76,7 +76,7 @@ async def test_nothing_is_lost_whoever_gives_up(seed: int) -> None:
     room, gate = a_room(16 * MIB)
 
     async def one() -> None:
-        holding = AnswerHolding(room, rng.choice((0, 1, 60_000)))
+        holding = AnswerReservation(room, rng.choice((0, 1, 60_000)))
         try:
             await holding.add(rng.randrange(6 * MIB), may_wait=True)
             await asyncio.sleep(0)

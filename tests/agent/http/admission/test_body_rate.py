@@ -13,7 +13,7 @@ from http_fixtures import ARROW, NDJSON, Agent, arrow_batch, arrow_stream, one_a
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.http.admission.body_rate import Pace, Receiving
+from shoal.agent.http.admission.body_rate import BodyReservation, Pace
 from shoal.agent.http.admission.limits import KIB, MIB, Gate, HttpLimits
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.decode import decode_whole
@@ -211,7 +211,7 @@ def test_the_pace_asks_for_more_of_who_holds_more() -> None:
 def test_everything_taken_is_given_back(steps: list[tuple[str, int]]) -> None:
     """Whatever came, was refused, was completed and was dropped; and the bounds hold at every step."""
     gate = Gate(HttpLimits(bytes_in_flight=100))
-    with Receiving(gate) as receiving:
+    with BodyReservation(gate) as receiving:
         for step, size in steps:
             before = receiving.size_bytes
             try:

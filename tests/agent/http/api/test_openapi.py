@@ -12,7 +12,7 @@ from json_schema import answer_faults, faults, resolve
 
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.api.operation import Operation
-from shoal.agent.http.app import Entrance
+from shoal.agent.http.app import Dispatcher
 from shoal.agent.http.core.context import Context
 from shoal.agent.http.core.dispatch import Node
 from shoal.agent.http.core.forward import Forwarder
@@ -27,7 +27,7 @@ def routed() -> list[Operation]:
     """What the router of an agent finds, in any order."""
     limits = HttpLimits()
     broker = FakeCluster().add("one")
-    entrance = Entrance(Context(broker, limits, Forwarder(broker.agent_id, limits)), ())
+    dispatcher = Dispatcher(Context(broker, limits, Forwarder(broker.agent_id, limits)), ())
     found: list[Operation] = []
 
     def walk(node: Node) -> None:
@@ -35,7 +35,7 @@ def routed() -> list[Operation]:
         for child in (*node.segments.values(), *filter(None, [node.any_segment])):
             walk(child)
 
-    walk(entrance._table._root)
+    walk(dispatcher._table._root)
     return found
 
 

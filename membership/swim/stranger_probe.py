@@ -20,7 +20,7 @@ MAX_RINGS_PER_EVENT = 16
 """Of one datagram or exchange of state: who joins brings itself, and perhaps a few that came with it."""
 
 
-class Doorbell:
+class StrangerProbe:
     """One per core."""
 
     def __init__(self) -> None:
