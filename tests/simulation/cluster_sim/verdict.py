@@ -16,7 +16,6 @@ from log_history import Checker, FinalLog, Partition
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
-from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.partition.replica import Replica
@@ -65,7 +64,7 @@ class Verdict:
         return [
             node.name
             for node in waiting
-            if node.host is None or able.issuperset([*_lost(node.host), *self._unmendable(node)])
+            if node.host is None or able.issuperset([*_hopeless(node.host), *self._unmendable(node)])
         ]
 
     def _unmendable(self, node: Node) -> list[GroupId]:
@@ -334,9 +333,9 @@ def _place_of(configuration: Configuration) -> tuple[int, LogIndex]:
     return max(MAX_GENERATION if item is None else item for item in generations), configuration.index
 
 
-def _lost(host: Host) -> set[GroupId]:
-    """Groups whose replica there never votes again."""
-    return {record.group for record in host.replica_records() if record.state is ReplicaState.LOST}
+def _hopeless(host: Host) -> set[GroupId]:
+    """Groups whose replica there never votes again: only the group's leader can have it replaced."""
+    return {record.group for record in host.beyond_repair()}
 
 
 def _works(node: Node, replica: Replica) -> bool:
