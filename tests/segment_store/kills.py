@@ -28,9 +28,12 @@ async def run_kills(directory: str, kind: str, kills: int, seed: int) -> int:
         assert parent.stdout is not None
         for life in range(kills):
             parent.stdin.write(f"{directory} {kind} {seed * 1000 + life}\n")
-            # Both write to one pipe: the first acknowledgement may overtake the number of the process.
-            lines = [parent.stdout.readline(), parent.stdout.readline()]
-            pid = next(int(line.split()[1]) for line in lines if line.startswith("pid "))
+            # Both write to one pipe: acknowledgements may overtake the number of the process.
+            lines = [parent.stdout.readline()]
+            while not lines[-1].startswith("pid "):
+                assert lines[-1], "the parent of the lives has ended"
+                lines.append(parent.stdout.readline())
+            pid = int(lines[-1].split()[1])
             time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
             os.kill(pid, signal.SIGKILL)
             lines += iter(parent.stdout.readline, "end\n")
