@@ -203,7 +203,9 @@ def after_failure(
     has named it before. Only for requests that may be repeated: reads, and appends which carry a producer's
     sequence. For these an outcome in doubt is as good a reason to try again as a refusal.
     """
-    settling = failure.code in ("unknown-topic", "unknown-partition") and elapsed_ms < settle_ms
+    # One answer that was long in coming says nothing of what the agents have heard meanwhile.
+    may_settle = elapsed_ms < settle_ms or (settle_ms > 0 and attempt == 0)
+    settling = failure.code in ("unknown-topic", "unknown-partition") and may_settle
     if not (failure.retriable or not failure.definite or settling):
         return Verdict(retry=False)
     if failure.code == "not-leader" and failure.leader_url is not None and attempt < IMMEDIATE_HINTS_MAX:

@@ -110,6 +110,7 @@ class ClusterSimulation:
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
         self.limits_met: Counter[str] = Counter()
+        self._drains: dict[str, asyncio.Task[None]] = {}
         self.disk_faults: set[str] = set()
         """Addresses of hosts whose disks failed. What that stopped, an operator starts again in the end, when
         it was judged how the others do without."""
@@ -358,10 +359,13 @@ class ClusterSimulation:
         node.start([other.address for other in self.nodes])
 
     def tell_drain(self, node: Node, *, undo: bool) -> None:
-        """An operator asks the agent there, as often as it takes."""
-        self.loop.spawn(self.clients, self._ask_drain(node, undo))
+        """An operator asks the agent there, as often as it takes, and nothing else before it is told."""
+        earlier = self._drains.get(node.address)
+        self._drains[node.address] = self.loop.spawn(self.clients, self._ask_drain(node, undo, earlier))
 
-    async def _ask_drain(self, node: Node, undo: bool) -> None:
+    async def _ask_drain(self, node: Node, undo: bool, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await earlier
         connections = Connections()
         for _ in range(DRAIN_ATTEMPTS_MAX):
             try:

@@ -91,7 +91,7 @@ def test_every_code_of_the_table_is_retried_or_not_as_it_says(code: str) -> None
     problem = ShoalError(code, "x").to_problem()
     failure = failure_from_problem(ERRORS[code].status, problem)
     expected = ERRORS[code].retriable or not ERRORS[code].definite
-    assert verdict(failure, elapsed_ms=SETTLE_MS).retry == expected
+    assert verdict(failure, attempt=1, elapsed_ms=SETTLE_MS).retry == expected
 
 
 def test_a_hint_is_followed_at_once_but_not_for_ever() -> None:
@@ -102,10 +102,13 @@ def test_a_hint_is_followed_at_once_but_not_for_ever() -> None:
 
 
 def test_a_topic_made_a_moment_ago_may_be_unknown_for_a_while() -> None:
-    """Then it is believed."""
+    """Then it is believed, unless it is the first answer, which was long in coming."""
     failure = failure_from_problem(404, ShoalError("unknown-topic", "x").to_problem())
-    assert verdict(failure, elapsed_ms=0).retry
-    assert not verdict(failure, elapsed_ms=SETTLE_MS).retry
+    assert verdict(failure, attempt=1, elapsed_ms=SETTLE_MS - 1).retry
+    assert not verdict(failure, attempt=1, elapsed_ms=SETTLE_MS).retry
+    assert verdict(failure, attempt=0, elapsed_ms=SETTLE_MS).retry
+    never_named = after_failure(failure, 0, 0, POLICY, random.Random(1), settle_ms=0)
+    assert not never_named.retry
 
 
 @pytest.mark.parametrize("code", [UNREACHABLE, CONNECTION_LOST])
