@@ -193,9 +193,13 @@ class PeerConnection(asyncio.Protocol):
             return False
         if size <= JOINED_BYTES:
             transport.write(b"".join((FRAME_HEAD.pack(size, frame_type), *pieces)))
+        elif transport.is_closing():
+            # asyncio's writelines from Python 3.12 on asks to be told when a broken connection can be written
+            # to. The next connection with its descriptor is then deaf, or raises where it is written to.
+            return False
         else:
-            # No empty pieces: asyncio's writelines from Python 3.12 on never takes one off its buffer, and
-            # the transport could then neither rest nor close.
+            # No empty pieces: that writelines never takes one off its buffer, and the transport could then
+            # neither rest nor close.
             transport.writelines([frame_head(frame_type, size), *(piece for piece in pieces if piece)])
         return True
 

@@ -12,6 +12,7 @@ import pytest
 from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, agent_id, connected, nodes, until
 from listening import stop_listening
 
+from shoal.agent.peers.connection import JOINED_BYTES
 from shoal.agent.peers.frames import (
     MAX_BULK_PAYLOAD_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
@@ -328,6 +329,22 @@ async def test_a_full_outbox_drops_whole_frames() -> None:
         b_side._transport.resume_reading()
         await until(lambda: len(b.received) == sent)
         assert all(len(payload) == 2**20 for _, payload in b.received)
+
+
+async def test_a_large_frame_for_a_connection_that_has_just_broken_is_dropped() -> None:
+    """From Python 3.12 on asyncio would watch its descriptor for ever: the next one with it would be deaf."""
+    a, b = Node("a"), Node("b")
+    async with nodes(a, b):
+        await until(lambda: connected(a) and connected(b))
+        connection = a.links._peers[agent_id("b")].connections[LinkKind.BULK]
+        transport = connection._transport
+        assert transport is not None
+        transport.abort()  # as it does itself when it meets a reset; its protocol hears of that later
+        assert connection.is_open
+        assert not connection.send(TEST_FRAME, [bytes(JOINED_BYTES), b"more"])
+        await until(lambda: connected(a) and connected(b))
+        assert a.links.send_bulk(agent_id("b"), TEST_FRAME, [bytes(2**20)])
+        await until(lambda: b.received)
 
 
 @pytest.mark.parametrize(
