@@ -342,6 +342,7 @@ async def test_a_large_frame_for_a_connection_that_has_just_broken_is_dropped() 
         transport.abort()  # as it does itself when it meets a reset; its protocol hears of that later
         assert connection.is_open
         assert not connection.send(TEST_FRAME, [bytes(JOINED_BYTES), b"more"])
+        await connection.closed.wait()
         await until(lambda: connected(a) and connected(b))
         assert a.links.send_bulk(agent_id("b"), TEST_FRAME, [bytes(2**20)])
         await until(lambda: b.received)
