@@ -3,7 +3,7 @@
 Law of this file: read a script, run it, print what was said and heard. To put the outcomes of today into the
 files, and review them as a diff: python tests/membership/scenarios.py --rewrite
 
-A file is blocks separated by blank lines: comments with #, one or more commands, then ---- and the outcome.
+scenario_files.py says what a file looks like. The commands:
 
     pool members=3        begin: everybody knows everybody; also profile=local, seed=2
     pass MS               time passes; what members heard, with the milliseconds since the pool began
@@ -20,7 +20,6 @@ A file is blocks separated by blank lines: comments with #, one or more commands
 import pathlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 if __name__ == "__main__":
     ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -43,6 +42,7 @@ from shoal.membership.wire.messages import (
 from shoal.membership.wire.packets import decode_packet, encode_packet
 from shoal.membership.wire.serf import JoinIntent, LeaveIntent, decode_serf
 from tests.membership.pool import Pool, Process
+from tests.scenario_files import rewrite
 
 TESTDATA = pathlib.Path(__file__).resolve().parent / "testdata"
 TALK, PROBES = 1, 2
@@ -202,47 +202,6 @@ class Script:
         return lines
 
 
-@dataclass
-class Block:
-    """Comment lines, commands, and the outcome that the file expects."""
-
-    comments: list[str]
-    commands: list[str]
-    expected: list[str]
-
-    def text(self, outcome: list[str]) -> str:
-        """The block with that outcome."""
-        return "\n".join([*self.comments, *self.commands, "----", *outcome])
-
-
-def read_blocks(text: str) -> list[Block]:
-    """The blocks of a file, in order."""
-    blocks = []
-    for part in text.strip().split("\n\n"):
-        head, _, expected = (part + "\n").partition("----\n")
-        lines = head.strip().splitlines()
-        comments = [line for line in lines if line.startswith("#")]
-        commands = [line for line in lines if not line.startswith("#")]
-        blocks.append(Block(comments, commands, expected.splitlines()))
-    return blocks
-
-
-def play(path: pathlib.Path) -> tuple[list[Block], list[list[str]]]:
-    """A file's blocks and what they print today."""
-    script = Script()
-    blocks = read_blocks(path.read_text())
-    outcomes = [[line for command in block.commands for line in script.run(command)] for block in blocks]
-    return blocks, outcomes
-
-
-def rewrite() -> None:
-    """Put the outcomes of today into all files."""
-    for path in sorted(TESTDATA.glob("*.txt")):
-        blocks, outcomes = play(path)
-        texts = [block.text(outcome) for block, outcome in zip(blocks, outcomes, strict=True)]
-        path.write_text("\n\n".join(texts) + "\n")
-
-
 if __name__ == "__main__":
     assert sys.argv[1:] == ["--rewrite"], __doc__
-    rewrite()
+    rewrite(TESTDATA, Script)

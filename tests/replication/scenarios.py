@@ -3,7 +3,7 @@
 Law of this file: read a script, run it, print what happened. To put the outcomes of today into the files, and
 review them as a diff: python tests/replication/scenarios.py --rewrite
 
-A file is blocks separated by blank lines: comments with #, one or more commands, then ---- and the outcome.
+scenario_files.py says what a file looks like. The commands:
 
     cluster voters=3      begin; also learners=1, term=7, entries=1 (in a request), logs=0:1,1,2/1:1 (terms)
     campaign N            the election timer of N runs out
@@ -22,7 +22,6 @@ A file is blocks separated by blank lines: comments with #, one or more commands
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from shoal.replication.config import RaftConfig
 from shoal.replication.errors import ReplicationError
 from shoal.replication.interfaces import ReplicaId
 from shoal.replication.messages import Message
+from tests.scenario_files import rewrite
 
 TESTDATA = pathlib.Path(__file__).resolve().parent / "testdata"
 
@@ -143,49 +143,7 @@ def _on_link(link: str) -> Callable[[Message], bool]:
     return matches
 
 
-@dataclasses.dataclass
-class Block:
-    """Comment lines, commands, and the outcome that the file expects."""
-
-    comments: list[str]
-    commands: list[str]
-    expected: list[str]
-
-    def text(self, outcome: list[str]) -> str:
-        """The block with that outcome."""
-        return "\n".join([*self.comments, *self.commands, "----", *outcome])
-
-
-def read_blocks(text: str) -> list[Block]:
-    """The blocks of a file, in order."""
-    blocks = []
-    for part in text.strip().split("\n\n"):
-        head, _, expected = (part + "\n").partition("----\n")
-        lines = head.strip().splitlines()
-        comments = [line for line in lines if line.startswith("#")]
-        commands = [line for line in lines if not line.startswith("#")]
-        blocks.append(Block(comments, commands, expected.splitlines()))
-    return blocks
-
-
-def play(path: pathlib.Path) -> tuple[list[Block], list[list[str]]]:
-    """A file's blocks and what they print today."""
-    script = Script()
-    blocks = read_blocks(path.read_text())
-    outcomes = [[line for command in block.commands for line in script.run(command)] for block in blocks]
-    return blocks, outcomes
-
-
-def rewrite() -> None:
-    """Put the outcomes of today into every file."""
-    for path in sorted(TESTDATA.glob("*.txt")):
-        blocks, outcomes = play(path)
-        pairs = zip(blocks, outcomes, strict=True)
-        path.write_text("\n\n".join(block.text(outcome) for block, outcome in pairs) + "\n")
-        print(f"rewrote {path.name}")
-
-
 if __name__ == "__main__":
     if sys.argv[1:] != ["--rewrite"]:
         sys.exit(__doc__)
-    rewrite()
+    rewrite(TESTDATA, Script)
