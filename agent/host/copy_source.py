@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.open_group import GroupHost
+from shoal.agent.host.open_group import GroupHost, working_replica
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.entry_messages import (
@@ -93,9 +93,7 @@ class CopySource:
     async def on_wanted(self, _peer: str, payload: bytes) -> bytes:
         """Entries for a copy. Raises ShoalError: trimmed, damaged, and why this replica has none to lend."""
         group, wanted = decode_wanted(payload)
-        replica = self._host.replica(group)
-        if replica.failure is not None:
-            raise ShoalError(*replica.failure)
+        replica = working_replica(self._host, group)
         if wanted.first_index < replica.log.first_index:
             raise ShoalError("trimmed", f"the log begins at entry {replica.log.first_index} here")
         replica.shipments.asked(wanted.receiver, wanted.first_index, replica.host.clock.now_ms())

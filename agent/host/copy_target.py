@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.paired_file import PairedFileError
-from shoal.agent.host.open_group import GroupHost
+from shoal.agent.host.open_group import GroupHost, working_replica
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.opener import Stores, finish_install
@@ -85,9 +85,7 @@ class CopyTarget:
 
         Raises ShoalError when nothing is copied; the leader asks again."""
         group, offer = decode_offer(payload)
-        replica = self._host.replica(group)
-        if replica.failure is not None:
-            raise ShoalError(*replica.failure)
+        replica = working_replica(self._host, group)
         core = replica.core
         if offer.receiver != replica.replica_id or offer.term < core.term:
             raise ShoalError("bad-request", "the offer is for another replica, or of an older term")

@@ -1,7 +1,7 @@
 """One open replica with the objects around it, and the host as its own parts see it.
 
-Law of this file: shapes only. The host (host.py) builds its parts and gives each itself; none of them imports
-it.
+Law of this file: shapes, and how a part gets a replica that works. The host (host.py) builds its parts and
+gives each itself; none of them imports it.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,6 +17,7 @@ from shoal.agent.partition.opener import DamagedReplica, Work
 from shoal.agent.partition.reader import Reader
 from shoal.agent.partition.replica import Replica, ReplicaHost
 from shoal.agent.partition.trimmer import Trimmer
+from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Term
 
 
@@ -34,6 +35,14 @@ class GroupHost(ReplicaHost, Protocol):
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None: ...
     async def close_group(self, group: GroupId, why: str) -> None: ...
     async def retire_group(self, group: GroupId) -> None: ...
+
+
+def working_replica(host: GroupHost, group: GroupId) -> Replica:
+    """The group's replica here. Raises ShoalError: why there is none, or why it has stopped."""
+    replica = host.replica(group)
+    if replica.failure is not None:
+        raise ShoalError(*replica.failure)
+    return replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.host.open_group import GroupHost
+from shoal.agent.host.open_group import GroupHost, working_replica
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.opener import Stores, finish_recovery
 from shoal.agent.partition.replica import Replica
@@ -85,17 +85,11 @@ class Recovery:
 
     async def on_position(self, _peer: str, payload: bytes) -> bytes:
         """Where the log of a working replica here ends. Raises ShoalError when there is none."""
-        return _POSITION.pack(*_position(self._working(decode_group(payload))))
-
-    def _working(self, group: GroupId) -> Replica:
-        replica = self._host.replica(group)
-        if replica.failure is not None:
-            raise ShoalError(*replica.failure)
-        return replica
+        return _POSITION.pack(*_position(working_replica(self._host, decode_group(payload))))
 
     async def assess(self, group: GroupId) -> Assessment:
         """Ask everybody in the configuration. Raises ShoalError when this agent has no working replica."""
-        replica = self._working(group)
+        replica = working_replica(self._host, group)
         own = _position(replica)
         positions = {self._host.agent_id: own}
         for item in replica.core.configuration.replicas:
@@ -122,7 +116,7 @@ class Recovery:
         assessment = await self.assess(group)
         if assessment.refusal is not None:
             raise ShoalError("recovery-refused", assessment.refusal)
-        replica = self._working(group)
+        replica = working_replica(self._host, group)
         if replica.core.leader is not None:
             raise ShoalError("recovery-refused", "the partition has a leader again")
         logger.error(
