@@ -5,9 +5,9 @@ Law of this file: values and their bytes, as wire/serf.py.
 
 from typing import NamedTuple
 
-from shoal.membership.wire.dialect import Fields, as_text, pack, unpack_struct
+from shoal.membership.wire.dialect import Fields, as_text, pack
 from shoal.membership.wire.errors import WireError
-from shoal.membership.wire.serf import SerfType
+from shoal.membership.wire.serf import SerfType, fields_of
 from shoal.membership.wire.structs import Part, Struct, flag, text
 
 MAX_MESSAGE_BYTES = 1024
@@ -50,9 +50,7 @@ def encode_key_request(key: bytes) -> bytes:
 
 def decode_key_request(data: bytes) -> bytes:
     """The key meant. Raises WireError."""
-    if data[:1] != bytes((SerfType.KEY_REQUEST,)):
-        raise WireError("type", "not a key request")
-    return unpack_struct(data, 1)[0].raw("Key")
+    return fields_of(data, SerfType.KEY_REQUEST, "not a key request").raw("Key")
 
 
 def encode_key_answer(answer: KeyAnswer) -> bytes:
@@ -61,6 +59,4 @@ def encode_key_answer(answer: KeyAnswer) -> bytes:
 
 def decode_key_answer(data: bytes) -> KeyAnswer:
     """Raises WireError."""
-    if data[:1] != bytes((SerfType.KEY_RESPONSE,)):
-        raise WireError("type", "not the answer to a key request")
-    return _ANSWER.decode(unpack_struct(data, 1)[0])
+    return _ANSWER.decode(fields_of(data, SerfType.KEY_RESPONSE, "not the answer to a key request"))

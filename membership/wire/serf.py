@@ -181,6 +181,13 @@ _MESSAGES = MessageTable({
 })  # fmt: skip
 
 
+def fields_of(data: bytes, kind: SerfType, otherwise: str) -> Fields:
+    """The struct behind that type byte. Raises WireError, with `otherwise` for another type."""
+    if data[:1] != bytes((kind,)):
+        raise WireError("type", otherwise)
+    return unpack_struct(data, 1)[0]
+
+
 def encode_serf(message: SerfMessage) -> bytes:
     """Type byte and body, without memberlist's 08 in front."""
     if isinstance(message, Relay):
@@ -252,9 +259,7 @@ def encode_state(state: SerfState) -> bytes:
 
 def decode_state(data: bytes) -> SerfState:
     """Push/pull user state. Raises WireError."""
-    if data[:1] != bytes((SerfType.PUSH_PULL,)):
-        raise WireError("type", "the user state is not Serf's")
-    return _STATE.decode(unpack_struct(data, 1)[0])
+    return _STATE.decode(fields_of(data, SerfType.PUSH_PULL, "the user state is not Serf's"))
 
 
 def encode_tags(tags: Mapping[str, str]) -> bytes:
