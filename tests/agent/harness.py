@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 from aiohttp import web
 from listening import stop_listening
+from waiting import PATIENCE_S, until
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId
@@ -48,20 +49,10 @@ RAFT = RaftConfig(
     sync_stall_ms=3_000,
 )
 LINK = LinkConfig(heartbeat_interval_ms=30, silence_after_ms=400, silence_after_loss_ms=100, redial_min_ms=10)
-PATIENCE_S = 90.0
-"""What never comes has not come by then, on any machine: elections take as long as it takes to run them."""
 PRODUCERS = 8
 """More than ever append at a time: each has a producer of its own, whose next epoch is another append's."""
 TURNS_TO_ACCEPT = 10
 """Of the loop, from a connection in a listener's queue until its protocol is known: three or four."""
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """Wait until it holds and return its value, or fail."""
-    async with asyncio.timeout(timeout_s):
-        while not (value := condition()):
-            await asyncio.sleep(0.005)
-        return value
 
 
 def columns(*values: str) -> RecordColumns:

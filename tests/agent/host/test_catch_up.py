@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from memory_disk import MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry, ReplicaState
 from shoal.agent.durable.paired_file import PairedFileError
@@ -27,7 +28,7 @@ from shoal.format.batch import DEFAULT_SCHEMA, Flag, Kind, LogIndex, Offset, Ter
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log.log import PartitionLog
-from tests.agent.harness import CLUSTER, GROUP, RAFT, Cluster, Node, read_values, until
+from tests.agent.harness import CLUSTER, GROUP, RAFT, Cluster, Node, read_values
 
 SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 KEEP = Retention(size_bytes=20_000)

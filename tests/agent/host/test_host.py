@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.plan import StateMachine
@@ -11,7 +12,7 @@ from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset, ProducerStamp, producer_id_from_text
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, columns, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, columns, message, read_values
 
 TINY = LogConfig(segment_bytes=8192, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 ALICE = producer_id_from_text("alice")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from memory_disk import Fault, MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.identity import HardStateFile, ReplicaState
 from shoal.agent.durable.ids import GroupId
@@ -25,7 +26,7 @@ from shoal.replication.errors import ChangePending, NotLeader
 from shoal.replication.interfaces import Configuration, HardState
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log.log import PartitionLog
-from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values
 
 SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from shoal.agent import cluster as cluster_module
 from shoal.agent.durable.ids import CATALOG_GROUP
@@ -17,7 +18,7 @@ from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.format.batch import Frame
 from tests.agent.agents import Running, agents_in, eventually
-from tests.agent.harness import GROUP, Cluster, Node, until
+from tests.agent.harness import GROUP, Cluster, Node
 from tests.agent.host.test_catch_up import KEEP, fill, log_of, memory_cluster
 
 SMALL_BYTES = 8_192

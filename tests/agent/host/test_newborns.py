@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import until
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.fetch import FetchRequest
@@ -27,7 +28,7 @@ from shoal.replication.interfaces import (
     generation_of,
 )
 from shoal.replication.roles.transitions import Role
-from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, Node, message, read_values
 
 
 def newborns(cluster: Cluster) -> list[Replica]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from memory_disk import Fault, MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.fetch import FetchRequest
@@ -21,7 +22,7 @@ from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset
 from shoal.replication.errors import InvalidChange, NotLeader
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, PATIENCE_S, Cluster, Node, message, until
+from tests.agent.harness import GROUP, Cluster, Node, message
 
 SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import Configuration, Replica, ReplicaId
-from tests.agent.harness import GROUP, Cluster, read_values, until
+from tests.agent.harness import GROUP, Cluster, read_values
 
 
 def with_a_learner(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 from memory_disk import MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.fetch import FetchRequest
@@ -32,7 +33,7 @@ from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
 from shoal.replication.interfaces import UNBORN, Configuration, HardState, ReplicaId
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, Node, message, read_values
 
 COUNT = 40
 VALUES = [f"{number}:" + "x" * 700 for number in range(COUNT)]

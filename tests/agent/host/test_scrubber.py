@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from memory_disk import MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.scrubber import CURSOR_FILE, Cursor, Pace, Scrubber, ScrubStatistics
 from shoal.agent.service.documents import damage_document
 from shoal.agent.service.metrics import render_metrics
 from shoal.format.batch import LogIndex
-from tests.agent.harness import GROUP, Cluster, Node, until
+from tests.agent.harness import GROUP, Cluster, Node
 from tests.agent.host.test_host_faults import memory_cluster
 
 

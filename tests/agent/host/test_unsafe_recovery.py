@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_disk import MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS, Recovery
@@ -17,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
 from shoal.replication.roles.transitions import Role
 from shoal.segment_store.errors import StoreError
-from tests.agent.harness import GROUP, Cluster, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, message, read_values
 from tests.agent.host.test_catch_up import PowerCut, Promised, make_plan, stores_on, write_logs
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
 from shoal.agent.durable.gossip_snapshot import FILE_NAME, load_snapshot, save_snapshot
 from shoal.agent.members import contact as module
@@ -20,8 +21,6 @@ from shoal.membership.interface import JoinError, Member
 from shoal.membership.net.mdns import Found
 from shoal.membership.serf.snapshot import Clocks, Peer, Snapshot
 from shoal.segment_store.disk.threads import ThreadDisk
-
-LIMIT_S = 60.0
 
 
 class Pool:
@@ -63,11 +62,6 @@ class Pool:
 
     def neighbours(self) -> list[Member]:
         return self.present
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():
-                await asyncio.sleep(0.002)
 
 
 def member(name: str, status: str = "alive", *, port: int = 7946) -> Member:
@@ -117,9 +111,9 @@ async def test_an_announced_agent_is_called_again_until_it_answers() -> None:
     async with meeting(pool) as (made, _):
         made.heard = lambda: heard
         made.on_found(found)
-        await pool.until(lambda: len(pool.calls) >= 3)
+        await until(lambda: len(pool.calls) >= 3)
         pool.answering = {("127.0.0.1", 7946)}
-        await pool.until(lambda: bool(pool.present))
+        await until(lambda: bool(pool.present))
         count = len(pool.calls)
         await asyncio.sleep(0.05)
     assert len(pool.calls) == count
@@ -131,14 +125,14 @@ async def test_seeds_are_called_for_ever_and_by_name() -> None:
     when the agent is alone again."""
     pool = Pool()
     async with meeting(pool, seeds=[("seed.example", 7946), ("seed.example", 7946)]):
-        await pool.until(lambda: len(pool.calls) >= 20)
+        await until(lambda: len(pool.calls) >= 20)
         assert set(pool.calls) == {("seed.example", 7946)}
         pool.answering = {("seed.example", 7946)}
-        await pool.until(lambda: bool(pool.present))
+        await until(lambda: bool(pool.present))
         pool.answering.clear()
         pool.present.clear()
         pool.calls.clear()
-        await pool.until(lambda: len(pool.calls) >= 3)
+        await until(lambda: len(pool.calls) >= 3)
 
 
 async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
@@ -149,12 +143,12 @@ async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
     monkeypatch.setattr(module, "SEED_PATIENCE_S", 0.05)
     pool = Pool()
     async with meeting(pool, seeds=[("nohost", 7946)], remembered=[Peer("x", "10.0.0.2", 2)]):
-        await pool.until(lambda: len(pool.calls) >= 2)
+        await until(lambda: len(pool.calls) >= 2)
         assert caplog.text == ""
-        await pool.until(lambda: bool(caplog.records))
+        await until(lambda: bool(caplog.records))
         monkeypatch.setattr(module, "COMPLAINT_INTERVAL_S", 0.0)
         count = len(pool.calls)
-        await pool.until(lambda: len(pool.calls) >= count + 10)
+        await until(lambda: len(pool.calls) >= count + 10)
         assert [record.getMessage() for record in caplog.records] == [
             "no answer from nobody there yet; trying again"
         ]
@@ -163,7 +157,7 @@ async def test_a_seed_that_does_not_answer_is_named_with_the_reason(
     caplog.clear()
     monkeypatch.setattr(module, "SEED_PATIENCE_S", 0.0)
     async with meeting(pool, seeds=[("nohost", 7946)]):
-        await pool.until(lambda: len(pool.calls) >= 3)
+        await until(lambda: len(pool.calls) >= 3)
     assert caplog.text == ""
 
 
@@ -174,7 +168,7 @@ async def test_a_seed_that_hangs_delays_nobody() -> None:
     pool.answering = {("10.0.0.9", 9)}
     seeds = [("10.0.0.1", 1), *(("10.0.1.1", port) for port in range(2, 40)), ("10.0.0.9", 9)]
     async with meeting(pool, seeds=seeds):
-        await pool.until(lambda: bool(pool.present))
+        await until(lambda: bool(pool.present))
     assert 1 < pool.most_under_way <= module.MAX_CALLS
 
 
@@ -183,7 +177,7 @@ async def test_a_pool_that_may_be_divided_calls_its_seeds_now_and_then() -> None
     pool = Pool()
     pool.present = [member("b")]
     async with meeting(pool, seeds=[("10.0.0.1", 1)], remembered=[Peer("b", "10.0.0.2", 2)]):
-        await pool.until(lambda: len(pool.calls) >= 3)
+        await until(lambda: len(pool.calls) >= 3)
     assert set(pool.calls) == {("10.0.0.1", 1)}
 
 
@@ -198,12 +192,12 @@ async def test_who_is_remembered_and_missing_is_called_until_he_answers(
     monkeypatch.setattr(module, "REVISIT_MS", 3_600_000)
     peers = [Peer("at-1", *there), Peer("at-2", *late), Peer("at-3", *gone)]
     async with meeting(pool, remembered=peers):
-        await pool.until(lambda: pool.calls.count(late) >= 3)
+        await until(lambda: pool.calls.count(late) >= 3)
         assert pool.calls.count(there) == 1, "it is a member"
         pool.answering.add(late)
-        await pool.until(lambda: pool.find("at-2") is not None)
+        await until(lambda: pool.find("at-2") is not None)
         calls = pool.calls.count(late)
-        await pool.until(lambda: pool.calls.count(gone) >= 6)
+        await until(lambda: pool.calls.count(gone) >= 6)
         assert pool.calls.count(late) == calls
 
 
@@ -214,7 +208,7 @@ async def test_another_who_answers_where_somebody_was_is_called_once() -> None:
     taken, gone = ("10.0.0.1", 1), ("10.0.0.2", 2)
     pool.answering = {taken}
     async with meeting(pool, remembered=[Peer("x", *taken), Peer("y", *gone)]):
-        await pool.until(lambda: pool.calls.count(gone) >= 3)
+        await until(lambda: pool.calls.count(gone) >= 3)
     assert pool.calls.count(taken) == 1
 
 
@@ -229,10 +223,10 @@ async def test_a_seed_that_was_late_is_called_soon_by_those_that_met_without_it(
     pool.answering = {there}
     monkeypatch.setattr(module, "REVISIT_MS", 3_600_000)
     async with meeting(pool, seeds=[late, there]):
-        await pool.until(lambda: pool.calls.count(late) >= 3)
+        await until(lambda: pool.calls.count(late) >= 3)
         assert pool.calls.count(there) == 1, "it answered, and is looked at again in an hour"
         pool.answering.add(late)
-        await pool.until(lambda: pool.find("at-1") is not None)
+        await until(lambda: pool.find("at-1") is not None)
 
 
 async def test_a_restarted_agent_calls_whom_it_remembers() -> None:
@@ -241,7 +235,7 @@ async def test_a_restarted_agent_calls_whom_it_remembers() -> None:
     remembered = [Peer(f"p{number}", "10.0.0.1", number) for number in range(1, 60)]
     pool.answering = {("10.0.0.1", 59)}
     async with meeting(pool, remembered=remembered):
-        await pool.until(lambda: bool(pool.present))
+        await until(lambda: bool(pool.present))
     assert len(pool.calls[: module.REMEMBERED_A_ROUND]) == module.REMEMBERED_A_ROUND
 
 
@@ -260,7 +254,7 @@ async def test_who_is_remembered() -> None:
         member("s", "suspect"),
     ]
     async with meeting(pool) as (_, kept):
-        await pool.until(lambda: bool(kept))
+        await until(lambda: bool(kept))
         assert [peer.name for peer in kept[0].peers] == ["b", "s", "dead", "serf"]
         assert kept[0].clocks == Clocks(7, 3, 2)
         await asyncio.sleep(0.05)
@@ -269,7 +263,7 @@ async def test_who_is_remembered() -> None:
         await asyncio.sleep(0.05)
         assert len(kept) == 1
         pool.present = [member("b")]
-        await pool.until(lambda: len(kept) == 2)
+        await until(lambda: len(kept) == 2)
 
 
 async def test_the_snapshot_in_the_data_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +294,7 @@ async def test_a_disk_that_refuses_the_snapshot_is_said(caplog: pytest.LogCaptur
         raise OSError(28, "No space left on device")
 
     async with meeting(pool, remember=refuse):
-        await pool.until(lambda: "cannot save" in caplog.text)
+        await until(lambda: "cannot save" in caplog.text)
         await asyncio.sleep(0.02)
     assert caplog.text.count("cannot save") == 1
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
-from tests.agent.harness import GROUP, Cluster, Node, message, until
+from tests.agent.harness import GROUP, Cluster, Node, message
 
 
 def cut_off(node: Node) -> None:

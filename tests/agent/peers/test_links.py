@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, agent_id, connected, nodes, until
+from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, agent_id, connected, nodes
 from listening import stop_listening
+from waiting import until
 
 from shoal.agent.peers.connection import JOINED_BYTES
 from shoal.agent.peers.frames import (

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, connected, nodes, until
+from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, connected, nodes
+from waiting import until
 
 import shoal.agent.peers.dialler as dialler_module
 import shoal.agent.peers.links as links_module

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
@@ -28,7 +29,7 @@ from shoal.replication.interfaces import (
     Replica,
     ReplicaId,
 )
-from tests.agent.harness import GROUP, Node, until
+from tests.agent.harness import GROUP, Node
 
 SELF, OTHER, THIRD = "1" * 32, "2" * 32, "3" * 32
 BIRTH = Configuration.birth((SELF, OTHER))

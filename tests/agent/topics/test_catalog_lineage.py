@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from waiting import until
 
 from shoal.agent.durable.catalog_version import (
     MAX_NUMBER,
@@ -144,9 +145,9 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
     fixture = follower(old, newer)
     with caplog.at_level(logging.WARNING):
         async with fixture.running():
-            await fixture.until(lambda: fixture.saved and fixture.saved[-1].version == newer.version)
+            await until(lambda: fixture.saved and fixture.saved[-1].version == newer.version)
             fixture.service.exchange.look()
-            await fixture.until(lambda: bool(caplog.records))
+            await until(lambda: bool(caplog.records))
             fixture.service.exchange.look()
             await asyncio.sleep(0.05)
     assert fixture.groups.deleted == []
@@ -170,7 +171,7 @@ async def test_a_recovered_catalog_that_does_not_know_a_topic_deletes_nothing(
         assert restarted.groups.deleted == []
         restarted.service.exchange.on_hint(OTHER, adopted.version.to_bytes())
         restarted.peers.versions = {OTHER: adopted.version}
-        await restarted.until(lambda: HELD in restarted.groups.opened)
+        await until(lambda: HELD in restarted.groups.opened)
         await asyncio.sleep(0.05)
     assert restarted.groups.opened[HELD]["replica_id"] == ReplicaId(0, 0)
     second = GroupId(entry().topic_id, 1)
@@ -184,7 +185,7 @@ async def test_a_tombstone_deletes_across_epochs() -> None:
     fixture = follower(folded(CreateTopic(entry())), newer)
     fixture.peers.answers[PeerMessage.CATALOG_CONFIRM] = lambda _: b""
     async with fixture.running():
-        await fixture.until(lambda: HELD in fixture.groups.deleted)
+        await until(lambda: HELD in fixture.groups.deleted)
 
 
 async def test_the_same_number_of_another_lineage_is_another_state() -> None:
@@ -192,7 +193,7 @@ async def test_the_same_number_of_another_lineage_is_another_state() -> None:
     newer = folded(epoch=EPOCH)
     fixture = follower(folded(CreateTopic(entry())), newer)
     async with fixture.running():
-        await fixture.until(lambda: fixture.service.catalog.version == (EPOCH, 1))
+        await until(lambda: fixture.service.catalog.version == (EPOCH, 1))
         assert await fixture.service.exchange.on_pull(OTHER, asks(5)) == gives(newer)(b"")
         assert await fixture.service.exchange.on_pull(OTHER, asks(1, EPOCH)) == b""
         assert await fixture.service.exchange.on_pull(OTHER, asks(0, EPOCH + 1)) == b""
@@ -207,7 +208,7 @@ async def test_what_is_deleted_within_one_epoch_is_deleted_still() -> None:
     confirmations = tuple(ConfirmDeletion(entry().topic_id, agent) for agent in (SELF, OTHER))
     fixture = follower(folded(commands[0], epoch=EPOCH), folded(*commands, *confirmations, epoch=EPOCH))
     async with fixture.running():
-        await fixture.until(lambda: HELD in fixture.groups.deleted)
+        await until(lambda: HELD in fixture.groups.deleted)
 
 
 # ---- a survivor ----------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ async def test_the_survivor_tells_nobody_before_its_epoch_has_begun() -> None:
         assert await fixture.service.exchange.on_pull(OTHER, asks(0)) == b""
         assert fixture.peers.hints == []
         assert HELD not in fixture.groups.opened
-        await fixture.until(lambda: HELD in fixture.groups.opened)
+        await until(lambda: HELD in fixture.groups.opened)
     assert len(proposed) == 1
     assert fixture.service.local.published == (epoch_of(1, 5), 3)
     assert fixture.peers.hints == [(OTHER, 3)]
@@ -257,7 +258,7 @@ async def test_who_knows_more_than_its_log_goes_on_from_what_it_knows() -> None:
         await fixture.service.make_current(1_000)
         assert fixture.service.catalog.version == (EPOCH, 3)
         assert len(fixture.service.catalog.topics) == 5
-        await fixture.until(lambda: machine.saved_offset() == 3)
+        await until(lambda: machine.saved_offset() == 3)
         assert machine.next_offset() == 3
 
 
@@ -274,7 +275,7 @@ async def test_a_voter_with_another_state_takes_a_copy() -> None:
         assert set(fixture.service.catalog.topics) == {"t1"}
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.exchange.look()
-        await fixture.until(lambda: fixture.service.catalog.version == newer.version)
+        await until(lambda: fixture.service.catalog.version == newer.version)
         assert not fixture.service.local.astray
 
 
@@ -290,7 +291,7 @@ async def test_a_replica_of_the_recovered_catalog_is_opened_on_its_own_state_onl
         fixture.peers.versions = {OTHER: newer.version}
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.exchange.look()
-        await fixture.until(lambda: fixture.service.catalog.epoch == EPOCH)
+        await until(lambda: fixture.service.catalog.epoch == EPOCH)
         async with fixture.service.changing:
             await fixture.service.open_replica(CATALOG_GROUP, ReplicaId(TERM, 5))
     assert CATALOG_GROUP in fixture.groups.opened
@@ -306,7 +307,7 @@ async def test_what_is_kept_is_found_over_all_agents() -> None:
     theirs = Kept(entry(5).topic_id, None, None, (0, 3))
     fixture.peers.answers[PeerMessage.CATALOG_KEPT] = lambda asked: b"" if asked else encode_kept([theirs])
     async with fixture.running():
-        await fixture.until(lambda: fixture.service.catalog.epoch == EPOCH)
+        await until(lambda: fixture.service.catalog.epoch == EPOCH)
         kept_replicas = fixture.service.kept_replicas
         own, other = await kept_replicas.everywhere()
         assert (own.name, own.holders) == ("t1", {0: (SELF,), 1: (SELF,)})

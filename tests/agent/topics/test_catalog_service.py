@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
@@ -250,11 +251,6 @@ class Fixture:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.005)
-
 
 async def test_a_voter_opens_what_it_was_born_into_after_saving() -> None:
     """A restart must find every replica it has opened, so the state is on disk first."""
@@ -262,7 +258,7 @@ async def test_a_voter_opens_what_it_was_born_into_after_saving() -> None:
     async with fixture.running():
         assert CATALOG_GROUP in fixture.groups.opened
         fixture.service.apply(frame(0, CreateTopic(entry()), CreateTopic(entry(2, (OTHER,)))))
-        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        await until(lambda: len(fixture.groups.opened) == 3)
     assert set(fixture.groups.opened) == {
         CATALOG_GROUP,
         *(GroupId(b"\1" * 16, number) for number in range(2)),
@@ -280,7 +276,7 @@ async def test_a_restart_opens_replicas_from_the_saved_state() -> None:
     catalog.apply(0, CreateTopic(entry()))
     fixture = Fixture((OTHER,), catalog)
     async with fixture.running():
-        await fixture.until(lambda: len(fixture.groups.opened) == 2)
+        await until(lambda: len(fixture.groups.opened) == 2)
 
 
 async def test_a_replica_that_cannot_be_opened_is_tried_again() -> None:
@@ -289,7 +285,7 @@ async def test_a_replica_that_cannot_be_opened_is_tried_again() -> None:
     async with fixture.running():
         fixture.groups.refuse = 3
         fixture.service.apply(frame(0, CreateTopic(entry())))
-        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        await until(lambda: len(fixture.groups.opened) == 3)
 
 
 async def test_a_full_disk_keeps_the_state_unsaved_and_the_agent_alive() -> None:
@@ -298,9 +294,9 @@ async def test_a_full_disk_keeps_the_state_unsaved_and_the_agent_alive() -> None
     async with fixture.running():
         fixture.refuse_saves = 2
         fixture.service.apply(frame(0, CreateTopic(entry())))
-        await fixture.until(lambda: not fixture.refuse_saves)
+        await until(lambda: not fixture.refuse_saves)
         assert set(fixture.groups.opened) == {CATALOG_GROUP}
-        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        await until(lambda: len(fixture.groups.opened) == 3)
     assert fixture.saved[-1].offset == 1
 
 
@@ -323,9 +319,9 @@ async def test_nothing_is_deleted_before_its_deletion_is_saved() -> None:
     fixture.groups.on_open, fixture.groups.on_delete = delete_the_first, is_saved
     async with fixture.running():
         fixture.service.apply(frame(0, CreateTopic(first)))
-        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        await until(lambda: len(fixture.groups.opened) == 3)
         fixture.service.apply(frame(1, CreateTopic(entry(2))))
-        await fixture.until(lambda: len(fixture.groups.deleted) == 2)
+        await until(lambda: len(fixture.groups.deleted) == 2)
     assert not unsaved
 
 
@@ -342,7 +338,7 @@ async def test_a_deletion_is_carried_out_and_confirmed_at_the_leader() -> None:
     async with fixture.running():
         fixture.peers.versions = {OTHER: CatalogVersion(0, 2)}
         fixture.service.exchange.look()
-        await fixture.until(lambda: (OTHER, PeerMessage.CATALOG_CONFIRM) in fixture.peers.asked)
+        await until(lambda: (OTHER, PeerMessage.CATALOG_CONFIRM) in fixture.peers.asked)
     assert fixture.groups.deleted == [GroupId(entry().topic_id, number) for number in range(2)]
 
 
@@ -357,7 +353,7 @@ async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_w
     }
     fixture.service.apply(frame(0, CreateTopic(entry(1, (OTHER,)))))
     async with fixture.running():
-        await fixture.until(lambda: first in fixture.groups.opened)
+        await until(lambda: first in fixture.groups.opened)
         assert fixture.groups.opened[first]["replica_id"] == ReplicaId(2, 9)
         newer = Catalog()
         commands = (
@@ -371,7 +367,7 @@ async def test_replicas_that_came_later_are_opened_under_their_ids_and_deleted_w
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.peers.versions = {OTHER: CatalogVersion(0, 3)}
         fixture.service.exchange.look()
-        await fixture.until(lambda: len(fixture.groups.deleted) == 2)
+        await until(lambda: len(fixture.groups.deleted) == 2)
     assert fixture.groups.deleted == [first, second]
     assert set(fixture.groups.opened) == {CATALOG_GROUP}
 
@@ -383,7 +379,7 @@ async def test_a_replica_of_a_topic_never_heard_of_is_kept() -> None:
     fixture.groups.records[group] = ReplicaRecord(group, ReplicaId(2, 9), ReplicaState.ACTIVE)
     fixture.service.apply(frame(0, CreateTopic(entry())))
     async with fixture.running():
-        await fixture.until(lambda: len(fixture.groups.opened) == 3)
+        await until(lambda: len(fixture.groups.opened) == 3)
         with pytest.raises(ShoalError) as caught:
             async with fixture.service.changing:
                 await fixture.service.open_replica(group, ReplicaId(2, 9))
@@ -416,15 +412,15 @@ async def test_a_follower_pulls_what_is_newer_and_survives_silence() -> None:
     async with fixture.running():
         fixture.service.exchange.on_hint(OTHER, v(1))
         fixture.peers.versions = {OTHER: CatalogVersion(0, 0)}
-        await fixture.until(lambda: len(fixture.peers.asked) >= 1)
+        await until(lambda: len(fixture.peers.asked) >= 1)
         assert fixture.service.catalog.offset == 0
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(newer)}
         fixture.service.exchange.on_hint(OTHER, v(1))
-        await fixture.until(lambda: fixture.service.catalog.offset == 1)
+        await until(lambda: fixture.service.catalog.offset == 1)
         fixture.peers.answers = {PeerMessage.CATALOG_PULL: gives(Catalog())}
         fixture.service.exchange.on_hint(OTHER, v(5))
         asked = len(fixture.peers.asked)
-        await fixture.until(lambda: len(fixture.peers.asked) > asked)
+        await until(lambda: len(fixture.peers.asked) > asked)
         assert fixture.service.catalog.offset == 1
 
 
@@ -538,4 +534,4 @@ async def test_a_leader_that_lacks_what_its_log_has_dropped_asks_its_peers() -> 
         assert PeerMessage.CATALOG_PULL not in [kind for _, kind in fixture.peers.asked]
         fixture.groups.start = 1
         fixture.service.exchange.look()
-        await fixture.until(lambda: fixture.service.catalog.offset == 1)
+        await until(lambda: fixture.service.catalog.offset == 1)

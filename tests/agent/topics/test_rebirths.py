@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import until
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import GroupId
@@ -358,11 +359,11 @@ async def test_what_was_given_up_goes_and_what_is_born_here_again_is_opened() ->
     fixture = Fixture((SELF,))
     async with fixture.running():
         fixture.service.apply(frame(0, CreateTopic(unborn(2, (SELF, OTHER)))))
-        await fixture.until(lambda: SECOND in fixture.groups.opened)
+        await until(lambda: SECOND in fixture.groups.opened)
         assert fixture.groups.opened[FIRST]["awaits_birth"]
         fixture.service.apply(frame(1, ConfirmBirths((Births(TOPIC, 0, 2),)), again(OTHER, SELF)))
         born_again = ReplicaId(0, BIRTH_ORDINALS + 1)
-        await fixture.until(lambda: fixture.groups.records[FIRST].replica_id == born_again)
+        await until(lambda: fixture.groups.records[FIRST].replica_id == born_again)
         assert fixture.groups.opened[FIRST]["birth"] == Configuration.birth((OTHER, SELF), 1)
         assert fixture.groups.opened[FIRST]["awaits_birth"]
     assert fixture.groups.records[SECOND] == ReplicaRecord(SECOND, ReplicaId(0, 0), ReplicaState.ACTIVE)
@@ -378,8 +379,8 @@ async def test_what_is_born_again_elsewhere_is_not_opened_here_any_more() -> Non
         group: ReplicaRecord(group, ReplicaId(0, 0), ReplicaState.ACTIVE) for group in (FIRST, SECOND)
     }
     async with fixture.running():
-        await fixture.until(lambda: fixture.groups.records[FIRST].state is ReplicaState.REMOVED)
-        await fixture.until(lambda: SECOND in fixture.groups.opened)
+        await until(lambda: fixture.groups.records[FIRST].state is ReplicaState.REMOVED)
+        await until(lambda: SECOND in fixture.groups.opened)
         assert FIRST not in fixture.groups.opened
 
 
@@ -399,10 +400,10 @@ async def test_what_contradicts_the_catalog_is_kept_and_told_once(caplog: pytest
     names.find_topic = catalog.name_of
     with caplog.at_level(logging.ERROR), names.in_use():
         async with fixture.running():
-            await fixture.until(lambda: len(caplog.records) == 2)
+            await until(lambda: len(caplog.records) == 2)
             for number in range(2, 4):
                 fixture.service.apply(frame(number, CreateTopic(_other(number))))
-            await fixture.until(lambda: bool(fixture.saved) and fixture.saved[-1].offset == 4)
+            await until(lambda: bool(fixture.saved) and fixture.saved[-1].offset == 4)
             await asyncio.sleep(0.05)
     assert len(caplog.records) == 2
     assert all("orders/" in record.message and "kept" in record.message for record in caplog.records)
@@ -423,17 +424,17 @@ async def test_a_state_in_which_only_births_are_new_is_saved_in_a_while(
     fixture = Fixture((SELF,))
     async with fixture.running():
         fixture.service.apply(frame(0, CreateTopic(unborn(2, (SELF, OTHER)))))
-        await fixture.until(lambda: bool(fixture.saved) and SECOND in fixture.groups.opened)
+        await until(lambda: bool(fixture.saved) and SECOND in fixture.groups.opened)
         fixture.service.apply(frame(1, ConfirmBirths((Births(TOPIC, 0, 1),))))
         fixture.service.apply(frame(2, ConfirmBirths((Births(TOPIC, 0, 2),))))
         await asyncio.sleep(0)
         assert fixture.saved[-1].offset == 1
-        await fixture.until(lambda: fixture.saved[-1].offset == 3)
+        await until(lambda: fixture.saved[-1].offset == 3)
         assert len(fixture.saved) == 2
         monkeypatch.setattr(catalog_follow, "SAVE_LATER_S", 1_000)
         fixture.service.apply(frame(3, ConfirmBirths((Births(TOPIC, 0, 2),))))
         fixture.service.apply(frame(4, CreateTopic(_other(4))))
-        await fixture.until(lambda: fixture.saved[-1].offset == 5)
+        await until(lambda: fixture.saved[-1].offset == 5)
 
 
 async def test_replicas_hear_from_the_catalog_that_they_are_born() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from waiting import until
 
 from shoal.membership.net.gossip import Membership
 from shoal.membership.net.stream_tasks import MAX_STREAMS
@@ -21,7 +22,7 @@ from shoal.membership.wire.lzw import compress
 from shoal.membership.wire.messages import VSN, Alive, Endpoint, Suspect, User, encode_message
 from shoal.membership.wire.packets import MAX_PACKET_BYTES, encode_packet
 from shoal.membership.wire.serf import Query, UserEvent, encode_serf
-from tests.membership.net.test_gossip import eventually, pool, statuses
+from tests.membership.net.test_gossip import pool, statuses
 
 ALIVE = {"a": "alive", "b": "alive"}
 KEYRING = Keyring((bytes(16),))
@@ -81,9 +82,6 @@ DEAR = dict.fromkeys(("bombs", "bombs in bombs", "oversized", "nested maps"), 60
 }
 """How many packets of those that cost the sender or the receiver much; of the others 400."""
 
-PATIENCE_S = 60.0
-"""Time that a busy machine gets; nothing here waits so long by itself."""
-
 
 @contextmanager
 def bounded_memory(limit_bytes: int = MAX_GROWTH_BYTES) -> Iterator[None]:
@@ -116,17 +114,17 @@ async def test_a_flood_stops_nobody_and_fills_nothing(kind: str, keyring: Keyrin
         "a", "b", keyring=keyring, max_members=256, probe_timeout_ms=90, stream_timeout_ms=3_000
     ) as started:
         first, second = started.members
-        await eventually(lambda: statuses(first) == statuses(second) == ALIVE)
+        await until(lambda: statuses(first) == statuses(second) == ALIVE)
         probes, received = first.statistics().probes, first.traffic().received_packets
         count = DEAR.get(kind, 400)
         with bounded_memory():
             await send_all((FLOODS[kind](rng, number) for number in range(1, count)), first)
-            await eventually(lambda: first.statistics().probes > probes + 2, PATIENCE_S)
+            await until(lambda: first.statistics().probes > probes + 2)
         assert first.traffic().received_packets > received + count // 4
         if keyring is not None:
             assert first.traffic().strangers > 0
-        await eventually(lambda: {name: statuses(first).get(name) for name in ALIVE} == ALIVE, PATIENCE_S)
-        await eventually(lambda: {name: statuses(second).get(name) for name in ALIVE} == ALIVE, PATIENCE_S)
+        await until(lambda: {name: statuses(first).get(name) for name in ALIVE} == ALIVE)
+        await until(lambda: {name: statuses(second).get(name) for name in ALIVE} == ALIVE)
         for member in started.members:
             core = member._running()
             core.check_invariants()
@@ -158,20 +156,20 @@ async def test_replayed_packets_change_nothing(
         first._on_user_event = lambda event: told.append(event.payload)
         for member in started.members:
             monkeypatch.setattr(member._envelope, "wrap_packet", tapped(member, recorded))
-        await eventually(lambda: set(statuses(first)) == {"a", "b", "c"})
+        await until(lambda: set(statuses(first)) == {"a", "b", "c"})
         second.send_user_event("news", b"once")
-        await eventually(lambda: told == [b"once"])
+        await until(lambda: told == [b"once"])
         await third.leave()
         await third.stop()
         expected = ALIVE | {"c": "left"}
-        await eventually(lambda: statuses(first) == statuses(second) == expected)
+        await until(lambda: statuses(first) == statuses(second) == expected)
         assert len(recorded) > 20
         packets = [packet for _ in range(10) for packet in recorded]
         version = first.version
         with bounded_memory():
             await send_all(iter(packets), first)
             probes = first.statistics().probes
-            await eventually(lambda: first.statistics().probes > probes + 2, PATIENCE_S)
+            await until(lambda: first.statistics().probes > probes + 2)
         assert told == [b"once"]
         assert statuses(first) == statuses(second) == expected
         assert first.version == version
@@ -202,8 +200,8 @@ async def test_streams_that_never_end_hold_little_and_end() -> None:
         await asyncio.sleep(0.2)
         assert first._streams.intake.held_bytes <= MAX_HELD_BYTES
         probes = first.statistics().probes
-        await eventually(lambda: first.statistics().probes > probes + 2, PATIENCE_S)
-        await eventually(lambda: not first._streams)
+        await until(lambda: first.statistics().probes > probes + 2)
+        await until(lambda: not first._streams)
         assert first._streams.intake.held_bytes == 0
         for writer in writers:
             writer.transport.abort()
@@ -223,7 +221,7 @@ async def test_stream_bombs_leave_the_loop_its_turns() -> None:
             connections = [await asyncio.open_connection("127.0.0.1", first.port) for _ in range(3)]
             for _, writer in connections:
                 writer.write(data)
-            await eventually(lambda: first.statistics().probes > probes + 3, PATIENCE_S)
+            await until(lambda: first.statistics().probes > probes + 3)
             async with asyncio.timeout(20):
                 answers = [await reader.read() for reader, _ in connections]
         for _, writer in connections:

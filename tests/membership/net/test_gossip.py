@@ -6,10 +6,11 @@ import gc
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from waiting import until
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import JoinError, Member, MemberEvent
@@ -67,13 +68,6 @@ async def pool(*names: str, **knobs: object) -> AsyncIterator[Pool]:
             await member.stop()
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll: the shell has no virtual time."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def statuses(member: Membership) -> dict[str, str]:
     """What a member shows."""
     return {other.name: other.status for other in member.members()}
@@ -85,7 +79,7 @@ ALL_ALIVE = {"a": "alive", "b": "alive", "c": "alive"}
 async def test_three_members_find_each_other_with_tags() -> None:
     """One seed suffices; names, addresses, ports and tags arrive."""
     async with pool("a", "b", "c") as started:
-        await eventually(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
         by_name = {member.name: member for member in started.members[1].members()}
         assert by_name["c"].tags == {"name": "c"}
         assert (by_name["c"].address, by_name["c"].port) == ("127.0.0.1", started.members[2].port)
@@ -117,36 +111,34 @@ async def test_explicit_port_in_use_is_an_error() -> None:
 async def test_a_member_that_stops_without_a_word_fails() -> None:
     """As after kill -9: suspected, then failed, for everybody else; the time of the change is told."""
     async with pool("a", "b", "c") as started:
-        await eventually(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
         await started.members[2].stop()
         expected = ALL_ALIVE | {"c": "failed"}
-        await eventually(lambda: all(statuses(member) == expected for member in started.members[:2]))
+        await until(lambda: all(statuses(member) == expected for member in started.members[:2]))
         assert started.heard[0].index(("suspected", "c")) < started.heard[0].index(("failed", "c"))
 
 
 async def test_a_failed_member_returns_under_its_name_and_port() -> None:
     """Incarnation 1 again: it must find itself in the list and refute, or nobody believes it."""
     async with pool("a", "b", "c") as started:
-        await eventually(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
         port = started.members[2].port
         await started.members[2].stop()
-        await eventually(lambda: statuses(started.members[0])["c"] == "failed")
+        await until(lambda: statuses(started.members[0])["c"] == "failed")
         again = await started.start("c", port=port)
         await again.join([("127.0.0.1", started.members[1].port)])
-        await eventually(
-            lambda: all(statuses(member) == ALL_ALIVE for member in (*started.members[:2], again))
-        )
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in (*started.members[:2], again)))
         assert next(member.incarnation for member in again.members() if member.name == "c") > 1
 
 
 async def test_leave_is_left_and_not_failed() -> None:
     """And the call returns only when it was told."""
     async with pool("a", "b", "c") as started:
-        await eventually(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
         await started.members[2].leave()
         await started.members[2].stop()
         expected = ALL_ALIVE | {"c": "left"}
-        await eventually(lambda: all(statuses(member) == expected for member in started.members[:2]))
+        await until(lambda: all(statuses(member) == expected for member in started.members[:2]))
         assert ("failed", "c") not in started.heard[0] + started.heard[1]
         await started.members[2].leave()
 
@@ -154,10 +146,10 @@ async def test_leave_is_left_and_not_failed() -> None:
 async def test_tags_change_while_running() -> None:
     """Everybody hears `updated`; the version grows; too long tags change nothing."""
     async with pool("a", "b") as started:
-        await eventually(lambda: len(started.members[0].members()) == 2)
+        await until(lambda: len(started.members[0].members()) == 2)
         version = started.members[1].version
         started.members[0].set_tags({"name": "a", "pv": "7"})
-        await eventually(lambda: started.members[1].members()[0].tags.get("pv") == "7")
+        await until(lambda: started.members[1].members()[0].tags.get("pv") == "7")
         assert started.members[1].version > version
         with pytest.raises(ValueError, match="512"):
             started.members[0].set_tags({"k": "v" * 600})
@@ -208,8 +200,8 @@ async def test_a_listener_that_raises_does_not_stop_gossip() -> None:
         probes = member.statistics().probes
         with pytest.raises(ZeroDivisionError):
             await member.join([("127.0.0.1", started.members[0].port)])
-        await eventually(lambda: member.statistics().probes > probes + 2)
-        await eventually(lambda: statuses(started.members[0]) == ALL_ALIVE)
+        await until(lambda: member.statistics().probes > probes + 2)
+        await until(lambda: statuses(started.members[0]) == ALL_ALIVE)
 
 
 async def test_a_start_that_fails_leaves_nothing_open() -> None:
@@ -246,7 +238,7 @@ async def test_user_events_reach_the_others() -> None:
         started.members.append(member)
         await member.join([("127.0.0.1", started.members[0].port)])
         started.members[0].send_user_event("routes", b"v7")
-        await eventually(lambda: received == [b"v7"])
+        await until(lambda: received == [b"v7"])
 
 
 async def ask(port: int, data: bytes) -> bytes:
@@ -290,7 +282,7 @@ async def test_streams_are_bounded() -> None:
     async with pool("a", stream_timeout_ms=60_000) as started:  # one that waits for it is not refused at once
         port = started.members[0].port
         writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(64)]
-        await eventually(lambda: len(started.members[0]._streams) == 64)
+        await until(lambda: len(started.members[0]._streams) == 64)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             async with asyncio.timeout(40):
@@ -299,29 +291,29 @@ async def test_streams_are_bounded() -> None:
             for open_writer in (*writers, writer):
                 open_writer.close()
         assert started.members[0].traffic().refused_streams == 1
-        await eventually(lambda: not started.members[0]._streams)
+        await until(lambda: not started.members[0]._streams)
 
 
 async def test_garbage_packets_are_counted_and_survived() -> None:
     """A flood of them neither stops probing nor grows anything."""
     async with pool("a", "b") as started:
-        await eventually(lambda: len(started.members[0].members()) == 2)
+        await until(lambda: len(started.members[0].members()) == 2)
         rng = random.Random(3)
         address = ("127.0.0.1", started.members[0].port)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             for _ in range(300):
                 udp.sendto(rng.randbytes(rng.randrange(1, 200)), address)
             udp.sendto(encode_packet((encode_message(User(b"\x03\xff")),)), address)
-        await eventually(lambda: started.members[0].traffic().faults > 200)
+        await until(lambda: started.members[0].traffic().faults > 200)
         probes = started.members[0].statistics().probes
-        await eventually(lambda: started.members[0].statistics().probes > probes + 2)
+        await until(lambda: started.members[0].statistics().probes > probes + 2)
         assert statuses(started.members[0]) == {"a": "alive", "b": "alive"}
 
 
 async def test_a_stalled_loop_accuses_nobody() -> None:
     """Acks that wait in the kernel while the process stands still are read before any deadline is judged."""
     async with pool("a", "b", "c") as started:
-        await eventually(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
+        await until(lambda: all(statuses(member) == ALL_ALIVE for member in started.members))
         await asyncio.sleep(0.15)
         for _ in range(3):
             hold(0.25)

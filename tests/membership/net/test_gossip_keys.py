@@ -1,6 +1,5 @@
 """Sealed and labelled pools on 127.0.0.1: who has the key gets in, everybody else is refused and named."""
 
-import asyncio
 import errno
 import logging
 import random
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 import pytest
+from waiting import until
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import JoinError, KeyChange
@@ -57,12 +57,6 @@ def names(member: Membership) -> set[str]:
     return {other.name for other in member.members() if other.status == "alive"}
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def join(member: Membership, seed: Membership) -> int:
     return await member.join([("127.0.0.1", seed.port)])
 
@@ -78,9 +72,9 @@ async def test_a_sealed_and_labelled_pool_works_as_a_plain_one() -> None:
         for name in ("b", "c"):
             member = await members.start(name, KEY, label="fish")
             assert await join(member, first) == 1
-        await eventually(lambda: all(names(member) == {"a", "b", "c"} for member in members.all))
+        await until(lambda: all(names(member) == {"a", "b", "c"} for member in members.all))
         probes = first.statistics().probes
-        await eventually(lambda: first.statistics().probes > probes + 5)
+        await until(lambda: first.statistics().probes > probes + 5)
         assert [member.statistics().failed_probes for member in members.all] == [0, 0, 0]
         assert [member.traffic().strangers for member in members.all] == [0, 0, 0]
 
@@ -119,7 +113,7 @@ async def test_strangers_get_in_nowhere_and_are_named_once(
             port = udp.getsockname()[1]
             for _ in range(200):
                 udp.sendto(wrapped, ("127.0.0.1", ours.port))
-            await eventually(lambda: ours.traffic().received_packets >= 200)
+            await until(lambda: ours.traffic().received_packets >= 200)
         assert names(ours) == {"a"}
         assert names(theirs) == {"z"}
         assert ours.traffic().strangers >= 205
@@ -162,7 +156,7 @@ async def test_a_plain_pool_changes_over_to_keys_without_losing_a_member() -> No
                 await pool[name].stop()
                 pool[name] = await members.start(name, KEY, bind_port=pool[name].port, **knobs)
                 await join(pool[name], pool["b" if name == "a" else "a"])
-                await eventually(lambda: all(names(member) == {"a", "b", "c"} for member in pool.values()))
+                await until(lambda: all(names(member) == {"a", "b", "c"} for member in pool.values()))
         assert all(member.traffic().strangers == 0 for member in pool.values())
 
 
@@ -176,7 +170,7 @@ async def test_a_keyring_that_cannot_be_kept_does_not_change() -> None:
         first = await members.start("a", KEY)
         second = await members.start("b", KEY, keep=refuse)
         await join(second, first)
-        await eventually(lambda: names(first) == names(second) == {"a", "b"})
+        await until(lambda: names(first) == names(second) == {"a", "b"})
         report = await first.change_keys(KeyChange.INSTALL, OTHER)
         assert report.members == 2
         assert list(report.failures) == ["b"]

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 from fake_cluster import FakeCluster
+from waiting import until
 
 from shoal import AsyncClient, ClientClosed, ClientConfig, ProduceFailed, RetryPolicy, Unreachable
 from shoal.client.consume.consumer import TAILS_AHEAD_MAX
@@ -25,13 +26,6 @@ async def cluster() -> AsyncIterator[FakeCluster]:
     """One agent."""
     async with FakeCluster(1) as fake:
         yield fake
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for that, within a generous bound."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_notebooks_cells_open_use_and_close(cluster: FakeCluster) -> None:

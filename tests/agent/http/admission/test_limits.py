@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_broker import FakeCluster
 from http_fixtures import ARROW, NDJSON, Agent, arrow_batch, arrow_stream, one_agent, running, two_agents
+from waiting import until
 
 from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.interface import Appended
@@ -38,12 +39,6 @@ def hold_appends(agent: Agent) -> Callable[[], None]:
             answer.set_result(done)
 
     return release
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_requests_in_flight() -> None:

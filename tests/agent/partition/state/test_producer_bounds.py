@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from waiting import until
+
 from shoal.agent.partition.state.idempotence import MAX_TABLE_BYTES, RETRY_WINDOW_US
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.submission import Appended, Submission
@@ -10,7 +12,7 @@ from shoal.errors import ShoalError
 from shoal.format.arrow_stream import SEQUENCES_PER_LANE
 from shoal.format.batch import ProducerStamp, producer_id_from_text
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, Node, columns, message, until
+from tests.agent.harness import GROUP, Cluster, Node, columns, message
 
 
 async def test_producers_that_come_to_a_full_table_wait_until_time_has_passed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
@@ -24,7 +25,7 @@ from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset, ProducerStamp, producer_id_from_text
 from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, Node, message, read_values, until
+from tests.agent.harness import GROUP, Cluster, Node, message, read_values
 
 TINY = LogConfig(segment_bytes=8192, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 SECOND_US = 1_000_000
