@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
+from listening import serving
 
 from shoal.agent.cli.cluster import _show_members
 from shoal.agent.cli.examine import doctor_checks
@@ -196,13 +197,9 @@ async def test_an_agent_that_speaks_no_http_is_one_line() -> None:
         writer.write(b"\x00\x01\nnot HTTP\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(chatter, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        ran = await run("members", agent=f"http://127.0.0.1:{port}")
-        assert_one_line(ran, "does not speak HTTP", str(port))
-    finally:
-        server.close()
+    async with serving(chatter) as url:
+        ran = await run("members", agent=url)
+        assert_one_line(ran, "does not speak HTTP", url.rpartition(":")[2])
 
 
 async def test_members_as_a_table_and_as_json(cluster: FakeCluster) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from link_nodes import FAST, PATIENT, TEST_FRAME, Node, RawPeer, agent_id, connected, nodes
-from listening import stop_listening
+from listening import serving, stop_listening
 from waiting import until
 
 from shoal.agent.peers.connection import JOINED_BYTES
@@ -66,11 +66,10 @@ class Cable:
     @asynccontextmanager
     async def laid(self) -> AsyncIterator[str]:
         """The URL at this end."""
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with serving(self._carry) as url:
+                yield url
         finally:
-            server.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -442,14 +441,7 @@ async def test_a_server_that_does_not_upgrade_hears_nothing_more() -> None:
         writer.close()
         ended.set()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    a = Node("a")
-    await a.start()
-    try:
-        port = server.sockets[0].getsockname()[1]
-        a.links.set_addresses({agent_id("b"): f"http://127.0.0.1:{port}"})
+    async with serving(answer) as url, nodes(Node("a")) as (a,):
+        a.links.set_addresses({agent_id("b"): url})
         await asyncio.wait_for(ended.wait(), 40)
-    finally:
-        await a.stop()
-        server.close()
     assert heard[0] == b""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 from http_fixtures import ARROW, NDJSON, Agent, Answer, arrow_batch, arrow_stream, two_agents
+from listening import serving
 
 from shoal.agent.interface import Leader
 from shoal.errors import ShoalError
@@ -286,18 +287,15 @@ async def test_leadership_that_moves_here(pair: Pair) -> None:
     assert cluster.values("t") == [b"v"]
 
 
-async def unreachable_port() -> int:
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return port
+async def unreachable_url() -> str:
+    async with serving(lambda reader, writer: writer.close()) as url:
+        return url
 
 
 async def test_a_leader_that_cannot_be_reached(pair: Pair) -> None:
     """Nothing was sent, so nothing happened: 503, definite."""
     first, second = pair
-    second.broker.url = f"http://127.0.0.1:{await unreachable_port()}"
+    second.broker.url = await unreachable_url()
     produced = await first.post(PARTITION + "?timeout=200ms", b"v")
     read = await first.get(PARTITION + "?timeout=200ms")
     for answer in (produced, read):
@@ -314,13 +312,10 @@ async def test_a_leader_that_breaks_off(pair: Pair) -> None:
         await reader.read(100)
         writer.close()
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    second.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    problem = (await first.post(PARTITION, b"v")).problem("leadership-lost")
-    assert (problem["definite"], problem["status"]) == (False, 504)
-    assert (await first.get(PARTITION)).problem("leadership-lost")["definite"] is True
-    server.close()
-    await server.wait_closed()
+    async with serving(hang_up) as second.broker.url:
+        problem = (await first.post(PARTITION, b"v")).problem("leadership-lost")
+        assert (problem["definite"], problem["status"]) == (False, 504)
+        assert (await first.get(PARTITION)).problem("leadership-lost")["definite"] is True
 
 
 async def test_connections_kept_to_a_host_that_lost_its_power(pair: Pair) -> None:
@@ -346,14 +341,12 @@ async def test_connections_kept_to_a_host_that_lost_its_power(pair: Pair) -> Non
             await answer(reader, writer)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    second.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    answers = await asyncio.gather(*(first.get(PARTITION) for _ in range(4)))
-    assert [item.status for item in answers] == [200] * 4
-    stale.update(kept)
-    for _ in range(2):
-        assert (await first.get(PARTITION)).status == 200
-    server.close()
+    async with serving(serve) as second.broker.url:
+        answers = await asyncio.gather(*(first.get(PARTITION) for _ in range(4)))
+        assert [item.status for item in answers] == [200] * 4
+        stale.update(kept)
+        for _ in range(2):
+            assert (await first.get(PARTITION)).status == 200
     for writer in kept:
         writer.close()
 
@@ -370,13 +363,10 @@ async def test_a_change_is_sent_once(pair: Pair, method: str) -> None:
         seen.append(await reader.read(100))
         writer.close()
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    first.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    problem = (await second.request(method, "/v1/topics/t?timeout=500ms")).problem("leadership-lost")
-    assert problem["definite"] is False
-    assert len(seen) == 1
-    server.close()
-    await server.wait_closed()
+    async with serving(hang_up) as first.broker.url:
+        problem = (await second.request(method, "/v1/topics/t?timeout=500ms")).problem("leadership-lost")
+        assert problem["definite"] is False
+        assert len(seen) == 1
 
 
 async def test_a_leader_that_does_not_answer(pair: Pair) -> None:
@@ -493,11 +483,8 @@ async def test_a_large_answer_cut_off_on_the_way(pair: Pair) -> None:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(half, "127.0.0.1", 0)
-    second.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    answer = await first.raw(b"GET " + PARTITION.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with serving(half) as second.broker.url:
+        answer = await first.raw(b"GET " + PARTITION.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert len(body) < 100
     assert b"Content-Length: 100" in head or not answer
-    server.close()
-    await server.wait_closed()

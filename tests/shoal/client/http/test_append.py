@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from listening import serving
 
 from shoal.client.http.append import PostConnections
 from shoal.client.http.connection import NotConnected
@@ -54,10 +55,8 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     """A server on an ephemeral port."""
     server = Server()
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.base = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    yield server
-    listener.close()
+    async with serving(server.serve) as server.base:
+        yield server
 
 
 @pytest.fixture
@@ -126,10 +125,8 @@ async def test_what_no_agent_sends_is_refused(
 
 async def test_nobody_there(server: Server, posts: PostConnections) -> None:
     """What was not connected has not happened: told apart from what broke off."""
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    base = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    listener.close()
-    await listener.wait_closed()
+    async with serving(server.serve) as base:
+        pass
     for wrong in (base, "http://no-such-host.invalid:1"):
         with pytest.raises(NotConnected):
             await posts.post(wrong, head(wrong, b"x"), b"x")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from listening import serving
 
 from shoal.client.http.bulk import WOKEN_BYTES, BulkConnections
 from shoal.client.http.connection import NotConnected
@@ -48,10 +49,8 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     """A server on an ephemeral port."""
     server = Server()
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.base = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    yield server
-    listener.close()
+    async with serving(server.serve) as server.base:
+        yield server
 
 
 @pytest.fixture

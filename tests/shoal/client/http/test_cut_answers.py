@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from fake_broker import FakeCluster
 from http_fixtures import running
+from listening import serving
 
 from shoal import AsyncClient, BatchingConfig, ClientConfig
 from shoal.client.http.routes import RetryPolicy
@@ -85,14 +86,11 @@ async def cutting(of: bytes, step: int) -> AsyncIterator[tuple[CuttingProxy, Fak
     async with running(cluster.add("one")) as agent:
         cluster.create("t")
         proxy = CuttingProxy(agent.port, of, step)
-        server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-        agent.broker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
-            yield proxy, cluster, agent.broker.url
+            async with serving(proxy.serve) as agent.broker.url:
+                yield proxy, cluster, agent.broker.url
         finally:
-            server.close()
             await proxy.close()
-            await server.wait_closed()
 
 
 async def test_an_append_whose_answer_breaks_anywhere_is_stored_once() -> None:
