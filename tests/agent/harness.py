@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
-from aiohttp import web
 from listening import stop_listening
 from waiting import PATIENCE_S, until
 
@@ -38,6 +37,7 @@ from shoal.replication.interfaces import Configuration
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.disk.disk import Disk
 from shoal.segment_store.disk.threads import ThreadDisk
+from tests.agent.link_server import serve_links
 
 CLUSTER = bytes(range(16))
 GROUP = GroupId(b"t" * 16, 0)
@@ -108,24 +108,12 @@ class Node:
             config=HostConfig(self.raft_config, retention_interval_ms=20),
             on_change=self.changes.append,
         )
-        app = web.Application()
-        app.router.add_get("/v1/peer", self._accept)
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
+        self.runner = await serve_links(self.links, self.port)
         assert self.runner.server is not None
         self.server = self.runner.server
-        self.site = web.TCPSite(self.runner, "127.0.0.1", self.port)
-        await self.site.start()
         self.port = self.runner.addresses[0][1]
         await self.links.start()
         self.running = asyncio.create_task(self.host.run())
-
-    async def _accept(self, request: web.Request) -> web.StreamResponse:
-        try:
-            await self.links.accept(request.transport, request.protocol)
-        except ShoalError as error:
-            return web.json_response(error.to_problem(), status=error.status)
-        return web.Response()
 
     async def open(self, birth: Configuration, group: GroupId = GROUP, **options: Any) -> None:
         """Open the group with the default schema."""
@@ -135,7 +123,8 @@ class Node:
     async def stop(self) -> None:
         """Without handing over: peers see a dead process."""
         await stop_listening(self.runner)
-        await self.site.stop()
+        for site in self.runner.sites:
+            await site.stop()
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         await self.links.stop()

@@ -22,7 +22,7 @@ from shoal.agent.peers.frames import (
 )
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.process.clock import SystemClock
-from shoal.errors import ShoalError
+from tests.agent.link_server import serve_links
 
 CLUSTER = b"c" * 16
 FAST = LinkConfig(heartbeat_interval_ms=20, silence_after_ms=200, silence_after_loss_ms=60, redial_min_ms=10)
@@ -65,21 +65,9 @@ class Node:
 
     async def start(self, port: int = 0) -> None:
         """Serve and dial."""
-        app = web.Application()
-        app.router.add_get("/v1/peer", self._accept)
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port)
-        await site.start()
+        self.runner = await serve_links(self.links, port)
         self.port = self.runner.addresses[0][1]
         await self.links.start()
-
-    async def _accept(self, request: web.Request) -> web.StreamResponse:
-        try:
-            await self.links.accept(request.transport, request.protocol)
-        except ShoalError as error:
-            return web.json_response(error.to_problem(), status=error.status)
-        return web.Response()
 
     async def stop(self) -> None:
         """Links first: the HTTP server waits for its handlers, and an accepted link is one."""

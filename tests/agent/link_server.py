@@ -1,0 +1,27 @@
+"""The HTTP server on 127.0.0.1 through which other agents reach the links of a test."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from shoal.agent.peers.links import Links
+from shoal.errors import ShoalError
+
+
+async def serve_links(links: Links, port: int = 0) -> web.AppRunner:
+    """Take connections of other agents at that port, 0 for any that is free. Whoever stops it calls
+    stop_listening() first."""
+
+    async def accept(request: web.Request) -> web.StreamResponse:
+        try:
+            await links.accept(request.transport, request.protocol)
+        except ShoalError as error:
+            return web.json_response(error.to_problem(), status=error.status)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/v1/peer", accept)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner
