@@ -26,23 +26,13 @@ from shoal.agent.process.clock import SystemClock
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, Flag, Kind, LogIndex, Offset, Term, control_frame
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
-from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log.log import PartitionLog
 from tests.agent.harness import CLUSTER, GROUP, RAFT, Cluster, Node, read_values
+from tests.agent.memory_cluster import SMALL, memory_cluster
 
-SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
 KEEP = Retention(size_bytes=20_000)
 VALUE = "x" * 1_500
 COPIER = ReplicaId(7, 7)
-
-
-def memory_cluster(seed: int = 1) -> Cluster:
-    """Three nodes that keep their disks over their lives."""
-    cluster = Cluster("data", 3, log_config=SMALL)
-    for node in cluster.nodes:
-        disk = MemoryDisk(random.Random(seed), pause_max=2)
-        node.make_disk = lambda disk=disk: disk  # type: ignore[misc]
-    return cluster
 
 
 async def fill(cluster: Cluster, first: int, count: int) -> None:
@@ -80,7 +70,7 @@ def equal_logs(cluster: Cluster) -> Callable[[], bool]:
 async def test_a_follower_behind_the_head_gets_a_copy_and_then_appends(empty: bool) -> None:
     """Safety 27: one that has nothing, and one that has what everybody else dropped. Its frames are the
     leader's, byte for byte; it votes under the same replica id."""
-    cluster = memory_cluster()
+    cluster, _ = memory_cluster()
     async with cluster:
         third = cluster.nodes[2]
         if not empty:
@@ -115,7 +105,7 @@ async def test_a_follower_behind_the_head_gets_a_copy_and_then_appends(empty: bo
 
 async def test_the_copied_replica_counts_for_a_majority_and_survives_its_restart() -> None:
     """With it and one other, appends go on; started again it has everything."""
-    cluster = memory_cluster(2)
+    cluster, _ = memory_cluster(seed=2)
     async with cluster:
         third = cluster.nodes[2]
         await cluster.stop(third)
@@ -136,7 +126,7 @@ async def test_the_copied_replica_counts_for_a_majority_and_survives_its_restart
 
 async def test_the_head_stays_while_it_is_copied() -> None:
     """Whoever asked for an entry finds it the next time, though the group has agreed to drop it."""
-    cluster = memory_cluster(3)
+    cluster, _ = memory_cluster(seed=3)
     async with cluster:
         third = cluster.nodes[2]
         await cluster.stop(third)
@@ -167,7 +157,7 @@ async def test_a_partition_deleted_while_its_log_is_copied_leaves_nothing(
         await take(copy, *arguments)
 
     monkeypatch.setattr(_Copy, "take", slow)
-    cluster = memory_cluster(4)
+    cluster, _ = memory_cluster(seed=4)
     async with cluster:
         third = cluster.nodes[2]
         await cluster.stop(third)
@@ -185,7 +175,7 @@ async def test_a_partition_deleted_while_its_log_is_copied_leaves_nothing(
 
 async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
     """Verified on arrival: the old log stays, another copy is begun, and that one counts."""
-    cluster = memory_cluster(4)
+    cluster, _ = memory_cluster(seed=4)
     async with cluster:
         third = cluster.nodes[2]
         await cluster.stop(third)
@@ -215,7 +205,7 @@ async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
 @pytest.mark.parametrize("stale", ["receiver", "term"])
 async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: str) -> None:
     """Safety 2: an id that is not this replica's changes nothing here, nor does a leader of the past."""
-    cluster = memory_cluster(5)
+    cluster, _ = memory_cluster(seed=5)
     async with cluster:
         await fill(cluster, 0, 2)
         leader = await cluster.leader()
@@ -233,7 +223,7 @@ async def test_offers_for_another_replica_or_an_older_term_are_refused(stale: st
 
 async def test_a_log_that_begins_behind_the_leaders_lacks_nothing() -> None:
     """Safety 27: what lies before it was committed. Copied again it would be trimmed again, for ever."""
-    cluster = memory_cluster(6)
+    cluster, _ = memory_cluster(seed=6)
     async with cluster:
         for node in cluster.nodes:
             node.host.set_retention(GROUP, KEEP)

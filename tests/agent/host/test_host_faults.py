@@ -24,21 +24,9 @@ from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset, ProducerStamp, Term
 from shoal.replication.errors import ChangePending, NotLeader
 from shoal.replication.interfaces import Configuration, HardState
-from shoal.segment_store.config import LogConfig
 from shoal.segment_store.log.log import PartitionLog
 from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values
-
-SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
-
-
-def memory_cluster(count: int, seed: int = 1) -> tuple[Cluster, dict[str, MemoryDisk]]:
-    """Every node keeps its disk over its lives."""
-    cluster = Cluster("data", count, log_config=SMALL)
-    disks = {}
-    for node in cluster.nodes:
-        disks[node.agent_id] = disk = MemoryDisk(random.Random(seed), pause_max=2)
-        node.make_disk = lambda disk=disk: disk  # type: ignore[misc]
-    return cluster, disks
+from tests.agent.memory_cluster import memory_cluster
 
 
 async def test_a_failed_sync_stops_the_replica_and_acknowledges_nothing() -> None:

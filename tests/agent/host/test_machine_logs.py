@@ -19,7 +19,8 @@ from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.format.batch import Frame
 from tests.agent.agents import Running, agents_in, eventually
 from tests.agent.harness import GROUP, Cluster, Node
-from tests.agent.host.test_catch_up import KEEP, fill, log_of, memory_cluster
+from tests.agent.host.test_catch_up import KEEP, fill, log_of
+from tests.agent.memory_cluster import memory_cluster
 
 SMALL_BYTES = 8_192
 ROUNDS_MAX = 80
@@ -48,7 +49,7 @@ async def start_with_machine(cluster: Cluster, node: Node, retention: Retention)
 
 async def test_nothing_goes_that_a_state_machine_has_not_saved() -> None:
     """The group has agreed to drop it: each replica keeps what stands nowhere else, and drops the rest."""
-    cluster = memory_cluster(11)
+    cluster, _ = memory_cluster(seed=11)
     async with cluster:
         counters = [await start_with_machine(cluster, node, KEEP) for node in cluster.nodes]
         counters[0].saved = 15
@@ -65,7 +66,7 @@ async def test_nothing_goes_that_a_state_machine_has_not_saved() -> None:
 
 async def test_a_copy_waits_for_the_state_that_it_lacks() -> None:
     """A replica whose log and saved state leave a gap would be all there is once the others are gone."""
-    cluster = memory_cluster(12)
+    cluster, _ = memory_cluster(seed=12)
     async with cluster:
         third = cluster.nodes[2]
         await cluster.stop(third)

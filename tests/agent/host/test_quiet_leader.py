@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import random
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from memory_disk import Fault, MemoryDisk
@@ -21,10 +18,8 @@ from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Offset
 from shoal.replication.errors import InvalidChange, NotLeader
-from shoal.segment_store.config import LogConfig
-from tests.agent.harness import GROUP, Cluster, Node, message
-
-SMALL = LogConfig(segment_bytes=16_384, first_allocation_bytes=4096, max_allocation_step_bytes=8192)
+from tests.agent.harness import GROUP, PATIENCE_S, Cluster, Node, message
+from tests.agent.memory_cluster import memory_cluster
 
 
 class HangingDisk(MemoryDisk):
@@ -38,14 +33,6 @@ class HangingDisk(MemoryDisk):
             await self.released.wait()
             raise OSError(errno.EIO, "the disk gave up", path)
         await super().begin(operation, path)
-
-
-def on_disks(make: Callable[[], MemoryDisk], count: int = 3, **options: Any) -> tuple[Cluster, Any]:
-    cluster = Cluster("data", count, **options)
-    disks = {node.agent_id: make() for node in cluster.nodes}
-    for node in cluster.nodes:
-        node.make_disk = lambda node=node: disks[node.agent_id]  # type: ignore[misc]
-    return cluster, disks
 
 
 def others_of(cluster: Cluster, leader: Node) -> list[Node]:
@@ -73,7 +60,7 @@ async def read_all(node: Node) -> None:
 
 async def test_a_sector_that_takes_nothing_under_an_idle_leader() -> None:
     """A read (or the scrubber) meets it, a peer has the exact bytes, and writing them fails."""
-    cluster, disks = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2), log_config=SMALL)
+    cluster, disks = memory_cluster()
     async with cluster:
         for _ in range(30):
             await cluster.append("x" * 1500)
@@ -94,7 +81,7 @@ async def test_a_sector_that_takes_nothing_under_an_idle_leader() -> None:
 
 async def test_a_hard_state_that_cannot_be_stored_while_the_group_is_quiet() -> None:
     """The leader notes how far the commit is in passing; the disk tells that it cannot when all are quiet."""
-    cluster, _ = on_disks(lambda: HangingDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster(kind=HangingDisk)
     async with cluster:
         await cluster.append("a")
         leader, replica = await quiet(cluster)
@@ -112,7 +99,7 @@ async def test_a_hard_state_that_cannot_be_stored_while_the_group_is_quiet() -> 
 
 async def test_what_a_stopped_leader_says_at_last_may_be_lost() -> None:
     """Its agent names the group in every heartbeat interval."""
-    cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster()
     async with cluster:
         await cluster.append("a")
         leader, replica = await quiet(cluster)
@@ -126,7 +113,7 @@ async def test_more_groups_than_a_liveness_frame_names(monkeypatch: pytest.Monke
     """They are named in turn."""
     monkeypatch.setattr("shoal.agent.host.peer_liveness.MAX_STOPPED_GROUPS", 2)
     groups = [GROUP, *(GroupId(b"t" * 16, number) for number in range(1, 5))]
-    cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster()
     async with cluster:
         first = cluster.nodes[0]
         for group in groups[1:]:
@@ -160,7 +147,7 @@ def led(node: Node, group: GroupId) -> Replica | None:
 
 async def test_the_catalogs_group_is_a_group_like_any_other() -> None:
     """No topic can be made while nobody leads it."""
-    cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster()
     async with cluster:
         for node in cluster.nodes:
             await node.open(cluster.birth, CATALOG_GROUP)
@@ -173,7 +160,7 @@ async def test_the_catalogs_group_is_a_group_like_any_other() -> None:
 
 async def test_a_quiet_leader_that_is_opened_anew_and_cannot_be() -> None:
     """Its log is closed for mending, and does not open again: the group is named all the same."""
-    cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster()
     async with cluster:
         await cluster.append("a")
         leader, replica = await quiet(cluster)
@@ -189,7 +176,7 @@ async def test_a_quiet_leader_that_is_opened_anew_and_cannot_be() -> None:
 
 async def test_who_forgets_an_agent_hears_no_leader_there() -> None:
     """Members that left are not watched any more. What they led quietly is led by nobody."""
-    cluster, _ = on_disks(lambda: MemoryDisk(random.Random(1), pause_max=2))
+    cluster, _ = memory_cluster()
     async with cluster:
         await cluster.append("a")
         leader, replica = await quiet(cluster)

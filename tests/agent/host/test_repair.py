@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from shoal.replication.interfaces import UNBORN, Configuration, HardState, Repli
 from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.segment_store.config import LogConfig
 from tests.agent.harness import GROUP, Cluster, Node, message, read_values
+from tests.agent.memory_cluster import memory_cluster
 
 COUNT = 40
 VALUES = [f"{number}:" + "x" * 700 for number in range(COUNT)]
@@ -42,18 +42,13 @@ IN_NEWEST = 35
 SEQUENCES: WeakKeyDictionary[Cluster, int] = WeakKeyDictionary()
 
 
-def memory_cluster(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
-    """Nodes that keep their disks over their lives, and read what they serve from them. Three segments take
-    the VALUES, and the third has room for what elections add on a busy machine."""
+def disk_readers(count: int) -> tuple[Cluster, dict[str, MemoryDisk]]:
+    """Nodes that read from their disks what they serve. Three segments take the VALUES, and the third has
+    room for what elections add on a busy machine."""
     config = LogConfig(
         segment_bytes=24_576, first_allocation_bytes=4096, max_allocation_step_bytes=8192, tail_cache_bytes=0
     )
-    cluster = Cluster("data", count, log_config=config)
-    disks = {}
-    for node in cluster.nodes:
-        disks[node.agent_id] = disk = MemoryDisk(random.Random(count), pause_max=2)
-        node.make_disk = lambda disk=disk: disk  # type: ignore[misc]
-    return cluster, disks
+    return memory_cluster(count, seed=count, log_config=config)
 
 
 async def store(cluster: Cluster, value: str) -> Appended:
@@ -121,7 +116,7 @@ async def whole(cluster: Cluster) -> None:
 @pytest.mark.parametrize("where", ["leader", "follower"])
 async def test_a_flipped_bit_under_a_running_replica_is_mended(where: str) -> None:
     """The read that meets it says damaged; around it everything is served; soon the exact bytes are back."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         node = leader if where == "leader" else next(n for n in cluster.nodes if n is not leader)
@@ -144,7 +139,7 @@ async def test_a_flipped_bit_under_a_running_replica_is_mended(where: str) -> No
 async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
     """All copies of one entry are damaged: it answers damaged, appends and everything around it go on. When
     one copy is intact again, all are."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         places = [Place(disks[node.agent_id], node, index_of(node, 5)) for node in cluster.nodes]
@@ -167,7 +162,7 @@ async def test_a_leader_leads_on_with_what_nobody_can_mend() -> None:
 async def test_damage_found_at_a_start_is_mended_before_the_replica_speaks(indexed: bool) -> None:
     """In what the fold needs, with an index that knows the entries and without: the replica says failed,
     sends nothing, and is whole soon after its peers can be asked."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         node = next(n for n in cluster.nodes if n is not leader)
@@ -192,7 +187,7 @@ async def test_damage_found_at_a_start_is_mended_before_the_replica_speaks(index
 
 async def test_three_agents_that_start_with_different_damage_mend_each_other() -> None:
     """Nobody leads and nobody votes: the intact copies are lent all the same."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         await filled(cluster)
         places = []
@@ -211,7 +206,7 @@ async def test_three_agents_that_start_with_different_damage_mend_each_other() -
 async def test_what_a_silent_voter_may_have_is_waited_for() -> None:
     """Two copies are damaged, and the third's agent is away: nothing is cut, served or given up before it has
     answered; then it is enough for all."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         await filled(cluster)
         away, *present = cluster.nodes
@@ -234,7 +229,7 @@ async def test_what_a_silent_voter_may_have_is_waited_for() -> None:
 async def test_what_every_voter_has_lost_is_quarantined(count: int, caplog: pytest.LogCaptureFixture) -> None:
     """All have answered and none has it: the partition goes on around it, says so loudly, never serves it and
     never gives its offsets away. A copy that turns up after all heals everybody."""
-    cluster, disks = memory_cluster(count)
+    cluster, disks = disk_readers(count)
     async with cluster:
         await filled(cluster)
         places = [Place(disks[node.agent_id], node, index_of(node, 37)) for node in cluster.nodes]
@@ -303,7 +298,7 @@ async def only_what_is_appended_now(cluster: Cluster, leader: Node) -> None:
 async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
     """A deposed leader's own entry, damaged before it could be compared: a majority is intact without it, in
     a newer term, so it goes, and the log continues as the others'."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
         place.hit()
@@ -314,7 +309,7 @@ async def test_a_damaged_entry_that_was_never_committed_is_dropped() -> None:
 async def test_an_entry_without_records_that_was_never_committed_is_dropped_too(rolls: bool) -> None:
     """It may have been a change of the members; whatever it was, a majority of those before it lacks it. The
     head of a segment is such an entry, too."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         propose = Replica.roll if rolls else lambda replica: replica.propose_control(Kind.NOOP, b"")
         _, place, _ = await with_an_entry_of_its_own(cluster, disks, propose)
@@ -333,7 +328,7 @@ async def test_what_may_have_been_a_change_of_the_members_is_read_once_it_is_men
     cannot be read nobody knows who might have committed the second. Afterwards it is dropped, by the word of
     those who lack it alone: none of them has another one committed there yet."""
     monkeypatch.setattr("shoal.agent.host.repair._is_overruled", lambda *_: False)
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader, place, head = await with_an_entry_of_its_own(cluster, disks)
         assert (head.entry.record_count, place.entry.record_count) == (0, 1)
@@ -346,7 +341,7 @@ async def test_what_may_have_been_a_change_of_the_members_is_read_once_it_is_men
 async def test_a_leader_that_cannot_send_what_was_never_committed_is_rid_of_it(count: int) -> None:
     """It is elected with an entry of an earlier life that nobody else has, and which rots before it could be
     sent: the others say that they lack it, it goes, and appends are stored in its place. Two voters, too."""
-    cluster, disks = memory_cluster(count)
+    cluster, disks = disk_readers(count)
     async with cluster:
         leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
         await cluster.start(leader)
@@ -358,7 +353,7 @@ async def test_a_leader_that_cannot_send_what_was_never_committed_is_rid_of_it(c
 async def test_of_two_voters_the_intact_one_forswears_the_term_of_what_it_lacks() -> None:
     """Nobody is elected before the damaged one speaks, and that waits for the other's word, which would be
     none in the term in which the entry was made: so that one enters the next (safety 10)."""
-    cluster, disks = memory_cluster(2)
+    cluster, disks = disk_readers(2)
     async with cluster:
         _, place, _ = await with_an_entry_of_its_own(cluster, disks)
         place.hit()
@@ -382,7 +377,7 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
     """One is damaged, one is intact without the entry and of a newer term, and the third, with which it was
     committed, is away: a minority without it proves nothing. Cut there, the two would lead on without what
     was acknowledged (safety 10)."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         lacking, away = (node for node in cluster.nodes if node is not leader)
@@ -411,7 +406,7 @@ async def test_an_entry_that_one_voter_lacks_and_another_may_have_is_not_dropped
 async def test_one_voter_is_enough_that_has_another_entry_committed_there() -> None:
     """Of three voters one is damaged and one has gone for good: the third lacks the entry, which alone proves
     nothing, but knows that another one was committed under its number, which does (section 5.4.3)."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader, place, _ = await with_an_entry_of_its_own(cluster, disks)
         others = [node for node in cluster.nodes if node is not leader]
@@ -476,7 +471,7 @@ async def test_what_one_alone_committed_is_not_dropped_by_the_word_of_a_voter_th
     """The only copy there ever was, acknowledged when its holder was the only voter, does not verify. The
     other voter of today lacks it, in a newer term: that proves nothing. It stays where it is, loudly, and is
     there again when its copy is (safety 10)."""
-    cluster, disks = memory_cluster(2)
+    cluster, disks = disk_readers(2)
     first, second = cluster.nodes
     voter, learner = cluster.birth.replicas
     cluster.birth = replace(cluster.birth, replicas=(voter, replace(learner, learner=True)))
@@ -508,7 +503,7 @@ async def test_what_one_alone_committed_is_not_dropped_by_the_word_of_a_voter_th
 async def test_what_the_others_have_trimmed_is_not_waited_for() -> None:
     """Damaged while its agent was down, and dropped by the others meanwhile: nobody will ever lend it. The
     replica says that it is beyond repair, so that its leader has another one in its place."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         late = next(node for node in cluster.nodes if node is not leader)
@@ -562,7 +557,7 @@ async def replaced(cluster: Cluster, gone: Node, new: Node) -> None:
 async def test_a_waiting_replica_asks_those_who_took_the_place_of_all_whom_it_knows() -> None:
     """While its agent was down every other voter was replaced, and is gone. Its own log cannot say by whom;
     the routing table knows who holds the group."""
-    cluster, disks = memory_cluster(5)
+    cluster, disks = disk_readers(5)
     first, second, late, fourth, fifth = cluster.nodes
     cluster.birth = Configuration.birth(tuple(node.agent_id for node in (first, second, late)))
     try:
@@ -602,7 +597,7 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
     this one, to a leader that has the entry; or this is not the replica that the asker knows. What is held is
     given, what is trimmed or damaged is named so, and so is what another entry was committed in the place
     of, by any replica that knows it."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         node = next(n for n in cluster.nodes if n is not leader)
@@ -636,7 +631,7 @@ async def test_only_who_can_never_take_it_again_says_that_it_lacks_an_entry() ->
 
 async def test_a_peers_wrong_bytes_are_not_taken() -> None:
     """Another entry, a frame cut short, and bytes that do not verify leave the damage as it is."""
-    cluster, disks = memory_cluster(3)
+    cluster, disks = disk_readers(3)
     async with cluster:
         leader = await filled(cluster)
         node = next(n for n in cluster.nodes if n is not leader)

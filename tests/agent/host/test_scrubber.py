@@ -15,7 +15,7 @@ from shoal.agent.service.documents import damage_document
 from shoal.agent.service.metrics import render_metrics
 from shoal.format.batch import LogIndex
 from tests.agent.harness import GROUP, Cluster, Node
-from tests.agent.host.test_host_faults import memory_cluster
+from tests.agent.memory_cluster import memory_cluster
 
 
 def _scrubber(node: Node, **options: Any) -> Scrubber:
