@@ -52,6 +52,17 @@ async def trimmed(cluster: Cluster, behind: int) -> Node:
     return leader
 
 
+async def left_behind(cluster: Cluster) -> Node:
+    """The third node, stopped before the others filled their logs and trimmed what it lacks."""
+    third = cluster.nodes[2]
+    await cluster.stop(third)
+    for node in cluster.alive:
+        node.host.set_retention(GROUP, KEEP)
+    await fill(cluster, 0, 60)
+    await trimmed(cluster, 20)
+    return third
+
+
 def numbers(values: list[str]) -> list[int]:
     return [int(value.partition(":")[0]) for value in values]
 
@@ -107,12 +118,7 @@ async def test_the_copied_replica_counts_for_a_majority_and_survives_its_restart
     """With it and one other, appends go on; started again it has everything."""
     cluster, _ = memory_cluster(seed=2)
     async with cluster:
-        third = cluster.nodes[2]
-        await cluster.stop(third)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, KEEP)
-        await fill(cluster, 0, 60)
-        await trimmed(cluster, 20)
+        third = await left_behind(cluster)
         await cluster.start(third)
         await until(equal_logs(cluster))
         await cluster.stop(cluster.nodes[0])
@@ -159,12 +165,7 @@ async def test_a_partition_deleted_while_its_log_is_copied_leaves_nothing(
     monkeypatch.setattr(_Copy, "take", slow)
     cluster, _ = memory_cluster(seed=4)
     async with cluster:
-        third = cluster.nodes[2]
-        await cluster.stop(third)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, KEEP)
-        await fill(cluster, 0, 60)
-        await trimmed(cluster, 20)
+        third = await left_behind(cluster)
         await cluster.start(third)
         await begun.wait()
         await third.host.delete_group(GROUP)
@@ -177,12 +178,7 @@ async def test_a_copy_that_is_damaged_on_its_way_is_not_installed() -> None:
     """Verified on arrival: the old log stays, another copy is begun, and that one counts."""
     cluster, _ = memory_cluster(seed=4)
     async with cluster:
-        third = cluster.nodes[2]
-        await cluster.stop(third)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, KEEP)
-        await fill(cluster, 0, 60)
-        await trimmed(cluster, 20)
+        third = await left_behind(cluster)
         spoiled = 0
         for node in cluster.alive:
             lend = node.links.requests.handlers[PeerMessage.SEGMENTS_PIECE]

@@ -19,7 +19,7 @@ from shoal.agent.topics import catalog_service as catalog_follow
 from shoal.format.batch import Frame
 from tests.agent.agents import Running, agents_in, eventually
 from tests.agent.harness import GROUP, Cluster, Node
-from tests.agent.host.test_catch_up import KEEP, fill, log_of
+from tests.agent.host.test_catch_up import KEEP, fill, left_behind, log_of
 from tests.agent.memory_cluster import memory_cluster
 
 SMALL_BYTES = 8_192
@@ -68,11 +68,7 @@ async def test_a_copy_waits_for_the_state_that_it_lacks() -> None:
     """A replica whose log and saved state leave a gap would be all there is once the others are gone."""
     cluster, _ = memory_cluster(seed=12)
     async with cluster:
-        third = cluster.nodes[2]
-        await cluster.stop(third)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, KEEP)
-        await fill(cluster, 0, 60)
+        third = await left_behind(cluster)
         leader = await cluster.leader()
         await until(lambda: log_of(leader).start_offset > 20)
         counter = Counter()
