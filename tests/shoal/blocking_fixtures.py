@@ -6,7 +6,8 @@ import gc
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
@@ -16,9 +17,28 @@ from shoal import (
     ClientConfig,
 )
 from shoal.client.http.routes import RetryPolicy
+from shoal.client.loop_thread import LoopThread
 from shoal.client.produce.producer import batch_of
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000)
+
+
+@contextmanager
+def cluster_on_thread(count: int) -> Iterator[FakeCluster]:
+    """That many agents, on a thread of their own."""
+    thread = LoopThread("fake-cluster")
+    try:
+
+        async def start() -> FakeCluster:
+            return await FakeCluster(count).__aenter__()
+
+        cluster = thread.run(start())
+        try:
+            yield cluster
+        finally:
+            thread.run(cluster.__aexit__(None, None, None))
+    finally:
+        thread.close()
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:

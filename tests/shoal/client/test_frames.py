@@ -10,11 +10,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from fake_cluster import FakeCluster
+from blocking_fixtures import cluster_on_thread
 
 from shoal import Client, ClientConfig, ShoalError
 from shoal.client.http.routes import RetryPolicy
-from shoal.client.loop_thread import LoopThread
 from shoal.format.tabular import batches_of
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
@@ -26,19 +25,10 @@ COLUMNS = ["partition", "offset", "timestamp", "key", "value", "headers"]
 @pytest.fixture
 def client() -> Iterator[Client]:
     """A client of one agent with topic t, of two partitions."""
-    thread = LoopThread("fake-cluster")
-    try:
-
-        async def start() -> FakeCluster:
-            return await FakeCluster(1).__aenter__()
-
-        cluster = thread.run(start())
+    with cluster_on_thread(1) as cluster:
         cluster.create("t", 2)
         with Client(cluster.urls[0], QUICK) as client:
             yield client
-        thread.run(cluster.__aexit__(None, None, None))
-    finally:
-        thread.close()
 
 
 def sent(client: Client, frame: Any) -> list[tuple[bytes | None, bytes | None]]:

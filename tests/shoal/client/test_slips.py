@@ -16,12 +16,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from blocking_fixtures import cluster_on_thread
 from fake_cluster import FakeCluster
 
 import shoal
 from shoal import AsyncClient, BatchingConfig, Client, ClientConfig, ClientError, RetryPolicy, ShoalError
 from shoal.client.blocking import _close_all
-from shoal.client.loop_thread import LoopThread
 from shoal.client.produce.producer import batch_of
 from shoal.format.timestamps import timestamp_us
 
@@ -32,17 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     """One agent, on a thread of its own."""
-    thread = LoopThread("fake-cluster")
-    try:
-
-        async def start() -> FakeCluster:
-            return await FakeCluster(1).__aenter__()
-
-        fake = thread.run(start())
+    with cluster_on_thread(1) as fake:
         yield fake
-        thread.run(fake.__aexit__(None, None, None))
-    finally:
-        thread.close()
 
 
 @pytest.fixture
