@@ -108,6 +108,19 @@ async def reset_before_storing(
     return web.Response()
 
 
+PRODUCE_FAULTS: dict[str, Fault] = {
+    "429": refuse("overloaded"),
+    "429-producers": refuse("too-many-producers"),
+    "503": refuse("no-leader"),
+    "504": refuse("timeout"),
+    "504-lost": refuse("leadership-lost"),
+    "500": refuse("internal"),
+    "reset-before": reset_before_storing,
+    "reset-after": reset_after_storing,
+}
+"""Every way in which a produce request fails and may be repeated, by the name that a test shows."""
+
+
 class FakeCluster:
     """`count` agents on 127.0.0.1. `faults` are taken by produce requests, one each; `read_faults` by
     reads.

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pyarrow as pa
 import pytest
-from fake_cluster import FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
+from fake_cluster import PRODUCE_FAULTS, FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
 
 from shoal import AsyncClient, BatchingConfig, ClientConfig, ProduceFailed, RetryPolicy, Unreachable
 from shoal.client.produce.batcher import REQUESTS_IN_FLIGHT_MAX
@@ -63,20 +63,7 @@ async def test_records_go_where_their_keys_hash_to_and_keep_their_order(cluster:
     assert sorted(stored(cluster, "t")) == numbered(500)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        refuse("overloaded"),
-        refuse("too-many-producers"),
-        refuse("no-leader"),
-        refuse("timeout"),
-        refuse("leadership-lost"),
-        refuse("internal"),
-        reset_before_storing,
-        reset_after_storing,
-    ],
-    ids=["429", "429-producers", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
-)
+@pytest.mark.parametrize("fault", PRODUCE_FAULTS.values(), ids=PRODUCE_FAULTS)
 async def test_a_failure_is_retried_and_nothing_is_stored_twice(cluster: FakeCluster, fault: Fault) -> None:
     """Every other request fails in this way, some after storing: each record is stored exactly once, in
     order.

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from blocking_fixtures import QUICK, Interrupts, stored, wait_until
 from fake_cluster import (
+    PRODUCE_FAULTS,
     FakeCluster,
     Fault,
-    refuse,
     reset_after_storing,
     reset_before_storing,
 )
@@ -127,20 +127,7 @@ def test_keys_go_where_the_ordinary_way_sends_them(cluster: FakeCluster, client:
         assert {producer.append(b"b").partition for _ in range(10)} == set(range(5))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        refuse("overloaded"),
-        refuse("too-many-producers"),
-        refuse("no-leader"),
-        refuse("timeout"),
-        refuse("leadership-lost"),
-        refuse("internal"),
-        reset_before_storing,
-        reset_after_storing,
-    ],
-    ids=["429", "429-producers", "503", "504", "504-lost", "500", "reset-before", "reset-after"],
-)
+@pytest.mark.parametrize("fault", PRODUCE_FAULTS.values(), ids=PRODUCE_FAULTS)
 def test_whatever_fails_each_record_is_stored_once_in_order(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
